@@ -1,0 +1,1 @@
+"""Remember what is true: SQL tables and Redis keys, behind typed stores."""

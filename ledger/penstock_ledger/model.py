@@ -1,0 +1,144 @@
+"""The nouns of the ledger: what is stored, in the words of the design.
+
+Everything here is a plain frozen value. Stores take and return these; nothing else of the ledger leaks out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+
+class ItemKey(NamedTuple):
+    """Names one execution history of one document: replaying a document makes a new generation, never an overwrite."""
+
+    job_id: str
+    generation: int
+    doc_id: str
+
+
+class JobState(StrEnum):
+    """Where a job stands. ``RUNNING`` and ``PAUSED`` are the two live states; the last three are final.
+
+    A replay moves ``COMPLETED`` back to ``RUNNING``; nothing leaves ``CANCELLED`` or ``FAILED``.
+    """
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    CANCELLING = "cancelling"  # undispatched documents are being written off as dead letters `cancelled`
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def final(self) -> bool:
+        return self in (JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED)
+
+
+class FeedKind(StrEnum):
+    """What a feed reads: the pinned source, the spool of an open job, or dead letters being replayed."""
+
+    SOURCE = "source"
+    SPOOL = "spool"
+    REPLAY = "replay"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job as it is submitted, before the ledger has accepted it."""
+
+    job_id: str
+    job_key: str  # the caller's idempotency key; equals job_id when the caller gave none
+    spec: dict[str, Any]  # penstock_producer.spec.JobSpec as JSON
+    source: dict[str, Any]  # the pinned source: kind, uri, size, etag or sha256 ({"kind": "spool"} for an open job)
+    digest: str  # sha256 over spec and source pin: the same key with another digest is a conflict
+    total: int | None  # documents in the source, bad rows included; None while an open job is not closed
+    feed_kind: FeedKind = FeedKind.SOURCE
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One batch of documents with one spec, as the ledger holds it."""
+
+    job_id: str
+    job_key: str
+    spec: dict[str, Any]
+    source: dict[str, Any]
+    digest: str
+    state: JobState
+    reason: str | None  # why it is paused or failed, for people to read
+    generation: int  # the highest generation there is
+    total: int | None
+    created_at: float  # Unix seconds
+    finished_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The durable reading position of one generation of a job.
+
+    ``cursor`` belongs to the source that wrote it (a byte offset for a file); an empty one means "from the start".
+    ``fence`` grows with every change of owner, so that a feeder that was paused cannot move the cursor of its successor.
+    """
+
+    job_id: str
+    generation: int
+    kind: FeedKind
+    cursor: dict[str, Any]
+    exhausted: bool
+    fence: int
+    selection: dict[str, Any] = field(default_factory=dict)  # REPLAY: {"reason": …, "from_generation": g}
+    overrides: dict[str, Any] = field(default_factory=dict)  # REPLAY: {"set": {"model": …}, "prompt": …}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A document's successful outcome. The first one written for a key stays; later ones are ignored."""
+
+    key: ItemKey
+    status_code: int
+    body: bytes  # the provider's response body, JSON
+    request_id: str | None
+    model: str | None
+    finish_reason: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cost_microusd: int  # millionths of a US dollar
+    latency_ms: int
+    attempts: int  # tries that counted, the successful one included
+    calls: int  # requests really sent to the provider
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A document's permanent failure, with what a person needs to understand it and to try again."""
+
+    key: ItemKey
+    reason: str  # a short stable word: `http_400`, `retries_exhausted`, `worker_crashed`, `invalid_json`, …
+    attempts: int
+    calls: int
+    last_error: str  # for people: what the provider or the validator said, redacted and cut
+    status_code: int | None
+    request: bytes  # the request body as it was (or would have been) sent, JSON; b"" when the row never parsed
+    response: bytes | None  # an excerpt of the provider's last answer
+    line: int | None = None  # 1-based line of the source for rows that were refused at submit
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost_microusd: int = 0
+    latency_ms: int = 0
+    created_at: float | None = None  # Unix seconds; set by the ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Outcomes of a job counted in SQL: the only figures that decide whether a job is complete."""
+
+    succeeded: int
+    succeeded_after_retry: int
+    dead: int
+    dead_by_reason: dict[str, int]
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_microusd: int

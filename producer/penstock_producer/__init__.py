@@ -1,0 +1,1 @@
+"""Accept work: job specs, sources, validation, the wire message and the feeder."""
