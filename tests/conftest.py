@@ -1,0 +1,74 @@
+"""Fixtures that start real servers: each on a free port or private socket, in a temporary folder, ended by its own pid."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from servers import MissingServer, Postgres, RedisServer, S3Server
+
+RUNS_IN_CI = os.environ.get("CI") == "true"
+
+
+def _unavailable(error: MissingServer) -> None:
+    """A missing server skips on a laptop, with its reason, and fails where CI=true."""
+    if RUNS_IN_CI:
+        pytest.fail(str(error), pytrace=False)
+    pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def _shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    try:
+        server = RedisServer.start(tmp_path_factory.mktemp("redis"))
+    except MissingServer as error:
+        _unavailable(error)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_server(_shared_redis: RedisServer) -> RedisServer:
+    """A real, empty redis-server shared by the session (flushed for each test). Do not kill this one."""
+    _shared_redis.flush()
+    return _shared_redis
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A real redis-server with AOF that belongs to one test, which may kill and restart it."""
+    try:
+        server = RedisServer.start(tmp_path, appendonly=True)
+    except MissingServer as error:
+        _unavailable(error)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def _shared_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    try:
+        server = Postgres.start(tmp_path_factory.mktemp("postgres"))
+    except MissingServer as error:
+        _unavailable(error)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def postgres_url(_shared_postgres: Postgres) -> str:
+    """The URL of a fresh, empty database on a real PostgreSQL server."""
+    return _shared_postgres.new_database()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """moto's S3 server over real HTTP on loopback."""
+    try:
+        server = S3Server.start()
+    except MissingServer as error:
+        _unavailable(error)
+    yield server
+    server.stop()

