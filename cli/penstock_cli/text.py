@@ -1,0 +1,80 @@
+"""Text for a terminal: foreign text made harmless, numbers made readable."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+LOG_TAIL_BYTES = 8192  # enough for the traceback at the end of a log
+
+# C0 and C1 controls, DEL, the bidirectional overrides and the line separators: everything that moves a cursor,
+# colours, hides or reorders text.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
+def safe(text: str) -> str:
+    """Foreign text (a provider's, a document's) with its control characters shown as escapes.
+
+    Tabs and newlines stay. Lone surrogates, which no terminal encoding takes, become escapes as well.
+    """
+    visible = _UNSAFE.sub(
+        lambda match: f"\\x{ord(match[0]):02x}" if ord(match[0]) < 256 else f"\\u{ord(match[0]):04x}", text
+    )
+    return visible.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def one_line(text: str, width: int = 100) -> str:
+    """Foreign text on one line of at most ``width`` characters."""
+    line = " ".join(safe(text).split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def count(number: int) -> str:
+    return f"{number:,}"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share that never lies at its ends: 100 % and 0 % only when it is exactly that."""
+    if whole == 0:
+        return "0 %"
+    share = 100 * part / whole
+    shown = f"{share:.1f}"
+    if shown == "100.0" and part < whole:
+        shown = "99.9"
+    if shown == "0.0" and part > 0:
+        shown = "<0.1"
+    return f"{shown.removesuffix('.0')} %"
+
+
+def duration(seconds: float) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 05 s``, ``2 h 07 min``, ``3 d 04 h``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
+
+
+def usd(amount: float) -> str:
+    """Cents below a hundred dollars are interesting; below a dollar the fractions of a cent are, too."""
+    return f"${amount:,.4f}" if 0 < amount < 1 else f"${amount:,.2f}"
+
+
+def rate(per_second: float) -> str:
+    return f"{per_second:,.1f}/s" if per_second < 100 else f"{per_second:,.0f}/s"
+
+
+def last_lines(path: Path, lines: int = 12) -> str:
+    """The end of a log, escaped; empty when there is no log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(safe(line) for line in text.splitlines()[-lines:])
