@@ -1,0 +1,131 @@
+"""The producer's settings: one frozen object from flags, `PENSTOCK_*` variables and `penstock.toml`, in that order.
+
+Other roles subclass ``ProducerSettings`` and add fields; nested ones are set as `PENSTOCK_PROVIDERS__OPENAI__RPM=600`.
+The only place of the producer that reads the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings.exceptions import SettingsError as MalformedVariable
+
+from penstock_producer.errors import SettingsError, seen
+
+CONFIG_VARIABLE = "PENSTOCK_CONFIG"
+DEFAULT_CONFIG = "penstock.toml"
+ENV_PREFIX = "PENSTOCK_"
+DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below what hurts a small machine
+
+_PASSWORD = re.compile(r"(?<=://)([^:@/\s]*):[^@/\s]+@")
+
+
+class ProducerSettings(BaseSettings):
+    """Where the queue, the truth and the sources are. Make one with ``load()``, which explains what it refuses."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", env_prefix=ENV_PREFIX, env_nested_delimiter="__", protected_namespaces=()
+    )
+
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    database_url: str = "sqlite:///penstock.db"
+    results_url: str | None = None  # a folder or s3://bucket/prefix for result bodies; None keeps them in SQL
+    s3_endpoint_url: str | None = None  # None leaves it to AWS_ENDPOINT_URL_S3 and the profile, as boto3 does
+    max_line_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_LINE_BYTES
+
+    @classmethod
+    def load(cls, **flags: Any) -> Self:
+        """Read the settings; flags that are not None win. Raises SettingsError naming the setting, value and fix."""
+        config = config_path()
+        try:
+            loaded = cls(**{name: value for name, value in flags.items() if value is not None})
+        except ValidationError as error:
+            raise SettingsError("\n".join(_explain(error))) from None
+        except MalformedVariable as error:
+            raise SettingsError(f"{error}; nested settings are JSON, or one variable per field with `__`") from None
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{config}: not valid TOML: {error}; mend that line") from None
+        cls._refuse_typos(config)
+        return loaded
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=config_path())
+
+    @field_validator("redis_url", check_fields=False)
+    @classmethod
+    def _check_redis_url(cls, url: str) -> str:
+        return _with_scheme(url, ("redis", "rediss", "unix"))
+
+    @field_validator("database_url", check_fields=False)
+    @classmethod
+    def _check_database_url(cls, url: str) -> str:
+        return _with_scheme(url, ("sqlite", "postgresql", "postgresql+psycopg", "postgres"))
+
+    @field_validator("s3_endpoint_url", check_fields=False)
+    @classmethod
+    def _check_endpoint(cls, url: str | None) -> str | None:
+        return None if url is None else _with_scheme(url, ("http", "https"))
+
+    @classmethod
+    def _refuse_typos(cls, config: Path | None) -> None:
+        """A misspelt setting would silently mean its default. Names far from all of ours belong to other roles."""
+        names = list(cls.model_fields)
+        for where, name in _given_names(config):
+            close = [] if name in names else difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+            if close:
+                raise SettingsError(f"{where}: there is no setting {name!r}; did you mean {close[0]!r}?")
+
+
+def config_path() -> Path | None:
+    """The settings file: `PENSTOCK_CONFIG`, else `penstock.toml` in the working folder, else none.
+
+    Raises SettingsError when `PENSTOCK_CONFIG` names no file: a misspelt path must not mean the defaults.
+    """
+    named = os.environ.get(CONFIG_VARIABLE)
+    if named:
+        path = Path(named)
+        if not path.is_file():
+            raise SettingsError(f"{CONFIG_VARIABLE}={named!r}: there is no such file; correct the path or unset it")
+        return path
+    path = Path(DEFAULT_CONFIG)
+    return path if path.is_file() else None
+
+
+def _given_names(config: Path | None) -> Iterable[tuple[str, str]]:
+    if config is not None:
+        for name in tomllib.loads(config.read_text(encoding="utf-8")):
+            yield str(config), name
+    for variable in os.environ:
+        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE:
+            yield variable, variable.removeprefix(ENV_PREFIX).split("__")[0].lower()
+
+
+def _with_scheme(url: str, schemes: tuple[str, ...]) -> str:
+    if url.partition(":")[0] not in schemes or ":" not in url:
+        raise ValueError("start it with " + " or ".join(f"{scheme}://" for scheme in schemes))
+    return url
+
+
+def _explain(error: ValidationError) -> Iterable[str]:
+    for detail in error.errors(include_url=False):
+        name = ".".join(str(part) for part in detail["loc"])
+        variable = ENV_PREFIX + "__".join(str(part) for part in detail["loc"]).upper()
+        value = detail["input"]
+        shown = seen(_PASSWORD.sub(r"\1:…@", value) if isinstance(value, str) else value)
+        yield f"setting {name} = {shown} is refused: {detail['msg']} (set {name} in {DEFAULT_CONFIG} or {variable})"

@@ -1,0 +1,152 @@
+"""The job spec: how a batch of documents is to be inferred. Checked once, where it enters; trusted everywhere after."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.template import Template
+
+Lane = Literal["api", "gpu", "embed", "batch"]
+CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
+
+MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
+MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is a file given by mistake
+
+PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+_COUNT_PARAMS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "top_logprobs", "dimensions")
+_NUMBER_PARAMS = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+# Offered by "did you mean": provider parameters that belong under `params`.
+_KNOWN_PARAMS = (*_COUNT_PARAMS, *_NUMBER_PARAMS, "stop", "seed", "logprobs", "response_format", "tools")
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)%")
+
+
+class JobSpec(BaseModel):
+    """What to do with each document. Constructing one with anything unusable raises SpecError with every problem.
+
+    ``prompt`` decides the form of the input: with a prompt the source holds plain records, without one it holds OpenAI
+    Batch lines. A batch line keeps its own body: ``model`` and ``params`` only fill in what the body lacks.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=False, protected_namespaces=())
+
+    lane: Lane = "api"
+    provider: str = Field(default="default", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    endpoint: str = Field(default=CHAT, pattern=r"^/[A-Za-z0-9_./-]{1,199}$")
+    model: str | None = Field(default=None, min_length=1, max_length=512)
+    prompt: str | None = Field(default=None, min_length=1, max_length=MAX_PROMPT_CHARS)
+    system: str | None = Field(default=None, min_length=1, max_length=MAX_PROMPT_CHARS)
+    id_field: str = Field(default="id", min_length=1, max_length=512)
+    params: dict[str, Any] = Field(default_factory=dict)
+    max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = 4  # the first try and three retries
+    timeout_s: PositiveFloat = 120.0  # one request, not the job
+    deadline_s: PositiveFloat | None = None  # the whole job, from submit
+    budget_usd: PositiveFloat | None = None
+    max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = "1%"
+    response_schema: dict[str, Any] | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            spec = handler(data)
+        except ValidationError as error:
+            raise SpecError(list(_problems(error))) from None
+        if spec.system is not None and spec.prompt is None:
+            fix = "give a prompt as well, or put a system message into each batch line"
+            raise SpecError([Problem("invalid_value", "/system", "a system text needs a prompt", fix)])
+        return spec
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_prompt(cls, prompt: str | None) -> str | None:
+        if prompt is not None:
+            Template(prompt)
+        return prompt
+
+    @field_validator("params")
+    @classmethod
+    def _check_params(cls, params: dict[str, Any]) -> dict[str, Any]:
+        problems = list(_param_problems(params))
+        if problems:
+            raise SpecError(problems)
+        return params
+
+    @field_validator("max_bad_rows")
+    @classmethod
+    def _check_bad_rows(cls, value: int | str) -> int | str:
+        if isinstance(value, str) and (_PERCENT.fullmatch(value) is None or float(value[:-1]) > 100):
+            raise ValueError('write a number of rows such as 100, or a share such as "1%"')
+        return value
+
+    def bad_rows_allowed(self, total: int) -> int:
+        """How many of ``total`` rows may be refused before the whole source is; shares round down."""
+        if isinstance(self.max_bad_rows, int):
+            return self.max_bad_rows
+        return int(total * float(self.max_bad_rows[:-1]) / 100)
+
+    def to_json(self) -> dict[str, Any]:
+        """The spec as the ledger stores it; ``JobSpec.from_json`` reads it back."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """A spec from a mapping of any origin. Raises SpecError."""
+        if not isinstance(stored, Mapping):
+            raise SpecError([Problem("invalid_type", "", f"a spec is an object, not {seen(stored)}", "see JobSpec")])
+        return cls(**{str(name): value for name, value in stored.items()})
+
+
+def _problems(error: ValidationError) -> Iterable[Problem]:
+    for detail in error.errors(include_url=False):
+        pointer = "".join(f"/{part}" for part in detail["loc"] if part not in _UNION_BRANCHES)
+        if detail["type"] == "extra_forbidden":
+            name = str(detail["loc"][-1])
+            yield Problem("unknown_field", pointer, f"there is no field {name!r}", _did_you_mean(name))
+            continue
+        kind = "invalid_type" if "type" in detail["type"] or "parsing" in detail["type"] else "invalid_value"
+        yield Problem(kind, pointer, f"{seen(detail['input'])} is refused", detail["msg"])
+
+
+_UNION_BRANCHES = frozenset({"constrained-int", "int", "str"})
+
+
+def _did_you_mean(name: str) -> str:
+    candidates = {field: field for field in JobSpec.model_fields}
+    candidates |= {param: f"params.{param}" for param in _KNOWN_PARAMS}
+    if name in _KNOWN_PARAMS:
+        return f"provider parameters go under params: params.{name}"
+    close = difflib.get_close_matches(name, candidates, n=1)
+    if close:
+        return f"did you mean {candidates[close[0]]!r}?"
+    return "fields are: " + ", ".join(JobSpec.model_fields)
+
+
+def _param_problems(params: Mapping[str, Any]) -> Iterable[Problem]:
+    for name in _COUNT_PARAMS:
+        value = params.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            kind = "invalid_value" if type(value) is int else "invalid_type"
+            yield Problem(kind, f"/params/{name}", f"{seen(value)} is refused", "give an integer of at least 1")
+    for name in _NUMBER_PARAMS:
+        value = params.get(name)
+        if value is not None and type(value) not in (int, float):
+            yield Problem("invalid_type", f"/params/{name}", f"{seen(value)} is refused", "give a number")
+    if params.get("stream"):
+        yield Problem("streaming_unsupported", "/params/stream", "results are stored whole, not streamed", "remove it")

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from penstock_ledger.model import ItemKey
+from penstock_producer import wire
+from penstock_producer.errors import BadMessage, UnknownMessageVersion
+
+KEY = ItemKey("job_a", 1, "doc-1")
+BODY = '{"model":"m","messages":[{"role":"user","content":"é \\u2028 \\"quoted\\""}]}'.encode()
+
+
+def kwargs_of(raw: bytes) -> dict[str, Any]:
+    return json.loads(json.loads(raw)["body"])[1]  # type: ignore[no-any-return]  # JSON is untyped
+
+
+def test_a_message_round_trips() -> None:
+    """What is encoded is what a worker reads: key, body, tag, queue and tries."""
+    raw = wire.encode_item(KEY, queue="penstock.api", body=BODY, ref=None, retries=2)
+    envelope = wire.decode_envelope(raw)
+    assert envelope.message.key == KEY
+    assert json.loads(envelope.message.body or b"") == json.loads(BODY)
+    assert (envelope.tag, envelope.queue, envelope.retries) == ("job_a:doc-1", "penstock.api", 2)
+
+
+def test_large_bodies_travel_by_reference() -> None:
+    """A message holds the document's position when it has no body."""
+    raw = wire.encode_item(KEY, queue="q", body=None, ref="1024:99")
+    assert wire.decode_envelope(raw).message == wire.ItemMessage(KEY, None, "1024:99")
+
+
+@pytest.mark.parametrize(("body", "ref"), [(None, None), (b"{}", "0:2")])
+def test_a_message_has_a_body_or_a_reference(body: bytes | None, ref: str | None) -> None:
+    """Neither and both are programming errors."""
+    with pytest.raises(ValueError, match="either body or ref"):
+        wire.encode_item(KEY, queue="q", body=body, ref=ref)
+
+
+def test_one_name_for_id_correlation_and_delivery_tag() -> None:
+    """Task id, correlation id and delivery tag are the item tag."""
+    envelope = json.loads(wire.encode_item(KEY, queue="q", body=b"{}", ref=None))
+    tag = wire.item_tag(KEY)
+    assert envelope["headers"]["id"] == tag
+    assert envelope["properties"]["correlation_id"] == envelope["properties"]["delivery_tag"] == tag
+
+
+@pytest.mark.parametrize("doc_id", ["a b", "../x", "é", "e\u0301", "x" * 129, "a:b", "a~g2", "sha256-" + "0" * 64, '"'])
+def test_unsafe_ids_become_digests(doc_id: str) -> None:
+    """An id that is long or unsafe in keys and terminals is named by its digest."""
+    digest = hashlib.sha256(doc_id.encode()).hexdigest()
+    assert wire.item_tag(ItemKey("job_a", 1, doc_id)) == f"job_a:sha256-{digest}"
+    raw = wire.encode_item(ItemKey("job_a", 1, doc_id), queue="q", body=b"{}", ref=None)
+    assert wire.decode_envelope(raw).message.key.doc_id == doc_id
+
+
+def test_generations_and_unicode_twins_have_their_own_tags() -> None:
+    """Replays and NFC/NFD twins never share a tag."""
+    ids = ["é", "e\u0301", "a", "a~g2"]
+    tags = {wire.item_tag(ItemKey("job_a", generation, doc)) for generation in (1, 2) for doc in ids}
+    assert len(tags) == 8
+    assert wire.item_tag(ItemKey("job_a", 2, "a")) == "job_a:a~g2"
+
+
+def test_no_prompt_in_the_headers() -> None:
+    """Headers reach logs and Flower, so they hold ids and never a document."""
+    raw = wire.encode_item(KEY, queue="q", body=b'{"input":"SECRET"}', ref=None)
+    assert "SECRET" not in json.dumps(json.loads(raw)["headers"])
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", True, 1.5])
+def test_unknown_versions_have_their_own_error(version: Any) -> None:
+    """A message of another release raises an error of its own, so that it can be parked."""
+    kwargs = kwargs_of(wire.encode_item(KEY, queue="q", body=b"{}", ref=None)) | {"v": version}
+    with pytest.raises(UnknownMessageVersion, match="stays parked"):
+        wire.decode_kwargs(kwargs)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"v": None}, {"job": ""}, {"doc": 5}, {"gen": 0}, {"gen": True}, {"body": "text"}, {"body": None}, {"ref": "0:1"}],
+)
+def test_damaged_messages_are_named(damage: dict[str, Any]) -> None:
+    """Anything that is not of the promised shape is a BadMessage."""
+    kwargs = kwargs_of(wire.encode_item(KEY, queue="q", body=b"{}", ref=None)) | damage
+    with pytest.raises(BadMessage):
+        wire.decode_kwargs(kwargs)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"{}", b'{"body":"x"}', b'{"body":"[]"}', b'{"body":5,"headers":[]}', b"\xff"]
+)
+def test_garbage_is_a_bad_message(raw: bytes) -> None:
+    """Bytes that are no message at all raise BadMessage and nothing else."""
+    with pytest.raises(BadMessage):
+        wire.decode_envelope(raw)
+
+
+def test_integers_beyond_64_bit_survive_decoding() -> None:
+    """A foreign producer's large integers are kept exactly."""
+    kwargs = {"v": 1, "job": "j", "gen": 1, "doc": "d", "body": {"n": 10**30}}
+    assert wire.decode_kwargs(kwargs).body == b'{"n":%d}' % 10**30
