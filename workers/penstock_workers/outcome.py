@@ -1,4 +1,4 @@
-"""What can become of an item in one try. Deciding is in ``judge.py``, doing is in ``settle.py``; this is the value between."""
+"""What can become of an item in one try. ``decide.py`` makes one of these, ``settle.py`` makes it durable."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Dead:
+    """The item has failed for good."""
+
+    letter: DeadLetter
+
+
+@dataclass(frozen=True, slots=True)
 class Retry:
     """Try again, not before ``after_s`` seconds from now.
 
-    ``counted`` is False when the try was no fault of the item (a rate limit, an overloaded server): it then costs no attempt.
+    ``counted`` is False when the try was no fault of the item (a rate limit, an overloaded server): it costs no attempt.
     """
 
     after_s: float
     error: str
     counted: bool = True
     rate_limited: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Dead:
-    """The item has failed for good."""
-
-    letter: DeadLetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,24 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Nothing to do: the item is already finished (or its job is). The message is acknowledged and forgotten."""
+    """Nothing to do: the item is finished already, or its job is cancelled. The message is acknowledged."""
 
     why: str
 
 
-Outcome = Done | Retry | Dead | Released | Skipped
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The item waits outside the queue until its job is resumed. With ``pauses`` the job itself is paused for ``why``."""
+
+    why: str
+    pauses: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The message names no item that this worker knows. It is kept aside for a person, never dropped."""
+
+    why: str
+
+
+Outcome = Done | Dead | Retry | Released | Skipped | Parked | Unreadable

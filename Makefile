@@ -1,0 +1,51 @@
+# Penstock: every command a person or CI needs. `make help` lists them.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO ?= demo
+DEMO_DOCS ?= 3000
+
+.PHONY: help demo demo-clean test check format bench soak clean
+
+help: ## list these commands
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# The environment is made anew whenever the pins or the project file change. It needs Python 3.11+ and no compiler.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=python3.11")'
+	@echo "Setting up $(VENV) (about a minute, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]' --group dev
+	@touch $(STAMP)
+
+demo: $(STAMP) ## run the fleet's main job on real documents: no key, no GPU (Ctrl-C, then again: it resumes)
+	@$(BIN)/python examples/demo.py --out $(DEMO) --docs $(DEMO_DOCS)
+
+demo-clean: ## forget the demo, so that the next one starts from nothing
+	rm -rf $(DEMO)
+
+test: $(STAMP) ## run every test that CI runs
+	@$(BIN)/python -m pytest -q -m "not soak"
+
+check: $(STAMP) ## lint, format, types (mypy strict and pyright) and package boundaries
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/pyright --warnings
+	@$(BIN)/python -m pytest -q tests/contract/test_boundaries.py
+
+format: $(STAMP) ## put the code into house format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## measure, each figure beside its comparison in the same run (about 15 minutes)
+	@$(BIN)/python -m benchmarks
+
+soak: $(STAMP) ## the long kill storms, by hand (about 15 minutes)
+	@$(BIN)/python -m pytest -q -m soak
+
+clean: ## remove the environment and everything generated
+	rm -rf $(VENV) $(DEMO) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

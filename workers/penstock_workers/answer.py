@@ -1,0 +1,34 @@
+"""What came back from one try of inference, before anybody has judged it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete HTTP answer (or its in-process equal). ``body`` is raw; nothing has looked inside yet."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    latency_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """The try ended without a complete answer.
+
+    ``failure`` is one of judge.py's names: `timeout`, `connect_failed`, `connection_lost`, `answer_too_large`, `invalid_request`.
+    ``sent`` tells whether the provider may have seen, and billed, the request.
+    """
+
+    failure: str
+    detail: str
+    latency_ms: int
+    sent: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Tried = Answer | NoAnswer

@@ -1,0 +1,87 @@
+"""From what happened to what becomes of the item. Pure: no clock, no I/O; the settle step does what is decided here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock_ledger.model import DeadLetter, Result
+from penstock_ratelimit import full_jitter
+from penstock_workers.flight import Flight
+from penstock_workers.judge import Act, Failure, Reply
+from penstock_workers.outcome import Dead, Done, Outcome, Parked, Retry
+
+RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead letter
+THROTTLED = frozenset({"rate_limited", "slow_down"})
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to wait. Defaults are argued in docs/decisions.md ("Backoff")."""
+
+    base_s: float = 1.0
+    cap_s: float = 60.0
+    max_retry_after_s: float = 900.0
+    rng: Callable[[], float] = random.random
+
+    def wait_s(self, tries: int, retry_after_s: float | None) -> float:
+        """What the provider asked for, plus full jitter so that a thousand items do not come back in one instant."""
+        return (retry_after_s or 0.0) + full_jitter(tries, base_s=self.base_s, cap_s=self.cap_s, rng=self.rng)
+
+
+def decide(flight: Flight, happened: Failure | Reply, retry_after_s: float | None, policy: RetryPolicy) -> Outcome:
+    """The item's outcome for this try. ``retry_after_s`` is what the provider asked for, if anything."""
+    if isinstance(happened, Reply):
+        return Done(_result(flight, happened))
+    fate = happened.fate
+    if fate.act is Act.DEAD:
+        return Dead(dead_letter(flight, happened))
+    if fate.act is Act.PAUSE:
+        return Parked(f"{happened.name}: {happened.detail}; {fate.fix}", pauses=True)
+    if retry_after_s is not None and retry_after_s > policy.max_retry_after_s:
+        return Parked(
+            f"{happened.name}: the provider asks to wait {retry_after_s:.0f} s, "
+            f"longer than max_retry_after_s={policy.max_retry_after_s:.0f}; resume when it is over",
+            pauses=True,
+        )
+    counted = fate.act is Act.RETRY
+    if counted and flight.attempt >= min(flight.job.spec.max_attempts, fate.max_tries or flight.job.spec.max_attempts):
+        return Dead(dead_letter(flight, happened))
+    return Retry(
+        after_s=policy.wait_s(flight.retries, retry_after_s),
+        error=f"{happened.name}: {happened.detail}",
+        counted=counted,
+        rate_limited=happened.name in THROTTLED,
+    )
+
+
+def dead_letter(flight: Flight, failure: Failure) -> DeadLetter:
+    """The dead letter that tells a person what failed, and holds the request for a replay."""
+    return DeadLetter(
+        key=flight.key,
+        reason=failure.name,
+        attempts=flight.attempt,
+        calls=flight.attempt,
+        last_error=failure.detail,
+        status_code=failure.status,
+        request=flight.body,
+        response=flight.last_answer[:RESPONSE_EXCERPT_BYTES] if flight.last_answer else None,
+    )
+
+
+def _result(flight: Flight, reply: Reply) -> Result:
+    return Result(
+        key=flight.key,
+        status_code=reply.status,
+        body=reply.body,
+        request_id=reply.request_id,
+        model=reply.model,
+        finish_reason=reply.finish_reason,
+        prompt_tokens=reply.prompt_tokens,
+        completion_tokens=reply.completion_tokens,
+        cost_microusd=flight.job.provider.cost_microusd(reply.prompt_tokens, reply.completion_tokens),
+        latency_ms=reply.latency_ms,
+        attempts=flight.attempt,
+        calls=flight.attempt,
+    )

@@ -1,0 +1,59 @@
+"""What can go wrong in a worker, as a tree:
+
+WorkerError
+├── InvalidFailpoint    the setting `failpoints` does not parse
+├── FailpointHit        an armed failpoint with the act `raise`
+├── UnknownLane         a job or a worker names a lane that this build does not have
+├── UnknownProvider     a job names a provider that this worker's settings do not have
+└── MissingApiKey       a provider's `api_key_env` names a variable that is not set
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+class WorkerError(Exception):
+    """Root of everything that this package raises on purpose."""
+
+
+class InvalidFailpoint(WorkerError):
+    """The setting `failpoints` does not parse."""
+
+    def __init__(self, text: str, places: Sequence[str], acts: Sequence[str]) -> None:
+        super().__init__(
+            f"setting failpoints: {text!r} is not '<place>[:<doc_id>]:<act>'; "
+            f"places: {', '.join(places)}; acts: {', '.join(acts)}"
+        )
+
+
+class FailpointHit(WorkerError):
+    """An armed failpoint with the act `raise`."""
+
+
+class UnknownLane(WorkerError):
+    """A job or a worker names a lane that this build does not have."""
+
+    def __init__(self, lane: str, known: Collection[str]) -> None:
+        super().__init__(f"lane {lane!r} is not available in this worker; available: {', '.join(sorted(known))}")
+
+
+class UnknownProvider(WorkerError):
+    """A job names a provider that this worker's settings do not have."""
+
+    def __init__(self, name: str, known: Collection[str]) -> None:
+        listed = ", ".join(sorted(known)) or "none"
+        super().__init__(
+            f"provider {name!r} is not configured (configured: {listed}); "
+            f"add [providers.{name}] with base_url to penstock.toml, or submit with one that is"
+        )
+
+
+class MissingApiKey(WorkerError):
+    """A provider's `api_key_env` names a variable that is not set."""
+
+    def __init__(self, provider: str, variable: str) -> None:
+        super().__init__(
+            f"providers.{provider}.api_key_env names {variable}, which is not set in this process; "
+            f"export {variable}=… or remove api_key_env for a server without keys"
+        )

@@ -1,0 +1,61 @@
+"""Named places where a test, or an operator proving a point, can make a worker die.
+
+A failpoint is written ``<place>[:<doc_id>]:<act>`` and several are separated by commas, for example ``infer:doc-7:kill`` or
+``after_commit:kill``. The acts: ``kill`` (SIGKILL to this process), ``raise`` (an unexpected error). Off unless the setting
+``failpoints`` names one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+from penstock_workers.errors import FailpointHit, InvalidFailpoint
+
+PLACES = ("infer", "before_commit", "after_commit", "after_settle")
+ACTS = ("kill", "raise")
+
+
+@dataclass(frozen=True, slots=True)
+class Failpoint:
+    """One armed place. ``doc_id`` None means every document."""
+
+    place: str
+    doc_id: str | None
+    act: str
+
+    def matches(self, place: str, doc_id: str | None) -> bool:
+        return self.place == place and (self.doc_id is None or self.doc_id == doc_id)
+
+
+class Failpoints:
+    """The armed failpoints of this process."""
+
+    def __init__(self, armed: tuple[Failpoint, ...] = ()) -> None:
+        self._armed = armed
+
+    @classmethod
+    def parse(cls, text: str) -> Failpoints:
+        """Read the setting. Raises InvalidFailpoint naming the part that is wrong."""
+        return cls(tuple(_parse_one(part.strip()) for part in text.split(",") if part.strip()))
+
+    def hit(self, place: str, doc_id: str | None = None) -> None:
+        """Die here if somebody asked for it; free when nothing is armed."""
+        for failpoint in self._armed:
+            if failpoint.matches(place, doc_id):
+                _act(failpoint)
+
+
+def _parse_one(text: str) -> Failpoint:
+    place, _, rest = text.partition(":")
+    doc_id, _, act = rest.rpartition(":")
+    if place not in PLACES or act not in ACTS:
+        raise InvalidFailpoint(text, PLACES, ACTS)
+    return Failpoint(place, doc_id or None, act)
+
+
+def _act(failpoint: Failpoint) -> None:
+    if failpoint.act == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise FailpointHit(f"failpoint {failpoint.place} for {failpoint.doc_id or 'every document'}")

@@ -1,0 +1,57 @@
+"""One item on its way through the worker: the single value that the runner's steps pass on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock_ledger.model import ItemKey
+from penstock_producer.spec import JobSpec
+from penstock_producer.wire import ItemMessage, item_tag
+from penstock_workers.engine import Delivery
+from penstock_workers.lanes.base import Request
+from penstock_workers.settings import ProviderSettings
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What a worker keeps of a job: the parts that never change while it runs."""
+
+    job_id: str
+    spec: JobSpec
+    provider: ProviderSettings
+    buckets: int  # of the completed set
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """Written by the runner's steps in their order; ``settle.py`` only reads it."""
+
+    delivery: Delivery
+    message: ItemMessage
+    job: JobView
+    body: bytes  # the request body as it is sent
+    begun: bool = False  # the ledger has counted this start
+    sent: bool = False  # a request has left for the provider
+    last_answer: bytes | None = None
+
+    @property
+    def key(self) -> ItemKey:
+        return self.message.key
+
+    @property
+    def tag(self) -> str:
+        return item_tag(self.message.key)
+
+    @property
+    def retries(self) -> int:
+        """Counted tries before this one."""
+        return self.delivery.retries
+
+    @property
+    def attempt(self) -> int:
+        """Which counted try this is, from 1."""
+        return self.delivery.retries + 1
+
+    def request(self) -> Request:
+        spec = self.job.spec
+        return Request(self.tag, spec.provider, spec.endpoint, self.body, spec.timeout_s)

@@ -1,0 +1,54 @@
+"""What a worker knows of the jobs whose items it meets: read once from the ledger, kept for as long as it is useful."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+
+from penstock_ledger import JobStore, buckets_for
+from penstock_producer.spec import JobSpec
+from penstock_workers.flight import JobView
+from penstock_workers.settings import WorkerSettings
+
+JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
+
+Reader = Callable[[str], JobView]
+
+
+class JobBook:
+    """A bounded cache of job views. Specs are immutable once accepted, so an entry never goes stale."""
+
+    def __init__(self, read: Reader) -> None:
+        self._read = read
+        self._views: OrderedDict[str, asyncio.Future[JobView]] = OrderedDict()
+
+    def known(self, job_id: str) -> JobView | None:
+        """The view if it is here already: the path that nearly every item takes, without a task switch."""
+        future = self._views.get(job_id)
+        return future.result() if future is not None and future.done() and future.exception() is None else None
+
+    async def get(self, job_id: str) -> JobView:
+        """Raises JobNotFound, UnknownProvider or what the database raises. A failure is not remembered."""
+        future = self._views.get(job_id)
+        if future is None:
+            future = asyncio.ensure_future(asyncio.to_thread(self._read, job_id))
+            self._views[job_id] = future
+            if len(self._views) > JOBS_KEPT:
+                self._views.popitem(last=False)
+        try:
+            return await asyncio.shield(future)
+        except Exception:
+            self._views.pop(job_id, None)
+            raise
+
+
+def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
+    """Reads a job from the ledger into what workers keep of it."""
+
+    def read(job_id: str) -> JobView:
+        job = jobs.get(job_id)
+        spec = JobSpec.from_json(job.spec)
+        return JobView(job.job_id, spec, settings.provider(spec.provider), buckets_for(job))
+
+    return read

@@ -1,0 +1,148 @@
+"""Suspects run alone. An item that was in flight twice when its process died is inferred in a child process of its own.
+
+If the child survives, the item was innocent (it only flew beside the culprit) and its answer counts as any other. If the
+child dies, there is no doubt left: after ``CHILD_DEATHS_ALLOWED`` deaths the item becomes the dead letter `worker_crashed`,
+and the hundreds of items in the parent never noticed.
+
+The child is `python -m penstock_workers.quarantine`; parent and child speak one JSON object per line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+from asyncio.subprocess import PIPE, Process
+from typing import Any
+
+import orjson
+
+from penstock_workers.answer import Answer, NoAnswer, Tried
+from penstock_workers.failpoints import Failpoints
+from penstock_workers.lanes.api import MAX_ANSWER_BYTES, ApiLane
+from penstock_workers.lanes.base import Request
+from penstock_workers.settings import WorkerSettings
+
+SUSPECT_AFTER_CRASHES = 2  # one crash is bad luck beside a culprit or a spot notice; two make a suspect
+CHILD_DEATHS_ALLOWED = 2  # one may be the machine's doing (out of memory beside us), two are the item's
+CHILD_GRACE_S = 15.0  # on top of the item's own timeout: the child's start
+LINE_LIMIT = MAX_ANSWER_BYTES * 2  # base64 grows an answer by a third; anything longer is not ours
+
+
+class ChildDied(Exception):
+    """The process that ran nothing but this item is dead."""
+
+
+class QuarantineCell:
+    """At most one suspect at a time in one child, which is kept as long as it lives."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._child: Process | None = None
+
+    async def infer(self, request: Request, doc_id: str) -> Tried | None:
+        """The item's answer, or None when it killed its process ``CHILD_DEATHS_ALLOWED`` times."""
+        async with self._turn:
+            for _ in range(CHILD_DEATHS_ALLOWED):
+                try:
+                    return await self._ask(request, doc_id)
+                except ChildDied:
+                    continue
+            return None
+
+    async def close(self) -> None:
+        child, self._child = self._child, None
+        if child is not None and child.returncode is None:
+            child.kill()
+            await child.wait()
+
+    async def _ask(self, request: Request, doc_id: str) -> Tried:
+        child = await self._living_child()
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(_encode_request(request, doc_id))
+        try:
+            await child.stdin.drain()
+            async with asyncio.timeout(request.timeout_s + CHILD_GRACE_S):
+                line = await child.stdout.readline()
+        except TimeoutError:
+            await self.close()
+            return NoAnswer("timeout", "the quarantined item did not end in its time", round(request.timeout_s * 1000))
+        except ConnectionError:
+            line = b""
+        except BaseException:  # cancelled: the child may still answer, and must not answer the next suspect
+            await self.close()
+            raise
+        if not line:
+            await self.close()
+            raise ChildDied
+        return _decode_tried(line)
+
+    async def _living_child(self) -> Process:
+        if self._child is None or self._child.returncode is not None:
+            self._child = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", __name__, stdin=PIPE, stdout=PIPE, limit=LINE_LIMIT
+            )
+        return self._child
+
+
+def _encode_request(request: Request, doc_id: str) -> bytes:
+    fields = {
+        "tag": request.tag,
+        "provider": request.provider,
+        "endpoint": request.endpoint,
+        "body": request.body.decode(),
+        "timeout_s": request.timeout_s,
+    }
+    return orjson.dumps({"request": fields, "doc_id": doc_id}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _decode_request(line: bytes) -> tuple[Request, str]:
+    asked = orjson.loads(line)
+    fields = asked["request"]
+    return Request(**(fields | {"body": fields["body"].encode()})), asked["doc_id"]
+
+
+def _encode_tried(tried: Tried) -> bytes:
+    if isinstance(tried, Answer):
+        fields: dict[str, Any] = {
+            "status": tried.status,
+            "headers": dict(tried.headers),
+            "body": base64.b64encode(tried.body).decode(),
+            "latency_ms": tried.latency_ms,
+        }
+    else:
+        fields = {
+            "failure": tried.failure,
+            "detail": tried.detail,
+            "latency_ms": tried.latency_ms,
+            "sent": tried.sent,
+        }
+    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _decode_tried(line: bytes) -> Tried:
+    fields = orjson.loads(line)
+    if "failure" in fields:
+        return NoAnswer(**fields)
+    return Answer(fields["status"], fields["headers"], base64.b64decode(fields["body"]), fields["latency_ms"])
+
+
+async def _serve() -> None:
+    """The child: one request per line in, one answer per line out, until the parent closes the pipe."""
+    settings = WorkerSettings.load()
+    failpoints = Failpoints.parse(settings.failpoints)
+    lane = ApiLane(settings.providers)
+    await lane.start()
+    loop = asyncio.get_running_loop()
+    try:
+        while line := await loop.run_in_executor(None, sys.stdin.buffer.readline):
+            request, doc_id = _decode_request(line)
+            failpoints.hit("infer", doc_id)
+            sys.stdout.buffer.write(_encode_tried(await lane.infer(request)))
+            sys.stdout.buffer.flush()
+    finally:
+        await lane.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve())

@@ -1,0 +1,88 @@
+"""The worker's settings: the producer's, plus what it takes to do work. Flags, `PENSTOCK_*`, `penstock.toml`, in that order.
+
+The only place of this package that reads the environment, but for the API keys that providers name by variable.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from penstock_producer.settings import ProducerSettings
+from penstock_producer.spec import Lane
+from penstock_workers.errors import MissingApiKey, UnknownProvider
+
+# The provider that `penstock run --base-url` defines, and that jobs use when they name none.
+DEFAULT_PROVIDER = "default"
+DEFAULT_BASE_URL = "https://api.openai.com/v1"
+
+
+class ProviderSettings(BaseModel):
+    """One place that answers inference requests, with what it allows and what it costs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    kind: Literal["openai"] = "openai"  # the dialect spoken; OpenAI-compatible servers all speak this one
+    base_url: str = DEFAULT_BASE_URL
+    api_key_env: str | None = None  # the NAME of the variable that holds the key: keys never travel in settings or specs
+    rpm: Annotated[float, Field(gt=0)] | None = None  # requests per minute shared by the fleet; None = unlimited
+    tpm: Annotated[float, Field(gt=0)] | None = None  # tokens per minute, input and output together
+    usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
+    usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
+
+    @field_validator("base_url")
+    @classmethod
+    def _check_base_url(cls, url: str) -> str:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError("start it with http:// or https://")
+        return url.rstrip("/")
+
+    def api_key(self, name: str) -> str | None:
+        """The key itself, read when a worker starts. Raises MissingApiKey."""
+        if self.api_key_env is None:
+            return None
+        key = os.environ.get(self.api_key_env)
+        if not key:
+            raise MissingApiKey(name, self.api_key_env)
+        return key
+
+    def cost_microusd(self, prompt_tokens: int | None, completion_tokens: int | None) -> int:
+        """Millionths of a dollar for one answered call: dollars per million tokens times tokens is just that."""
+        return round((prompt_tokens or 0) * self.usd_per_mtok_in + (completion_tokens or 0) * self.usd_per_mtok_out)
+
+
+class WorkerSettings(ProducerSettings):
+    """Everything a worker process needs to know. Make one with ``load()``."""
+
+    lane: Lane = "api"
+    concurrency: Annotated[int, Field(ge=1, le=10_000)] = 256  # items in flight in one process, on one loop
+    prefetch_multiplier: Annotated[int, Field(ge=1, le=16)] = 2  # claimed = running + waiting for the group commit
+    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 25.0  # below the shortest spot notice (30 s)
+    visibility_timeout_s: Annotated[float, Field(ge=3, le=43_200)] = 60.0  # the lease; renewed every third of it
+    broker_transport: Literal["penstock", "redis"] = "penstock"  # "redis" is kombu's stock transport
+    commit_linger_s: Annotated[float, Field(ge=0, le=5)] = 0.05
+    commit_max: Annotated[int, Field(ge=1, le=500)] = 500
+    retry_base_s: Annotated[float, Field(ge=0, le=60)] = 1.0  # full jitter: wait U(0, min(cap, base * 2^attempt))
+    retry_cap_s: Annotated[float, Field(gt=0, le=900)] = 60.0
+    max_retry_after_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # a longer Retry-After pauses the job instead
+    control: bool = True  # this worker also feeds, promotes, reconciles and finishes jobs (one leader per job)
+    control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
+    reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
+    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in the queue per job; None = 20x the fleet
+    failpoints: str = ""  # see failpoints.py; for tests and for proving a point
+    providers: dict[str, ProviderSettings] = Field(default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()})
+
+    def provider(self, name: str) -> ProviderSettings:
+        """Raises UnknownProvider, naming those that are configured."""
+        try:
+            return self.providers[name]
+        except KeyError:
+            raise UnknownProvider(name, self.providers) from None
+
+
+def process_name() -> str:
+    """Names this process in leases and heartbeats: host and pid, readable in a status page."""
+    return f"{socket.gethostname()}-{os.getpid()}"
