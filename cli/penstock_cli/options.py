@@ -1,0 +1,104 @@
+"""The options of the job commands, spelled once, and what they say together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JOB = "The job"
+PROVIDER = "The provider"
+MACHINE = "This machine"
+
+Source = Annotated[
+    str,
+    typer.Argument(help="JSON Lines: OpenAI Batch lines, or plain records with --prompt. A file or s3://bucket/key."),
+]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job id or job key.")]
+StateOption = Annotated[
+    Path | None,
+    typer.Option("--state", help="The state folder of a local `penstock run`, instead of the configured servers."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable, on one line.")]
+
+Lane = Annotated[str, typer.Option(help="How documents are inferred: api, gpu, embed or batch.", rich_help_panel=JOB)]
+Model = Annotated[str | None, typer.Option(help="The model, for lines that name none.", rich_help_panel=JOB)]
+Endpoint = Annotated[str, typer.Option(help="The path of the request.", rich_help_panel=JOB)]
+Prompt = Annotated[
+    str | None,
+    typer.Option(help='Template over the fields of a plain record: "Summarise: {text}".', rich_help_panel=JOB),
+]
+System = Annotated[str | None, typer.Option(help="A system message before the prompt.", rich_help_panel=JOB)]
+IdField = Annotated[str, typer.Option(help="The field of a plain record that names the document.", rich_help_panel=JOB)]
+Param = Annotated[
+    list[str] | None,
+    typer.Option(help="A request parameter, e.g. max_tokens=200 or temperature=0. Repeatable.", rich_help_panel=JOB),
+]
+MaxAttempts = Annotated[int, typer.Option(help="Tries per document, the first included.", rich_help_panel=JOB)]
+Timeout = Annotated[str, typer.Option(help="Time for one request, e.g. 120s.", rich_help_panel=JOB)]
+Deadline = Annotated[
+    str | None,
+    typer.Option(
+        help="Time for the whole job, e.g. 8h or 90m; what is left then is a dead letter.", rich_help_panel=JOB
+    ),
+]
+BudgetUsd = Annotated[float | None, typer.Option(help="Pause the job when it has cost this much.", rich_help_panel=JOB)]
+MaxBadRows = Annotated[
+    str, typer.Option(help="Unusable rows to accept as dead letters: a number or a share.", rich_help_panel=JOB)
+]
+Job = Annotated[
+    str | None,
+    typer.Option("--job", metavar="KEY", help="Names the job; the same key resumes it.", rich_help_panel=JOB),
+]
+
+Provider = Annotated[
+    str, typer.Option(help="A provider from penstock.toml; the flags below override it.", rich_help_panel=PROVIDER)
+]
+BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible server.", rich_help_panel=PROVIDER)]
+ApiKeyEnv = Annotated[
+    str | None,
+    typer.Option(metavar="VAR", help="The environment variable that holds the API key.", rich_help_panel=PROVIDER),
+]
+Rpm = Annotated[float | None, typer.Option(help="Requests per minute.", rich_help_panel=PROVIDER)]
+Tpm = Annotated[float | None, typer.Option(help="Tokens per minute, in and out together.", rich_help_panel=PROVIDER)]
+UsdIn = Annotated[
+    float | None,
+    typer.Option("--usd-per-mtok-in", help="Price of a million input tokens.", rich_help_panel=PROVIDER),
+]
+UsdOut = Annotated[
+    float | None,
+    typer.Option("--usd-per-mtok-out", help="Price of a million output tokens.", rich_help_panel=PROVIDER),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFlags:
+    """The job options as they were typed."""
+
+    lane: str = "api"
+    model: str | None = None
+    endpoint: str = "/v1/chat/completions"
+    prompt: str | None = None
+    system: str | None = None
+    id_field: str = "id"
+    params: list[str] = field(default_factory=list)
+    max_attempts: int = 4
+    timeout: str = "120s"
+    deadline: str | None = None
+    budget_usd: float | None = None
+    max_bad_rows: str = "1%"
+    provider: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderFlags:
+    """The provider options as they were typed; None leaves the configured value."""
+
+    base_url: str | None = None
+    api_key_env: str | None = None
+    rpm: float | None = None
+    tpm: float | None = None
+    usd_per_mtok_in: float | None = None
+    usd_per_mtok_out: float | None = None

@@ -1,0 +1,160 @@
+"""What `penstock run` and `status --watch` show while a job runs: a panel on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from penstock_cli.figures import Figures
+from penstock_cli.text import count, duration, percent, rate, safe, usd
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+LINE_EVERY_S = 5.0
+PANEL_EVERY_S = 0.25
+PANEL_WIDTH = 78
+
+
+class Progress(Protocol):
+    """Shows figures as they change; a context manager, so that the terminal is left as it was."""
+
+    def show(self, figures: Figures) -> None: ...
+
+    def say(self, message: str) -> None:
+        """A line that stays on the screen."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def for_console(console: Console, title: str, *, panel: bool) -> Progress:
+    return Panel(console, title) if panel and console.is_terminal else Lines(console)
+
+
+class Lines:
+    """One line every few seconds, for logs and pipes."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._next = 0.0
+
+    def show(self, figures: Figures) -> None:
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + LINE_EVERY_S
+        self._console.print(line(figures), soft_wrap=True, highlight=False, markup=False)
+
+    def say(self, message: str) -> None:
+        self._console.print(safe(message), soft_wrap=True, highlight=False, markup=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class Panel:
+    """A compact panel that redraws in place."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        from rich.live import Live
+
+        self._title = title
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._next = 0.0
+
+    def show(self, figures: Figures) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + PANEL_EVERY_S
+        self._live.update(panel(figures, self._title), refresh=True)
+
+    def say(self, message: str) -> None:
+        self._console.print(safe(message), highlight=False, markup=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+def line(figures: Figures) -> str:
+    """``12.3 %  1,234 of 10,000 · 204/s · 43 s left · in flight 256 · …``"""
+    return " · ".join([_share(figures), _speed(figures), *_traffic(figures), *_trouble(figures), *_spent(figures)])
+
+
+def panel(figures: Figures, title: str) -> RenderableType:
+    from rich.console import Group
+    from rich.panel import Panel as Box
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    lines = [
+        f"{_share(figures)}  ·  {_speed(figures)}  ·  {duration(figures.seconds)} elapsed",
+        "  ·  ".join(_traffic(figures)),
+        "  ·  ".join(_trouble(figures)),
+        "  ·  ".join(_spent(figures)),
+    ]
+    bar = ProgressBar(total=max(1, figures.total or 1), completed=figures.finished, pulse=figures.total is None)
+    body = Group(bar, *(Text(text, no_wrap=True, overflow="ellipsis") for text in lines))
+    return Box(
+        body,
+        title=Text(safe(title), style="bold"),
+        title_align="left",
+        subtitle=Text("Ctrl-C stops; the same command resumes", style="dim"),
+        subtitle_align="right",
+        width=PANEL_WIDTH,
+        padding=(0, 1),
+    )
+
+
+def _share(figures: Figures) -> str:
+    if figures.total is None:
+        return f"{count(figures.finished)} finished, still open"
+    return f"{percent(figures.finished, figures.total)}  {count(figures.finished)} of {count(figures.total)}"
+
+
+def _speed(figures: Figures) -> str:
+    left = figures.seconds_left
+    return rate(figures.per_second) if left is None else f"{rate(figures.per_second)}, {duration(left)} left"
+
+
+def _traffic(figures: Figures) -> list[str]:
+    return [
+        f"in flight {count(figures.in_flight)}",
+        f"queued {count(figures.queued)}",
+        f"delayed {count(figures.delayed)}",
+        f"workers {figures.workers}",
+    ]
+
+
+def _trouble(figures: Figures) -> list[str]:
+    return [
+        f"retries {count(figures.retries)}",
+        f"rate limited {count(figures.rate_limited)}",
+        f"dead letters {count(figures.dead)}",
+    ]
+
+
+def _spent(figures: Figures) -> list[str]:
+    return [
+        f"tokens {count(figures.prompt_tokens)} in, {count(figures.completion_tokens)} out",
+        f"cost {usd(figures.cost_usd)}",
+    ]

@@ -1,0 +1,33 @@
+"""The only place of this package that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from penstock_cli.orphan import PARENT_PID_VARIABLE
+
+DEBUG_VARIABLE = "PENSTOCK_DEBUG"
+SETTINGS_PREFIX = "PENSTOCK_"
+OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"
+
+
+def debug() -> bool:
+    """Whether errors come with their traceback."""
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+def parent_pid() -> int | None:
+    """The `penstock run` that started this worker, if one did."""
+    text = os.environ.get(PARENT_PID_VARIABLE, "")
+    return int(text) if text.isdigit() else None
+
+
+def variable_is_set(name: str) -> bool:
+    return bool(os.environ.get(name))
+
+
+def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """Our environment with exactly these Penstock settings: what the parent has merged must not merge again."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS_PREFIX)}
+    return {**kept, **settings}
