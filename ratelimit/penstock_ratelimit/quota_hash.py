@@ -1,0 +1,149 @@
+"""Typed stubs of the Lua scripts: one method per atomic step on the keys documented in ``scripts/reserve.lua``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib.resources import files
+from typing import Any, Protocol
+
+from penstock_ratelimit.limits import Terms
+
+CALL_TIMEOUT_S = 1.0
+"""A Redis that does not answer for so long counts as away. A script takes 0.1 ms; the rest is network or busy loop."""
+
+_US = 1_000_000
+
+
+class ScriptClient(Protocol):
+    """The one thing needed of ``redis.asyncio.Redis``."""
+
+    def register_script(self, script: str) -> Any: ...
+
+
+class Verdict(Enum):
+    """What came of a reservation."""
+
+    OK = "ok"
+    MISSING = "missing"
+    """Redis forgot the quota: install it. Nothing was done."""
+    CHANGED = "changed"
+    """Other terms are in force: adopt them. Nothing was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """The terms that Redis holds, and the version that names them."""
+
+    version: str
+    terms: Terms
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Answer to a reservation; the first ``len(waits_s)`` items have their start times, seconds from now."""
+
+    verdict: Verdict
+    waits_s: Sequence[float] = ()
+    retry_s: float = 0.0
+    """When the first item left out may be asked for again; 0 = at once."""
+    pause_left_s: float = 0.0
+    pause_id: int = 0
+    """Grows with each new pause."""
+    in_force: InForce | None = None
+    """Set when CHANGED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """One reservation: items to start, and what rides along."""
+
+    version: str
+    terms: Terms
+    items: Sequence[tuple[float, ...]]
+    settlements: Mapping[str, float]
+    max_ahead_s: float
+    share_s: float
+    pause_s: float = 0.0
+
+
+@cache
+def _script(name: str) -> str:
+    folder = files("penstock_ratelimit") / "scripts"
+    return (folder / "clock.lua").read_text("utf-8") + (folder / name).read_text("utf-8")
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+class QuotaHash:
+    """The shared state of one quota. Raises whatever the client raises, and ``TimeoutError``, when Redis is away."""
+
+    def __init__(
+        self,
+        client: ScriptClient,
+        quota_id: str,
+        *,
+        prefix: str = "penstock:",
+        clock_us: Callable[[], int] | None = None,
+    ) -> None:
+        self._quota_id = quota_id
+        self.key = f"{prefix}{{q:{quota_id}}}"
+        self._clock_us = clock_us
+        self._reserve = client.register_script(_script("reserve.lua"))
+        self._install = client.register_script(_script("install.lua"))
+        self._heartbeat = client.register_script(_script("heartbeat.lua"))
+
+    async def reserve(self, ask: Reserve) -> Reserved:
+        terms = ask.terms
+        args: list[Any] = [
+            self._now(),
+            ask.version,
+            int(ask.max_ahead_s * _US),
+            int(ask.share_s * _US),
+            int(ask.pause_s * _US),
+            len(terms.dims),
+        ]
+        for dim in terms.dims:
+            args += (dim, ask.settlements.get(dim, 0))
+        for item in ask.items:
+            args += item
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            reply = await self._reserve(keys=[self.key], args=args)
+        return self._read(reply)
+
+    async def install(self, terms: Terms, *, replaces: str = "", empty: bool = False) -> InForce:
+        """Fill in what is missing. ``replaces`` is "any", or the version that ``terms`` are to follow; "" is none."""
+        args: list[Any] = [self._now(), replaces, int(empty), terms.to_json(), len(terms.dims)]
+        for row in zip(terms.dims, terms.rates, terms.bursts, terms.caps, strict=True):
+            args += row
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            version, config = await self._install(keys=[self.key], args=args)
+        return InForce(_text(version), Terms.from_json(self._quota_id, config))
+
+    async def heartbeat(self, process: str, ttl_s: float) -> int:
+        """Count the processes that share this quota; ``ttl_s`` 0 leaves them."""
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            return int(await self._heartbeat(keys=[f"{self.key}:w"], args=[self._now(), process, int(ttl_s * _US)]))
+
+    def _now(self) -> int | str:
+        return "" if self._clock_us is None else self._clock_us()
+
+    def _read(self, reply: list[Any]) -> Reserved:
+        if reply[0] == -1:
+            return Reserved(Verdict.MISSING)
+        if reply[0] == -3:
+            return Reserved(
+                Verdict.CHANGED, in_force=InForce(_text(reply[1]), Terms.from_json(self._quota_id, reply[2]))
+            )
+        return Reserved(
+            Verdict.OK,
+            waits_s=[wait / _US for wait in reply[4:]],
+            retry_s=reply[1] / _US,
+            pause_left_s=reply[2] / _US,
+            pause_id=reply[3],
+        )

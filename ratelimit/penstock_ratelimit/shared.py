@@ -1,0 +1,84 @@
+"""One quota for the whole fleet: every process takes its tickets from the same hash in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+
+from penstock_ratelimit.dispatcher import HEARTBEAT_S, Dispatcher
+from penstock_ratelimit.errors import UnknownQuota
+from penstock_ratelimit.limits import Quota, by_id, pause_seconds
+from penstock_ratelimit.local import LocalLane
+from penstock_ratelimit.quota_hash import QuotaHash, ScriptClient
+from penstock_ratelimit.tickets import QuotaStats, Ticket, TicketScope
+
+
+class SharedLimiter:
+    """A ``Limiter`` over Redis. Use it on one event loop; nothing is started before the first ``acquire`` of a quota.
+
+    ``client`` is a ``redis.asyncio.Redis``; it stays the caller's to close. A quota without limits never touches Redis
+    (its ``not_before`` then holds in this process only). ``clock_us`` replaces Redis's own clock in tests.
+    """
+
+    def __init__(
+        self,
+        client: ScriptClient,
+        quotas: Iterable[Quota],
+        *,
+        prefix: str = "penstock:",
+        clock_us: Callable[[], int] | None = None,
+    ) -> None:
+        self._client, self._prefix, self._clock_us = client, prefix, clock_us
+        self._process = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._quotas = by_id(quotas)
+        self._unlimited = {quota.id: LocalLane(quota.terms()) for quota in self._quotas.values() if not quota.limits}
+        self._dispatchers: dict[str, Dispatcher] = {}
+        self._heart: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def acquire(
+        self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
+    ) -> Ticket:
+        return await self._lane(quota_id).acquire(costs, certain)
+
+    def ticket(
+        self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
+    ) -> TicketScope:
+        return TicketScope(self, quota_id, costs, certain)
+
+    def not_before(self, quota_id: str, seconds: float) -> None:
+        self._lane(quota_id).not_before(pause_seconds(seconds))
+
+    def stats(self) -> dict[str, QuotaStats]:
+        lanes: Mapping[str, Dispatcher | LocalLane] = {**self._unlimited, **self._dispatchers}
+        return {quota_id: lane.stats() for quota_id, lane in lanes.items()}
+
+    async def aclose(self) -> None:
+        if self._heart is not None:
+            self._heart.cancel()
+            await asyncio.gather(self._heart, return_exceptions=True)
+        for lane in self._unlimited.values():
+            lane.close()
+        await asyncio.gather(*(dispatcher.aclose() for dispatcher in self._dispatchers.values()))
+
+    def _lane(self, quota_id: str) -> Dispatcher | LocalLane:
+        lane = self._dispatchers.get(quota_id) or self._unlimited.get(quota_id)
+        return lane if lane is not None else self._open(quota_id)
+
+    def _open(self, quota_id: str) -> Dispatcher:
+        quota = self._quotas.get(quota_id)
+        if quota is None:
+            raise UnknownQuota(quota_id, self._quotas)
+        quota_hash = QuotaHash(self._client, quota_id, prefix=self._prefix, clock_us=self._clock_us)
+        self._dispatchers[quota_id] = Dispatcher(quota, quota_hash, self._process)
+        if self._heart is None:
+            self._heart = asyncio.get_running_loop().create_task(self._beat(), name="quota heartbeats")
+        return self._dispatchers[quota_id]
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.gather(*(dispatcher.beat() for dispatcher in self._dispatchers.values()))
