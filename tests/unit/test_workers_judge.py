@@ -1,0 +1,129 @@
+"""Every failure has a name and a fate: the table, row by row."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from penstock_workers.answer import Answer, NoAnswer
+from penstock_workers.judge import CODES, FATES, STATUSES, Act, Failure, Reply, name_failure
+
+
+def answer(status: int, body: object, headers: dict[str, str] | None = None) -> Answer:
+    raw = body if isinstance(body, bytes) else orjson.dumps(body)
+    return Answer(status, headers or {}, raw, latency_ms=5)
+
+
+def error(code: str | None = None, kind: str | None = None, **more: object) -> dict[str, object]:
+    return {"error": {"message": "says the provider", "code": code, "type": kind, **more}}
+
+
+CHAT = {
+    "id": "chatcmpl-1",
+    "model": "m",
+    "choices": [{"message": {"role": "assistant", "content": "a category"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15},
+}
+
+FAILURES = [
+    (answer(429, error("rate_limit_exceeded", "requests")), "rate_limited", Act.WAIT),
+    (answer(429, b"slow down, please"), "rate_limited", Act.WAIT),
+    (answer(429, error("slow_down", "rate_limit_error")), "slow_down", Act.WAIT),
+    (answer(429, error("insufficient_quota", "insufficient_quota")), "out_of_credit", Act.PAUSE),
+    (answer(429, error("credit_balance_exhausted")), "out_of_credit", Act.PAUSE),
+    (answer(429, error("project_spend_limit_exceeded")), "out_of_credit", Act.PAUSE),
+    (
+        answer(429, error(kind="rate_limit_error", details={"error_code": "enforced_spend_limit_reached"})),
+        "out_of_credit",
+        Act.PAUSE,
+    ),
+    (answer(402, error(kind="billing_error")), "out_of_credit", Act.PAUSE),
+    (answer(401, error("invalid_api_key")), "unauthorized", Act.PAUSE),
+    (answer(403, error()), "forbidden", Act.PAUSE),
+    (answer(400, error("invalid_value", "invalid_request_error")), "bad_request", Act.DEAD),
+    (answer(400, error("context_length_exceeded")), "context_overflow", Act.DEAD),
+    (answer(400, error("content_policy_violation")), "content_filter", Act.DEAD),
+    (answer(404, error("model_not_found")), "not_found", Act.DEAD),
+    (answer(413, b""), "request_too_large", Act.DEAD),
+    (answer(422, {"detail": "no"}), "unprocessable", Act.DEAD),
+    (answer(418, b""), "client_error", Act.DEAD),
+    (answer(302, b"", {"Location": "http://elsewhere"}), "redirected", Act.DEAD),
+    (answer(408, b""), "request_conflict", Act.RETRY),
+    (answer(409, b""), "request_conflict", Act.RETRY),
+    (answer(425, b""), "request_conflict", Act.RETRY),
+    (answer(500, error()), "server_error", Act.RETRY),
+    (answer(502, b"<html>bad gateway</html>"), "server_error", Act.RETRY),
+    (answer(503, b""), "server_error", Act.RETRY),
+    (answer(503, error("server_is_overloaded", "service_unavailable_error")), "overloaded", Act.WAIT),
+    (answer(529, error(kind="overloaded_error")), "overloaded", Act.WAIT),
+    (answer(200, b""), "invalid_answer", Act.RETRY),
+    (answer(200, b'{"choices": [{"mess'), "invalid_answer", Act.RETRY),
+    (answer(200, b"<html>ok</html>"), "invalid_answer", Act.RETRY),
+    (answer(200, [1, 2]), "invalid_answer", Act.RETRY),
+    (answer(204, b""), "invalid_answer", Act.RETRY),
+    (answer(200, error("server_error")), "error_in_answer", Act.RETRY),
+    (answer(200, error("insufficient_quota")), "out_of_credit", Act.PAUSE),
+    (answer(200, {**CHAT, "choices": []}), "empty_answer", Act.RETRY),
+    (answer(200, {**CHAT, "choices": [{"message": {"content": None}}]}), "empty_answer", Act.RETRY),
+    (
+        answer(200, {**CHAT, "choices": [{"message": {"content": None}, "finish_reason": "content_filter"}]}),
+        "content_filter",
+        Act.DEAD,
+    ),
+    (NoAnswer("timeout", "no complete answer", 120_000), "timeout", Act.RETRY),
+    (NoAnswer("connect_failed", "refused", 1, sent=False), "connect_failed", Act.WAIT),
+    (NoAnswer("connection_lost", "reset by peer", 9), "connection_lost", Act.RETRY),
+    (NoAnswer("answer_too_large", "33 MB", 900), "answer_too_large", Act.DEAD),
+    (NoAnswer("worker_crashed", "twice, alone", 0), "worker_crashed", Act.DEAD),
+]
+
+
+@pytest.mark.parametrize(("tried", "name", "act"), FAILURES, ids=lambda value: value if isinstance(value, str) else "")
+def test_failure_gets_its_name_and_fate(tried: Answer | NoAnswer, name: str, act: Act) -> None:
+    """Each way to fail has one name, and the name one fate."""
+    happened = name_failure(tried)
+    assert isinstance(happened, Failure)
+    assert (happened.name, happened.fate.act) == (name, act)
+
+
+def test_every_name_that_can_be_given_is_in_the_table() -> None:
+    """No classification leads to a name without a fate, and a pause always tells its fix."""
+    assert set(CODES.values()) | set(STATUSES.values()) <= set(FATES)
+    assert all(fate.fix for fate in FATES.values() if fate.act is Act.PAUSE)
+
+
+def test_a_good_answer_is_kept_whole() -> None:
+    """A reply carries the untouched body and what the accounts need."""
+    tried = answer(200, CHAT, {"x-request-id": "req-9"})
+    reply = name_failure(tried)
+    assert reply == Reply(tried.body, 200, "req-9", "m", "stop", 12, 3, "a category", 5)
+
+
+@pytest.mark.parametrize("choice", [
+    {"message": {"content": None, "tool_calls": [{"id": "c"}]}, "finish_reason": "tool_calls"},
+    {"message": {"content": None, "refusal": "I will not"}, "finish_reason": "stop"},
+    {"message": {"content": "cut", "role": "assistant"}, "finish_reason": "length"},
+    {"text": "completions answer with text", "finish_reason": "stop"},
+])  # fmt: skip
+def test_unusual_but_usable_answers_are_results(choice: dict[str, object]) -> None:
+    """Tool calls, refusals, cut answers and plain completions are results; judging content is the user's business."""
+    assert isinstance(name_failure(answer(200, {**CHAT, "choices": [choice]})), Reply)
+
+
+@pytest.mark.parametrize(
+    "usage", [None, "many", {}, {"prompt_tokens": -4, "completion_tokens": "3"}, {"prompt_tokens": True}]
+)
+def test_nonsense_usage_never_becomes_money(usage: object) -> None:
+    """A usage that is missing, negative, huge or no number keeps the result and counts as unknown."""
+    reply = name_failure(answer(200, {**CHAT, "usage": usage}))
+    assert isinstance(reply, Reply)
+    assert (reply.prompt_tokens, reply.completion_tokens) == (None, None)
+
+
+def test_embeddings_have_no_choices() -> None:
+    """An embeddings answer is a result without a finish reason."""
+    reply = name_failure(
+        answer(200, {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 4, "total_tokens": 4}})
+    )
+    assert isinstance(reply, Reply)
+    assert (reply.prompt_tokens, reply.completion_tokens) == (4, None)

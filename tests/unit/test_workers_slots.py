@@ -1,0 +1,73 @@
+"""Slots bound what is in flight, and let in first those who came first."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock_workers.slots import Slots
+
+
+async def settle_loop() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_no_more_than_size_at_once_and_in_order() -> None:
+    """With two slots the third waits until one is given up, and order of arrival is kept."""
+    slots, order, gates = Slots(2), [], [asyncio.Event() for _ in range(4)]
+
+    async def item(number: int) -> None:
+        async with slots:
+            order.append(number)
+            await gates[number].wait()
+
+    tasks = [asyncio.create_task(item(number)) for number in range(4)]
+    await settle_loop()
+    assert order == [0, 1]
+    gates[1].set()
+    await settle_loop()
+    assert order == [0, 1, 2]
+    for gate in gates:
+        gate.set()
+    await asyncio.gather(*tasks)
+    assert order == [0, 1, 2, 3]
+    assert slots.taken == 0
+
+
+async def test_a_cancelled_waiter_takes_no_slot() -> None:
+    """Cancelling one who waits, even in the instant it was let in, leaves the slot for the next."""
+    slots = Slots(1)
+    await slots.__aenter__()
+    first, second = asyncio.create_task(slots.__aenter__()), asyncio.create_task(slots.__aenter__())
+    await settle_loop()
+    await slots.__aexit__(None, None, None)  # lets `first` in …
+    first.cancel()  # … which is cancelled before it runs
+    await asyncio.gather(first, return_exceptions=True)
+    await asyncio.wait_for(second, 1)
+    assert slots.taken == 1
+
+
+async def test_resize_lets_waiters_in() -> None:
+    """Growing admits who waits at once."""
+    slots = Slots(1)
+    await slots.__aenter__()
+    waiter = asyncio.create_task(slots.__aenter__())
+    await settle_loop()
+    slots.resize(2)
+    await asyncio.wait_for(waiter, 1)
+    assert slots.taken == 2
+
+
+async def test_closed_slots_turn_everybody_away() -> None:
+    """A draining worker starts nothing: waiters and newcomers are cancelled."""
+    slots = Slots(1)
+    await slots.__aenter__()
+    waiter = asyncio.create_task(slots.__aenter__())
+    await settle_loop()
+    slots.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    with pytest.raises(asyncio.CancelledError):
+        await slots.__aenter__()
