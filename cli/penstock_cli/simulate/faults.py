@@ -1,0 +1,91 @@
+"""Which calls fail and which documents never succeed: drawn from the seed, the document and the number of the call.
+
+Nothing depends on the order in which calls arrive, so a fleet of any size meets the same faults.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from enum import StrEnum
+from hashlib import blake2b
+from statistics import NormalDist
+from typing import NamedTuple
+
+from penstock_cli.simulate.config import SimulatorConfig
+
+_UNIT = 2.0**-64
+_NORMAL = NormalDist()
+_GENERATION = re.compile(r"~g\d+$")
+
+
+class Fault(StrEnum):
+    """What goes wrong with one call. The value names the rate that makes it, less `_rate`."""
+
+    THROTTLE = "throttle"
+    ERROR = "error"
+    OVERLOAD = "overload"
+    DROP = "drop"
+    HTML = "html"
+    TRUNCATE = "truncate"
+    ERROR_BODY = "error_body"
+    HANG = "hang"
+
+
+class Poison(StrEnum):
+    """Why a document can never succeed: the code of the 400 that it gets."""
+
+    INVALID = "invalid_value"
+    CONTEXT = "context_length_exceeded"
+    FILTER = "content_filter"
+
+
+class Draw(NamedTuple):
+    """The luck of one call. ``fraction`` in [0, 1) decides details, such as where a connection breaks."""
+
+    fault: Fault | None
+    latency_s: float
+    fraction: float
+
+
+def document_of(tag: str) -> str:
+    """The document in an item tag `<job>:<doc>~g<generation>`: its luck is the same in every job and generation."""
+    job, colon, document = tag.partition(":")
+    return _GENERATION.sub("", document) if colon else job
+
+
+class Fates:
+    """Draws for every call and document under one configuration."""
+
+    def __init__(self, config: SimulatorConfig) -> None:
+        self._key = config.seed.to_bytes(16, "big", signed=True)
+        self._poison_rate = config.poison_rate
+        self._median_s = config.latency_ms / 1000
+        self._sigma = config.latency_sigma
+        self._steps: list[tuple[float, Fault]] = []
+        reached = 0.0
+        for name in config.rates():
+            reached += getattr(config, name)
+            self._steps.append((reached, Fault(name.removesuffix("_rate"))))
+
+    def draw(self, document: str, call: int) -> Draw:
+        """``call`` is 1 for the first call for this document."""
+        luck, latency, fraction = self._uniforms(f"{call} {document}")
+        fault = next((fault for reached, fault in self._steps if luck < reached), None)
+        return Draw(fault, self._latency_s(latency), fraction)
+
+    def poison(self, document: str) -> Poison | None:
+        if not self._poison_rate:
+            return None
+        luck, kind, _ = self._uniforms("poison " + document)
+        return tuple(Poison)[int(kind * len(Poison))] if luck < self._poison_rate else None
+
+    def _latency_s(self, uniform: float) -> float:
+        if not self._sigma or not self._median_s:
+            return self._median_s
+        return self._median_s * math.exp(self._sigma * _NORMAL.inv_cdf(max(uniform, _UNIT)))
+
+    def _uniforms(self, text: str) -> tuple[float, float, float]:
+        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=24, key=self._key).digest()
+        first, second, third = (int.from_bytes(digest[at : at + 8], "big") >> 11 for at in (0, 8, 16))
+        return first * 2.0**-53, second * 2.0**-53, third * 2.0**-53
