@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any
 
 from aiolimiter import AsyncLimiter
 
@@ -38,6 +40,7 @@ class LocalLane:
         self._waiting = 0
         self._failure: LimiterClosed | None = None
         self._paused_until = 0.0  # loop time
+        self._resume = asyncio.Event()
         self._head = asyncio.Lock()  # only the head waits at the buckets: aiolimiter would serve small amounts first
         self._buckets: tuple[Bucket, ...] = ()
 
@@ -64,17 +67,17 @@ class LocalLane:
         """Wait in order until all dimensions fit at once, then charge them all. Cancelling charges none."""
         async with self._head:
             buckets = self._buckets or self._open()
-            while not await self._ready(buckets, amounts):
-                if self._failure is not None:
-                    raise self._failure
+            while self._failure is None and not await self._ready(buckets, amounts):
+                continue
+            if self._failure is not None:
+                raise self._failure
             for bucket, amount in zip(buckets, amounts, strict=True):
                 bucket.adjust(amount)
 
     async def _ready(self, buckets: tuple[Bucket, ...], amounts: tuple[float, ...]) -> bool:
         """Wait for whatever is in the way; True when nothing was."""
-        pause_s = self._paused_until - asyncio.get_running_loop().time()
-        if pause_s > 0:
-            await asyncio.sleep(pause_s)
+        if self._paused_until > asyncio.get_running_loop().time():
+            await self._sit_out()
             return False
         self._paused_until = 0.0
         for bucket, amount in zip(buckets, amounts, strict=True):
@@ -83,6 +86,14 @@ class LocalLane:
                 await bucket.wait_for(need)
                 return False
         return True
+
+    async def _sit_out(self) -> None:
+        self._resume.clear()
+        alarm = asyncio.get_running_loop().call_at(self._paused_until, self._resume.set)
+        try:
+            await self._resume.wait()
+        finally:
+            alarm.cancel()
 
     def _open(self) -> tuple[Bucket, ...]:
         rows = zip(self.terms.rates, self.terms.bursts, strict=True)
@@ -112,7 +123,11 @@ class LocalLane:
         )
 
     def close(self) -> None:
+        """Everybody who waits gets ``LimiterClosed``: let the head through to see it, the others follow."""
         self._failure = LimiterClosed(self.terms.quota_id)
+        self._resume.set()
+        for bucket in self._buckets:
+            bucket.adjust(-math.inf)
 
 
 class LocalLimiter:
@@ -121,15 +136,15 @@ class LocalLimiter:
     def __init__(self, quotas: Iterable[Quota]) -> None:
         self._lanes = {quota.id: LocalLane(quota.terms()) for quota in by_id(quotas).values()}
 
-    async def acquire(
+    def acquire(
         self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
-    ) -> Ticket:
-        return await self._lane(quota_id).acquire(costs, certain)
+    ) -> Coroutine[Any, Any, Ticket]:
+        return self._lane(quota_id).acquire(costs, certain)
 
     def ticket(
         self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
     ) -> TicketScope:
-        return TicketScope(self, quota_id, costs, certain)
+        return TicketScope(self._lane(quota_id), costs, certain)
 
     def not_before(self, quota_id: str, seconds: float) -> None:
         self._lane(quota_id).not_before(pause_seconds(seconds))

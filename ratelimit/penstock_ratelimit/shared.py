@@ -6,7 +6,8 @@ import asyncio
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
 
 from penstock_ratelimit.dispatcher import HEARTBEAT_S, Dispatcher
 from penstock_ratelimit.errors import UnknownQuota
@@ -39,15 +40,15 @@ class SharedLimiter:
         self._heart: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def acquire(
+    def acquire(
         self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
-    ) -> Ticket:
-        return await self._lane(quota_id).acquire(costs, certain)
+    ) -> Coroutine[Any, Any, Ticket]:
+        return self._lane(quota_id).acquire(costs, certain)
 
     def ticket(
         self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
     ) -> TicketScope:
-        return TicketScope(self, quota_id, costs, certain)
+        return TicketScope(self._lane(quota_id), costs, certain)
 
     def not_before(self, quota_id: str, seconds: float) -> None:
         self._lane(quota_id).not_before(pause_seconds(seconds))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -27,6 +27,29 @@ class _Jump(selectors.DefaultSelector):
             raise RuntimeError("virtual time stands still: every task waits for something that no timer will bring")
         self.now += TICK_S if events or not timeout else timeout
         return events
+
+
+class BlockingScripts:
+    """A real Redis for a ``SharedLimiter`` in virtual time: calls block, so that time stands still meanwhile.
+
+    ``client`` is a blocking ``redis.Redis``. Set ``away`` to make every call fail as if the server were gone.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.away = False
+        self.calls = 0
+
+    def register_script(self, script: str) -> Callable[..., Awaitable[Any]]:
+        registered = self._client.register_script(script)
+
+        async def call(*, keys: list[str], args: list[Any]) -> Any:
+            self.calls += 1
+            if self.away:
+                raise ConnectionError("the test took Redis away")
+            return registered(keys=keys, args=args)
+
+        return call
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock_ratelimit.errors import BadCost
 
@@ -114,12 +114,18 @@ def refund(account: Account, dims: tuple[str, ...], amounts: tuple[float, ...]) 
         account.adjust(dim, -amount)
 
 
+class Lane(Account, Protocol):
+    """One quota inside a limiter."""
+
+    async def acquire(self, costs: Mapping[str, float], certain: Mapping[str, float] | None) -> Ticket: ...
+
+
 class Limiter(Protocol):
     """What every limiter does, shared or local. Held by one conformance suite."""
 
-    async def acquire(
+    def acquire(
         self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
-    ) -> Ticket:
+    ) -> Coroutine[Any, Any, Ticket]:
         """Sleep until the start time of a ticket for ``costs`` (estimates, clipped to the cap) and return it.
 
         ``certain`` is the part that is known for sure. Raises ``NeverFits`` at once when it is above the cap.
@@ -147,15 +153,13 @@ class Limiter(Protocol):
 class TicketScope:
     """``async with limiter.ticket(…) as t``: in doubt the ticket is charged, because something may have been sent."""
 
-    __slots__ = ("_certain", "_costs", "_limiter", "_quota_id", "_ticket")
+    __slots__ = ("_certain", "_costs", "_lane", "_ticket")
 
-    def __init__(
-        self, limiter: Limiter, quota_id: str, costs: Mapping[str, float], certain: Mapping[str, float] | None
-    ) -> None:
-        self._limiter, self._quota_id, self._costs, self._certain = limiter, quota_id, costs, certain
+    def __init__(self, lane: Lane, costs: Mapping[str, float], certain: Mapping[str, float] | None) -> None:
+        self._lane, self._costs, self._certain = lane, costs, certain
 
     async def __aenter__(self) -> Ticket:
-        self._ticket = await self._limiter.acquire(self._quota_id, self._costs, certain=self._certain)
+        self._ticket = await self._lane.acquire(self._costs, self._certain)
         return self._ticket
 
     async def __aexit__(

@@ -1,0 +1,104 @@
+"""Those who wait for a ticket: first in line without a start time, then with one, then let go on time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
+from itertools import count
+
+
+class Waiter:
+    """One caller in ``acquire``. Owned by the dispatcher, except ``future``, which the caller may cancel."""
+
+    __slots__ = ("amounts", "certain", "costs", "dims", "future", "reserved")
+
+    def __init__(
+        self, costs: Mapping[str, float], certain: Mapping[str, float] | None, future: asyncio.Future[None]
+    ) -> None:
+        self.costs = costs
+        self.certain = certain
+        self.future = future
+        self.dims: tuple[str, ...] = ()
+        self.amounts: tuple[float, ...] = ()
+        self.reserved = False
+        """True while the quota counts it and its caller does not hold the ticket yet."""
+
+    @property
+    def gone(self) -> bool:
+        return self.future.done()
+
+
+class WaitingRoom:
+    """The line and the issued start times of one quota in one process, with one timer for the earliest start.
+
+    The line is bounded by the callers (one entry per waiting task), the issued ones by the window.
+    ``on_start`` is told after some were let go.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_start: Callable[[], None]) -> None:
+        self._loop, self._on_start = loop, on_start
+        self._line: deque[Waiter] = deque()
+        self._issued: list[tuple[float, int, Waiter]] = []  # a heap by start time, loop clock
+        self._order = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self.granted = 0
+
+    @property
+    def unstarted(self) -> int:
+        """Tickets with a start time in the future."""
+        return len(self._issued)
+
+    @property
+    def has_line(self) -> bool:
+        return bool(self._line)
+
+    @property
+    def waiting(self) -> int:
+        return sum(not waiter.gone for waiter in self._line) + sum(not waiter.gone for _, _, waiter in self._issued)
+
+    def arrive(self, waiter: Waiter) -> None:
+        self._line.append(waiter)
+
+    def put_back(self, waiters: list[Waiter]) -> None:
+        """To the head of the line, in their order."""
+        self._line.extendleft(reversed(waiters))
+
+    def next(self) -> Waiter | None:
+        """The first in line who is still there."""
+        while self._line:
+            waiter = self._line.popleft()
+            if not waiter.gone:
+                return waiter
+        return None
+
+    def let_go(self, waiter: Waiter) -> None:
+        if not waiter.gone:
+            self.granted += 1
+            waiter.future.set_result(None)
+
+    def let_go_at(self, waiter: Waiter, start_at: float) -> None:
+        """Hold the waiter until its start time; call ``arm`` after a batch of these."""
+        heappush(self._issued, (start_at, next(self._order), waiter))
+
+    def arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._issued:
+            self._timer = self._loop.call_at(self._issued[0][0], self._start_due)
+
+    def recall(self) -> list[Waiter]:
+        """Take every unstarted ticket back; returns their callers, who wait in no line now."""
+        callers = [waiter for _, _, waiter in sorted(self._issued) if not waiter.gone]
+        self._issued.clear()
+        self.arm()
+        return callers
+
+    def _start_due(self) -> None:
+        now = self._loop.time()
+        while self._issued and self._issued[0][0] <= now:
+            self.let_go(heappop(self._issued)[2])
+        self.arm()
+        self._on_start()
