@@ -177,10 +177,23 @@ def _choose_endpoint(folder: Path) -> Endpoint:
     path = _socket_path(folder)
     if path is not None:
         return Endpoint(path, 0, None)
+    known = _read_pidfile(folder)
+    if known is not None and known[0].password is not None and _port_is_free(known[0].port):
+        return known[0]  # whoever still holds the old address reaches the new server
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     return Endpoint(None, port, secrets.token_hex(24))
+
+
+def _port_is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _socket_path(folder: Path) -> str | None:

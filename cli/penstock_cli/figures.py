@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 COUNT_SHARE = 0.05  # of the time at most this much goes into counting rows
 COUNT_PAUSE_S = 1.0  # and never more often than this
 RATE_SPAN_S = 15.0  # the speed shown is that of the last seconds, not of the whole night
+MICRO = 1_000_000
 KEPT_STATS = ("calls", "retries", "rate_limited", "skipped")
 
 
@@ -70,18 +71,18 @@ class Counter:
         self._next_count = 0.0
         self._counts: Counts | None = None
         self._at_count: dict[str, int] = {}
+        self.stats: dict[str, int] = {}  # the counters of the latest look
 
     def look(self) -> tuple[Counts, dict[str, int]]:
         """The latest SQL counts, and how far each Redis counter has moved since then."""
         now = self._clock()
+        self.stats = dict(self._stats())
         if self._counts is None or now >= self._next_count:
-            self._at_count = dict(self._stats())
+            self._at_count = self.stats
             self._counts = self._count()
             took = self._clock() - now
             self._next_count = now + max(COUNT_PAUSE_S, took / COUNT_SHARE)
-            return self._counts, {}
-        stats = self._stats()
-        return self._counts, {name: max(0, stats[name] - self._at_count.get(name, 0)) for name in stats}
+        return self._counts, {name: max(0, self.stats[name] - self._at_count.get(name, 0)) for name in self.stats}
 
 
 @dataclass

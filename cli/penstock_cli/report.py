@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
+from penstock_cli.figures import MICRO
 from penstock_cli.text import count, duration, percent, rate, safe, usd
 
 if TYPE_CHECKING:
-    from penstock_ledger.model import Counts, Job
     from rich.console import Console
 
-MICRO = 1_000_000
+    from penstock_ledger.model import Counts, Job
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,208 @@
+"""The checks of `penstock doctor`. Each yields findings and raises nothing: a check that fails is itself a finding."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock_cli.connect import without_password
+from penstock_cli.errors import CliError
+from penstock_cli.failures import message
+from penstock_cli.text import safe
+
+if TYPE_CHECKING:
+    import redis
+
+    from penstock_workers.settings import ProviderSettings
+
+MINIMUM_PYTHON = (3, 11)
+MAX_CLOCK_SKEW_S = 5.0  # leases are judged by Redis's clock; a worker this far off reports nonsense times
+LOW_DISK_BYTES = 1_000_000_000  # a job of 100,000 documents with 10 kB answers fills this
+KNOCK_TIMEOUT_S = 5.0
+
+
+class Verdict(StrEnum):
+    GOOD = "ok"
+    WARNING = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    verdict: Verdict
+    subject: str
+    seen: str
+    fix: str = ""
+
+
+def examine(state: Path | None, *, knock: bool) -> Iterator[Finding]:
+    """All checks, in the order in which to mend what they find."""
+    yield _python()
+    yield _embedded()
+    try:
+        redis_url, database_url, providers = _configuration(state)
+    except Exception as error:
+        yield Finding(Verdict.BAD, "settings", safe(message(error)))
+        return
+    yield from _database(database_url)
+    if redis_url is None:
+        yield Finding(Verdict.GOOD, "redis", "the private Redis is not running; `penstock run` starts it")
+    else:
+        yield from _redis(redis_url, private=state is not None)
+    yield _disk(state)
+    if knock:
+        for name, provider in providers.items():
+            yield _provider(name, provider)
+
+
+def _configuration(state: Path | None) -> tuple[str | None, str, dict[str, ProviderSettings]]:
+    from penstock_cli.embedded import EmbeddedRedis
+    from penstock_cli.state import StateFolder
+    from penstock_workers.settings import WorkerSettings
+
+    settings = WorkerSettings.load()
+    if state is None:
+        return settings.redis_url, settings.database_url, settings.providers
+    folder = StateFolder.existing(state)
+    running = EmbeddedRedis.find(folder.redis)
+    return running.endpoint.redis_url if running else None, folder.database_url, settings.providers
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] >= MINIMUM_PYTHON:
+        return Finding(Verdict.GOOD, "python", version)
+    return Finding(Verdict.BAD, "python", version, "install Python 3.11 or newer")
+
+
+def _embedded() -> Finding:
+    from penstock_cli.embedded import find_binary
+
+    try:
+        return Finding(Verdict.GOOD, "run", f"`penstock run` would start {find_binary()}")
+    except CliError as error:
+        return Finding(Verdict.WARNING, "run", str(error))
+
+
+def _database(url: str) -> Iterator[Finding]:
+    from penstock_ledger import open_database
+
+    shown = without_password(url)
+    try:
+        database = open_database(url)
+    except Exception as error:
+        yield Finding(Verdict.BAD, "database", f"{shown}: {safe(message(error))}")
+        return
+    try:
+        yield _migrated(database, shown)
+    finally:
+        database.close()
+
+
+def _migrated(database: Any, shown: str) -> Finding:
+    from penstock_ledger import JobStore
+
+    try:
+        JobStore(database).list(limit=1)
+    except Exception as error:
+        fix = (
+            "`penstock submit` and workers create the tables at their first start; otherwise check that it is reachable"
+        )
+        return Finding(Verdict.BAD, "database", f"{shown}: {safe(message(error))}", fix)
+    return Finding(Verdict.GOOD, "database", f"{shown} answers and has its tables")
+
+
+def _redis(url: str, *, private: bool) -> Iterator[Finding]:
+    import redis
+
+    client = redis.Redis.from_url(url, socket_timeout=KNOCK_TIMEOUT_S, decode_responses=True)
+    try:
+        info: Any = client.info()
+        yield Finding(Verdict.GOOD, "redis", f"{without_password(url)} answers, version {info['redis_version']}")
+        yield _redis_version(str(info["redis_version"]))
+        yield _eviction(info)
+        yield _durability(info)
+        yield _clock(client)
+    except redis.RedisError as error:
+        fix = "start it, or set redis_url (PENSTOCK_REDIS_URL)" if not private else "repeat the `penstock run` command"
+        yield Finding(Verdict.BAD, "redis", f"{without_password(url)}: {safe(str(error))}", fix)
+    finally:
+        client.close()
+
+
+def _redis_version(version: str) -> Finding:
+    from penstock_cli.embedded import MINIMUM_VERSION
+
+    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    wanted = ".".join(map(str, MINIMUM_VERSION))
+    if parts >= MINIMUM_VERSION:
+        return Finding(Verdict.GOOD, "version", f"{version}, at least {wanted}")
+    return Finding(Verdict.BAD, "version", f"{version} is too old", f"upgrade Redis to {wanted} or newer")
+
+
+def _eviction(info: dict[str, Any]) -> Finding:
+    policy, limit = str(info.get("maxmemory_policy", "?")), int(info.get("maxmemory", 0))
+    if policy == "noeviction" or limit == 0:
+        return Finding(Verdict.GOOD, "eviction", f"{policy}, maxmemory {limit or 'unlimited'}")
+    fix = "CONFIG SET maxmemory-policy noeviction, and in redis.conf: with any other policy Redis drops queue data"
+    return Finding(Verdict.BAD, "eviction", f"{policy} with maxmemory {limit}", fix)
+
+
+def _durability(info: dict[str, Any]) -> Finding:
+    if int(info.get("aof_enabled", 0)):
+        return Finding(Verdict.GOOD, "aof", "on")
+    fix = "appendonly yes saves the rebuild after a restart; nothing is lost without it, since SQL holds what is true"
+    return Finding(Verdict.WARNING, "aof", "off", fix)
+
+
+def _clock(client: redis.Redis) -> Finding:
+    before = time.time()
+    seconds, micros = client.time()
+    skew = int(seconds) + int(micros) / 1e6 - (before + time.time()) / 2
+    seen = f"Redis is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} this machine"
+    if abs(skew) <= MAX_CLOCK_SKEW_S:
+        return Finding(Verdict.GOOD, "clock", seen)
+    return Finding(Verdict.BAD, "clock", seen, "let NTP set both clocks (timedatectl set-ntp true)")
+
+
+def _disk(state: Path | None) -> Finding:
+    folder = state if state is not None else Path.cwd()
+    free = shutil.disk_usage(folder).free
+    seen = f"{free / 1e9:,.1f} GB free in {folder}"
+    if free >= LOW_DISK_BYTES:
+        return Finding(Verdict.GOOD, "disk", seen)
+    return Finding(Verdict.WARNING, "disk", seen, "make room: results, the queue's log and outputs are written here")
+
+
+def _provider(name: str, provider: ProviderSettings) -> Finding:
+    """Any answer counts, a refusal too: it is reachability that is asked, and no tokens are spent."""
+    import urllib.error
+    import urllib.request
+
+    from penstock_cli.settings import variable_is_set
+
+    subject = "provider"
+    if provider.api_key_env is not None and not variable_is_set(provider.api_key_env):
+        return Finding(
+            Verdict.BAD, subject, f"{name}: {provider.api_key_env} is not set", f"export {provider.api_key_env}=…"
+        )
+    request = urllib.request.Request(f"{provider.base_url}/models", method="GET")  # noqa: S310 -- checked: http(s)
+    try:
+        with urllib.request.urlopen(request, timeout=KNOCK_TIMEOUT_S) as answer:  # noqa: S310
+            status = answer.status
+    except urllib.error.HTTPError as error:
+        status = error.code
+    except OSError as error:
+        fix = f"check providers.{name}.base_url, the network and the proxy"
+        return Finding(
+            Verdict.WARNING, subject, f"{name}: {provider.base_url} does not answer: {safe(str(error))}", fix
+        )
+    return Finding(Verdict.GOOD, subject, f"{name}: {provider.base_url} answers (HTTP {status})")

@@ -1,0 +1,33 @@
+"""The command lines that we print for people to repeat."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from penstock_cli.state import StateFolder
+
+
+def this_command() -> str:
+    """The command that is running, fit to be pasted into a shell."""
+    return shlex.join(["penstock", *sys.argv[1:]])
+
+
+def remember(state: StateFolder, job_id: str) -> None:
+    """Keep the `penstock run` command of a job, with its folder: `dlq replay` prints it later."""
+    _file(state, job_id).write_text(f"cd {shlex.quote(str(Path.cwd()))} && {this_command()}\n")
+
+
+def remembered(state: StateFolder, job_id: str) -> str:
+    """The `penstock run` command that goes on with this job."""
+    try:
+        command = _file(state, job_id).read_text().strip()
+    except OSError:
+        return "its `penstock run` command, repeated"
+    here = f"cd {shlex.quote(str(Path.cwd()))} && "
+    return command.removeprefix(here)
+
+
+def _file(state: StateFolder, job_id: str) -> Path:
+    return state.figures / f"{job_id}.command"

@@ -1,0 +1,32 @@
+"""`penstock doctor`: is everything there that a job needs?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock_cli import options
+from penstock_cli.errors import EXIT_FAILED
+
+
+def doctor(
+    provider: Annotated[bool, typer.Option(help="Also knock at each configured provider.")] = True,
+    state: options.StateOption = None,
+) -> None:
+    """Check what a job needs, and say how to mend what is wrong."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from penstock_cli.checks import Verdict, examine
+
+    console = Console(highlight=False)
+    styles = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.BAD: "red"}
+    failed = False
+    for finding in examine(state, knock=provider):
+        failed = failed or finding.verdict is Verdict.BAD
+        mark = Text.assemble((f"{finding.verdict:<5}", styles[finding.verdict]), f"{finding.subject:<12}", finding.seen)
+        console.print(mark, soft_wrap=True)
+        if finding.fix:
+            console.print(Text(f"{'':<17}{finding.fix}", style="dim"), soft_wrap=True)
+    raise typer.Exit(EXIT_FAILED if failed else 0)

@@ -1,0 +1,166 @@
+"""`penstock status`, `jobs`, `pause`, `resume`, `cancel`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock_cli import options
+from penstock_cli.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock_cli.connect import Books
+    from penstock_cli.figures import Figures
+    from penstock_ledger.model import Job, JobState
+
+WATCH_EVERY_S = 1.0
+MAX_JOBS_LISTED = 1000
+
+
+def status(
+    job: options.JobName,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow until the job ends.")] = False,
+    as_json: options.JsonOption = False,
+    state: options.StateOption = None,
+) -> None:
+    """Show how far a job is."""
+    from rich.console import Console
+
+    from penstock_cli.connect import books
+    from penstock_cli.progress import for_console
+    from penstock_cli.watch import Watch
+
+    with books(state) as ledger:
+        watched = Watch(ledger, ledger.jobs.get(job))
+        if as_json:
+            typer.echo(_as_json(ledger, watched.job))
+            return
+        console = Console(highlight=False)
+        if not watch:
+            _print_status(console, watched.job, watched.look())
+            return
+        with for_console(console, watched.job.job_key, panel=True) as progress:
+            while not watched.job.state.final and watched.job.state != "paused":
+                progress.show(watched.look())
+                time.sleep(WATCH_EVERY_S)
+                watched.refresh()
+        _print_status(console, watched.job, watched.look())
+
+
+def _print_status(console: Console, job: Job, figures: Figures) -> None:
+    from rich.text import Text
+
+    from penstock_cli.progress import line
+    from penstock_cli.text import safe
+
+    reason = f" ({safe(job.reason)})" if job.reason else ""
+    console.print(Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"))
+    console.print(Text(line(figures)), soft_wrap=True)
+
+
+def _as_json(ledger: Books, job: Job) -> str:
+    import orjson
+
+    from penstock_cli.report import build
+
+    report = build(job, ledger.outcomes.counts(job.job_id), stats=ledger.stats(job), seconds=ledger.seconds(job))
+    extra = {"job_id": job.job_id, "reason": job.reason, "generation": job.generation}
+    return orjson.dumps(report.to_json() | extra).decode()
+
+
+def list_jobs(
+    limit: Annotated[int, typer.Option(min=1, max=MAX_JOBS_LISTED, help="At most this many, newest first.")] = 50,
+    as_json: options.JsonOption = False,
+    state: options.StateOption = None,
+) -> None:
+    """List jobs, newest first."""
+    import orjson
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from penstock_cli.connect import books
+    from penstock_cli.text import count, one_line, percent
+
+    with books(state) as ledger:
+        found = ledger.jobs.list(limit=limit)
+        rows = [(job, ledger.outcomes.counts(job.job_id)) for job in found]
+    if as_json:
+        for job, counts in rows:
+            typer.echo(
+                orjson.dumps(
+                    {
+                        "job": job.job_key,
+                        "job_id": job.job_id,
+                        "state": job.state,
+                        "total": job.total,
+                        "succeeded": counts.succeeded,
+                        "dead": counts.dead,
+                        "created_at": job.created_at,
+                    }
+                ).decode()
+            )
+        return
+    table = Table(
+        "job", "state", "finished", "of", "dead", "submitted", "id", box=None, pad_edge=False, header_style="dim"
+    )
+    for job, counts in rows:
+        finished = counts.succeeded + counts.dead
+        table.add_row(
+            Text(one_line(job.job_key, 40)),
+            Text(f"{job.state}: {one_line(job.reason, 40)}" if job.reason else str(job.state)),
+            percent(finished, job.total) if job.total is not None else count(finished),
+            count(job.total) if job.total is not None else "open",
+            count(counts.dead),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(job.created_at)),
+            job.job_id,
+        )
+    Console(highlight=False).print(table if rows else "no jobs yet")
+
+
+def pause(
+    job: options.JobName,
+    reason: Annotated[str, typer.Option(help="Shown to everyone who looks at the job.")] = "paused by `penstock pause`",
+    state: options.StateOption = None,
+) -> None:
+    """Stop dispatching a job; what is in flight finishes."""
+    from penstock_ledger.model import JobState
+
+    _move(job, state, JobState.PAUSED, {JobState.RUNNING}, reason)
+
+
+def resume(job: options.JobName, state: options.StateOption = None) -> None:
+    """Let a paused job go on."""
+    from penstock_ledger.model import JobState
+
+    _move(job, state, JobState.RUNNING, {JobState.PAUSED}, None)
+
+
+def cancel(job: options.JobName, state: options.StateOption = None) -> None:
+    """End a job: what is not done becomes dead letters `cancelled`."""
+    from penstock_ledger.model import JobState
+
+    _move(job, state, JobState.CANCELLING, {JobState.RUNNING, JobState.PAUSED}, "cancelled by `penstock cancel`")
+
+
+def _move(name: str, state: options.StateOption, to: JobState, expect: set[JobState], reason: str | None) -> None:
+    """SQL first, since that is what is true; Redis after it, so that workers hear at once. Raises UsageProblem."""
+    from penstock_cli.connect import books
+    from penstock_cli.text import safe
+
+    with books(state) as ledger:
+        job = ledger.jobs.get(name)
+        if not ledger.jobs.set_state(job.job_id, to, reason=reason, expect=expect):
+            now = ledger.jobs.get(job.job_id).state
+            allowed = " or ".join(sorted(expect))
+            raise UsageProblem(f"job {safe(job.job_key)} is {now}; only one that is {allowed} can become {to}")
+        redis = ledger.redis_if_running()
+        if redis is not None:
+            redis.set_job_state(job.job_id, to)
+        typer.echo(f"{safe(job.job_key)} is {to}")
+        if state is not None and redis is None and to != "paused":
+            typer.echo("nothing runs on this state now: repeat its `penstock run` command to go on")

@@ -1,0 +1,46 @@
+"""`penstock report`, `results`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock_cli import options
+
+
+def report(job: options.JobName, as_json: options.JsonOption = False, state: options.StateOption = None) -> None:
+    """Show what became of a job.
+
+    Exit status as for `run`: 0 all succeeded, 3 with dead letters,
+    1 not completed.
+    """
+    import orjson
+    from rich.console import Console
+
+    from penstock_cli import report as reports
+    from penstock_cli.connect import books
+
+    with books(state) as ledger:
+        found = ledger.jobs.get(job)
+        figures = reports.build(
+            found,
+            ledger.outcomes.counts(found.job_id),
+            stats=ledger.stats(found),
+            seconds=ledger.seconds(found),
+        )
+        if as_json:
+            typer.echo(orjson.dumps(figures.to_json()).decode())
+        else:
+            command = f"penstock dlq list {found.job_key}{ledger.option()}"
+            reports.show(figures, Console(highlight=False), dlq_command=command)
+    raise typer.Exit(figures.exit_status)
+
+
+def results(
+    job: options.JobName,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; it is replaced in one step.")],
+    state: options.StateOption = None,
+) -> None:
+    """Write the results so far as OpenAI Batch output lines."""

@@ -1,0 +1,91 @@
+"""`penstock run`: one machine, everything embedded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock_cli import options
+from penstock_cli.options import JobFlags, ProviderFlags
+
+DEFAULT_WORKERS = 2  # one goes on while the other restarts; a single one already keeps up with most providers
+
+
+def run(
+    source: options.Source,
+    out: Annotated[Path, typer.Option(help="Folder for output.jsonl, errors.jsonl and report.json.")],
+    lane: options.Lane = "api",
+    model: options.Model = None,
+    endpoint: options.Endpoint = "/v1/chat/completions",
+    prompt: options.Prompt = None,
+    system: options.System = None,
+    id_field: options.IdField = "id",
+    param: options.Param = None,
+    max_attempts: options.MaxAttempts = 4,
+    timeout: options.Timeout = "120s",
+    deadline: options.Deadline = None,
+    budget_usd: options.BudgetUsd = None,
+    max_bad_rows: options.MaxBadRows = "1%",
+    job: options.Job = None,
+    provider: options.Provider = "default",
+    base_url: options.BaseUrl = None,
+    api_key_env: options.ApiKeyEnv = None,
+    rpm: options.Rpm = None,
+    tpm: options.Tpm = None,
+    usd_per_mtok_in: options.UsdIn = None,
+    usd_per_mtok_out: options.UsdOut = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=256, help="Worker processes.", rich_help_panel=options.MACHINE)
+    ] = DEFAULT_WORKERS,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests in flight per worker process.", rich_help_panel=options.MACHINE),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the queue and the ledger (default: OUT/.penstock).", rich_help_panel=options.MACHINE
+        ),
+    ] = None,
+    no_progress: Annotated[
+        bool, typer.Option("--no-progress", help="Lines instead of a live panel.", rich_help_panel=options.MACHINE)
+    ] = False,
+) -> None:
+    """Run a job on this machine: everything embedded, results as files.
+
+    The same command resumes: finished documents are skipped.
+
+    Exit status: 0 all succeeded, 3 finished with dead letters,
+    2 bad usage or input, 1 failed, 130 interrupted.
+    """
+    from penstock_cli.jobspec import default_job_key
+    from penstock_cli.local import RunRequest, run_local
+
+    request = RunRequest(
+        source=source,
+        out=out,
+        state=state if state is not None else out / ".penstock",
+        job_key=job if job is not None else default_job_key(source),
+        job=JobFlags(
+            lane=lane,
+            model=model,
+            endpoint=endpoint,
+            prompt=prompt,
+            system=system,
+            id_field=id_field,
+            params=param or [],
+            max_attempts=max_attempts,
+            timeout=timeout,
+            deadline=deadline,
+            budget_usd=budget_usd,
+            max_bad_rows=max_bad_rows,
+            provider=provider,
+        ),
+        provider=ProviderFlags(base_url, api_key_env, rpm, tpm, usd_per_mtok_in, usd_per_mtok_out),
+        workers=workers,
+        concurrency=concurrency,
+        panel=not no_progress,
+    )
+    raise typer.Exit(run_local(request))

@@ -1,0 +1,55 @@
+"""`penstock submit`: hand a job to the configured fleet."""
+
+from __future__ import annotations
+
+import typer
+
+from penstock_cli import options
+from penstock_cli.options import JobFlags
+
+
+def submit(
+    source: options.Source,
+    lane: options.Lane = "api",
+    model: options.Model = None,
+    endpoint: options.Endpoint = "/v1/chat/completions",
+    prompt: options.Prompt = None,
+    system: options.System = None,
+    id_field: options.IdField = "id",
+    param: options.Param = None,
+    max_attempts: options.MaxAttempts = 4,
+    timeout: options.Timeout = "120s",
+    deadline: options.Deadline = None,
+    budget_usd: options.BudgetUsd = None,
+    max_bad_rows: options.MaxBadRows = "1%",
+    job: options.Job = None,
+    provider: options.Provider = "default",
+) -> None:
+    """Submit a job to the configured fleet and print its id.
+
+    How the provider is reached (URL, key, limits, prices) is the workers'
+    setting, not the job's: name one of theirs with --provider.
+    """
+    from penstock_cli.jobspec import job_spec
+    from penstock_producer import Producer
+    from penstock_producer.settings import ProducerSettings
+
+    spec = job_spec(
+        JobFlags(
+            lane=lane,
+            model=model,
+            endpoint=endpoint,
+            prompt=prompt,
+            system=system,
+            id_field=id_field,
+            params=param or [],
+            max_attempts=max_attempts,
+            timeout=timeout,
+            deadline=deadline,
+            budget_usd=budget_usd,
+            max_bad_rows=max_bad_rows,
+            provider=provider,
+        )
+    )
+    with Producer(ProducerSettings.load()) as producer:
+        typer.echo(producer.submit(source, spec, job_key=job).job_id)

@@ -1,0 +1,118 @@
+"""The ledger that a command works on: the configured servers, or the state folder of a local run.
+
+SQL is always there. Redis is asked for only by what needs it, because most commands do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock_cli.embedded import EmbeddedRedis
+from penstock_cli.errors import RedisNotRunning
+from penstock_cli.state import StateFolder
+
+if TYPE_CHECKING:
+    from penstock_ledger import Database, JobStore, Meta, OutcomeStore, RedisLedger
+    from penstock_ledger.model import Job
+
+
+class Books:
+    """Stores over one database, and Redis when it runs."""
+
+    def __init__(self, database: Database, redis_url: str | None, state: StateFolder | None) -> None:
+        from penstock_ledger import JobStore, Meta, OutcomeStore
+
+        self.database = database
+        self.state = state
+        self.redis_url = redis_url
+        self.jobs: JobStore = JobStore(database)
+        self.outcomes: OutcomeStore = OutcomeStore(database)
+        self.meta: Meta = Meta(database)
+
+    @cached_property
+    def redis(self) -> RedisLedger:
+        """Raises RedisNotRunning."""
+        import redis
+
+        from penstock_ledger import RedisLedger
+
+        if self.redis_url is None:
+            raise RedisNotRunning(
+                f"the private Redis of {self.state.root if self.state else 'this job'} is not running; "
+                "`penstock run` on the same state starts it"
+            )
+        client = redis.Redis.from_url(self.redis_url)
+        try:
+            client.ping()
+        except redis.ConnectionError as error:
+            raise RedisNotRunning(
+                f"no Redis answers at {without_password(self.redis_url)} ({error}); "
+                "start it, or set redis_url (PENSTOCK_REDIS_URL) to the one you mean"
+            ) from error
+        return RedisLedger(client, self.meta.epoch())
+
+    def redis_if_running(self) -> RedisLedger | None:
+        try:
+            return self.redis
+        except RedisNotRunning:
+            return None
+
+    def stats(self, job: Job) -> dict[str, int]:
+        """The Redis counters of a job, or what was kept of them; they decorate reports and decide nothing."""
+        from penstock_cli.figures import KeptFigures
+
+        ledger = self.redis_if_running()
+        stats = ledger.stats(job.job_id) if ledger is not None else {}
+        return KeptFigures.load(self.figures_path(job)).merged(stats) if self.state else stats
+
+    def seconds(self, job: Job) -> float | None:
+        """Seconds of work of a local job; None where only the calendar knows."""
+        from penstock_cli.figures import KeptFigures
+
+        return (KeptFigures.load(self.figures_path(job)).seconds or None) if self.state else None
+
+    def figures_path(self, job: Job) -> Path:
+        assert self.state is not None, "only local runs keep figures"
+        return self.state.figures / f"{job.job_id}.json"
+
+    def option(self) -> str:
+        """`` --state DIR`` as the user has to type it, for commands that we print."""
+        import shlex
+
+        return f" --state {shlex.quote(str(self.state.root))}" if self.state else ""
+
+
+@contextlib.contextmanager
+def books(state: Path | None) -> Iterator[Books]:
+    """Open the ledger for one command. Raises UsageProblem or SettingsError, each with its fix."""
+    from penstock_ledger import open_database
+    from penstock_producer.settings import ProducerSettings
+
+    if state is not None:
+        folder = StateFolder.existing(state)
+        running = EmbeddedRedis.find(folder.redis)
+        redis_url = running.endpoint.redis_url if running else None
+        database_url = folder.database_url
+    else:
+        folder = None
+        settings = ProducerSettings.load()
+        redis_url, database_url = settings.redis_url, settings.database_url
+    database = open_database(database_url)
+    try:
+        yield Books(database, redis_url, folder)
+    finally:
+        database.close()
+
+
+def without_password(url: str) -> str:
+    """A URL fit to be printed."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return parts._replace(netloc=f"{parts.username or ''}:…@{parts.netloc.rpartition('@')[2]}").geturl()

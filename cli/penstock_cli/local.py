@@ -1,0 +1,207 @@
+"""`penstock run`: a job from source to result files on this machine.
+
+Read ``run_local`` from top to bottom. Everything it starts is ended by the ``with`` that started it, in reverse order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock_cli.commandline import remember, this_command
+from penstock_cli.connect import Books, books
+from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, UsageProblem
+from penstock_cli.figures import KeptFigures
+from penstock_cli.interrupts import Interrupts
+from penstock_cli.jobspec import job_spec, with_provider
+from penstock_cli.options import JobFlags, ProviderFlags
+from penstock_cli.state import StateFolder
+from penstock_cli.text import count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock_cli.report import Report
+    from penstock_ledger.model import Job
+    from penstock_producer.spec import JobSpec
+    from penstock_workers.settings import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What `penstock run` was asked to do."""
+
+    source: str
+    out: Path
+    state: Path
+    job_key: str
+    job: JobFlags
+    provider: ProviderFlags
+    workers: int
+    concurrency: int | None
+    panel: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request that was checked: nothing has been started yet, and nothing spent."""
+
+    request: RunRequest
+    spec: JobSpec
+    settings: WorkerSettings
+    state: StateFolder
+    console: Console
+
+
+def run_local(request: RunRequest) -> int:
+    """Returns the exit status. Raises CliError and the errors of the producer, the ledger and the workers."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=False)
+    with Interrupts() as interrupts:
+        plan = _checked(request, console)
+        with plan.state.locked(), _ledger(plan.state) as ledger:
+            try:
+                job = _accepted(plan, ledger)
+                if not job.state.final:
+                    job = _worked(plan, ledger, job, interrupts)
+                return _concluded(plan, ledger, job)
+            except Interrupted:
+                console.print(f"interrupted; resume with:  {this_command()}", soft_wrap=True, markup=False)
+                return EXIT_INTERRUPTED
+
+
+def _checked(request: RunRequest, console: Console) -> Plan:
+    """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
+    from penstock_workers.settings import WorkerSettings
+
+    spec = job_spec(request.job)
+    settings = with_provider(
+        WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency), spec.provider, request.provider
+    )
+    _probe_out(request.out, request.source)
+    return Plan(request, spec, settings, StateFolder.create(request.state), console)
+
+
+def _probe_out(out: Path, source: str) -> None:
+    """The result folder can be written, and writing to it does not overwrite the source."""
+    probe = out / f".penstock-probe-{os.getpid()}"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise UsageProblem(
+            f"--out {out}: cannot write there ({error.strerror}). Name a folder that you may write."
+        ) from error
+    for name in ("output.jsonl", "errors.jsonl", "report.json"):
+        if "://" not in source and (out / name).exists() and os.path.samefile(out / name, source):
+            raise UsageProblem(
+                f"--out {out}: {name} there is the source itself and would be overwritten; name another folder"
+            )
+
+
+@contextlib.contextmanager
+def _ledger(state: StateFolder) -> Iterator[Books]:
+    from penstock_ledger import open_database
+
+    database = open_database(state.database_url)
+    try:
+        database.migrate()
+    finally:
+        database.close()
+    with books(state.root) as ledger:
+        yield ledger
+
+
+def _accepted(plan: Plan, ledger: Books) -> Job:
+    """Submit the job, or find the one that this command started earlier and say how far it is."""
+    from penstock_ledger import JobConflict
+    from penstock_producer import Producer
+
+    request = plan.request
+    try:
+        with (
+            plan.console.status("checking the source …"),
+            Producer(plan.settings.model_copy(update={"database_url": plan.state.database_url})) as producer,
+        ):
+            job_id = producer.submit(request.source, plan.spec, job_key=request.job_key).job_id
+    except JobConflict as error:
+        raise UsageProblem(
+            f"{plan.state.root} holds a job {request.job_key!r} with another source or other options. To resume it, "
+            f"repeat its command unchanged; to start anew, give --job NAME or another --out. ({error})"
+        ) from error
+    job = ledger.jobs.get(job_id)
+    _say_where_it_stands(plan.console, ledger, job)
+    remember(plan.state, job.job_id)
+    return job
+
+
+def _say_where_it_stands(console: Console, ledger: Books, job: Job) -> None:
+    counts = ledger.outcomes.counts(job.job_id)
+    finished, total = counts.succeeded + counts.dead, job.total or 0
+    if job.state.final:
+        message = f"job {job.job_key} is {job.state} already: {count(finished)} of {count(total)} documents finished"
+    elif ledger.figures_path(job).exists():
+        message = f"resuming: {count(finished)} of {count(total)} already finished"
+    else:
+        message = f"job {job.job_key}: {count(total)} documents"
+        if counts.dead:
+            message += f", {count(counts.dead)} of them unusable and dead letters already"
+    console.print(message, soft_wrap=True, markup=False)
+
+
+def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts) -> Job:
+    """Start everything, show it working until the job ends, end everything. Returns the job in its last state."""
+    from penstock_cli.fleet import Fleet
+    from penstock_cli.progress import for_console
+
+    kept = KeptFigures.load(ledger.figures_path(job))
+    interrupts.defer()
+    title = f"{job.job_key} · {plan.spec.lane}" + (f" · {plan.spec.model}" if plan.spec.model else "")
+    with (
+        for_console(plan.console, title, panel=plan.request.panel) as progress,
+        Fleet(plan.settings, plan.state, plan.request.workers, hurry=interrupts.hurry, tell=progress.say) as fleet,
+    ):
+        job = fleet.work(job, kept, show=progress.show, asked_to_stop=lambda: interrupts.asked)
+    interrupts.defer(False)
+    if interrupts.asked and not job.state.final:
+        _keep_report(plan, ledger, job)
+        counts = ledger.outcomes.counts(job.job_id)
+        plan.console.print(
+            f"{count(counts.succeeded + counts.dead)} of {count(job.total or 0)} documents are finished and kept"
+        )
+        raise Interrupted("interrupted")
+    return job
+
+
+def _concluded(plan: Plan, ledger: Books, job: Job) -> int:
+    """Write the files, print the report. Raises JobStopped for a job that is paused."""
+    from penstock_cli import report as reports
+    from penstock_cli.files import write_outputs
+
+    report = _keep_report(plan, ledger, job)
+    if not job.state.final:
+        raise JobStopped(
+            f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {count(report.finished)} of "
+            f"{count(report.total)} documents are finished and kept. Mend that, then resume with:  {this_command()}"
+        )
+    files = write_outputs(ledger, job, plan.request.out)
+    command = f"penstock dlq list {shlex.quote(job.job_key)}{ledger.option()}"
+    reports.show(report, plan.console, dlq_command=command, files={**files, "report": plan.request.out / "report.json"})
+    return report.exit_status
+
+
+def _keep_report(plan: Plan, ledger: Books, job: Job) -> Report:
+    from penstock_cli import report as reports
+
+    counts = ledger.outcomes.counts(job.job_id)
+    kept = KeptFigures.load(ledger.figures_path(job))
+    report = reports.build(job, counts, stats=kept.stats, seconds=kept.seconds)
+    reports.write(report, plan.request.out / "report.json")
+    return report

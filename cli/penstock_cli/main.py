@@ -1,0 +1,56 @@
+"""The `penstock` command: commands are mounted here, and every failure leaves through here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import typer
+
+from penstock_cli.commands import dlq, doctor, jobs, results, run, submit, worker
+from penstock_cli.errors import EXIT_FAILED
+from penstock_cli.failures import exit_status, message
+from penstock_cli.settings import debug
+from penstock_cli.simulate.command import simulate
+from penstock_cli.text import safe
+
+app = typer.Typer(
+    name="penstock",
+    help="LLM batch inference on a fleet of queue workers: one visible outcome for every document.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+app.command(rich_help_panel="One machine")(run.run)
+app.command(rich_help_panel="Jobs")(submit.submit)
+app.command(rich_help_panel="Jobs")(jobs.status)
+app.command(name="jobs", rich_help_panel="Jobs")(jobs.list_jobs)
+app.command(rich_help_panel="Jobs")(results.report)
+app.command(rich_help_panel="Jobs")(results.results)
+app.command(rich_help_panel="Jobs")(jobs.pause)
+app.command(rich_help_panel="Jobs")(jobs.resume)
+app.command(rich_help_panel="Jobs")(jobs.cancel)
+app.add_typer(dlq.app, name="dlq", rich_help_panel="Jobs")
+app.command(rich_help_panel="Fleet")(worker.worker)
+app.command(rich_help_panel="Fleet")(doctor.doctor)
+app.command(rich_help_panel="One machine")(simulate)
+
+
+def main() -> None:
+    """Run the command line; every failure becomes a message on stderr and an exit status."""
+    try:
+        app(prog_name="penstock")
+    except SystemExit:
+        raise
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted; without this the interpreter complains once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except BaseException as error:
+        if debug():
+            traceback.print_exc()
+        sys.stderr.write(f"penstock: {safe(message(error))}\n")
+        sys.exit(exit_status(error))

@@ -1,0 +1,59 @@
+"""One job's figures, look by look: SQL and Redis together, or SQL alone where Redis does not run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock_cli.figures import MICRO, Counter, Figures, Speed
+
+if TYPE_CHECKING:
+    from penstock_cli.connect import Books
+    from penstock_ledger.model import Job
+
+
+class Watch:
+    """Looks at a job from outside; ``seconds`` says how long the job has been worked on."""
+
+    def __init__(self, books: Books, job: Job, seconds: Callable[[], float] | None = None) -> None:
+        self._books = books
+        self.job = job
+        self._seconds = seconds if seconds is not None else self._since_submit
+        self._speed = Speed()
+        self._counter = Counter(lambda: books.outcomes.counts(job.job_id), lambda: books.stats(job))
+
+    def refresh(self) -> Job:
+        self.job = self._books.jobs.get(self.job.job_id)
+        return self.job
+
+    def look(self, workers: int | None = None) -> Figures:
+        """``workers`` alive where the caller knows, else those that Redis has heard of."""
+        counts, moved = self._counter.look()
+        stats = self._counter.stats
+        redis = self._books.redis_if_running()
+        depth = redis.depth(f"penstock.{self.job.spec['lane']}") if redis is not None else None
+        if workers is None:
+            workers = len(redis.workers()) if redis is not None else 0
+        succeeded, dead = counts.succeeded + moved.get("succeeded", 0), counts.dead + moved.get("dead", 0)
+        return Figures(
+            total=self.job.total,
+            succeeded=succeeded,
+            succeeded_after_retry=counts.succeeded_after_retry,
+            dead=dead,
+            retries=stats.get("retries", 0),
+            rate_limited=stats.get("rate_limited", 0),
+            prompt_tokens=counts.prompt_tokens + moved.get("prompt_tokens", 0),
+            completion_tokens=counts.completion_tokens + moved.get("completion_tokens", 0),
+            cost_usd=(counts.cost_microusd + moved.get("cost_microusd", 0)) / MICRO,
+            in_flight=depth.unacked if depth else 0,
+            queued=depth.queued if depth else 0,
+            delayed=depth.delayed if depth else 0,
+            workers=workers,
+            seconds=self._seconds(),
+            per_second=self._speed.update(time.monotonic(), succeeded + dead),
+        )
+
+    def _since_submit(self) -> float:
+        kept = self._books.seconds(self.job)
+        return kept if kept is not None else (self.job.finished_at or time.time()) - self.job.created_at
