@@ -1,0 +1,127 @@
+"""What flags become, and what is said about those that are unusable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock_cli.errors import UsageProblem
+from penstock_cli.jobspec import default_job_key, job_spec, parse_duration, parse_pairs, with_provider
+from penstock_cli.options import JobFlags, ProviderFlags
+from penstock_workers.settings import ProviderSettings, WorkerSettings
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1h30m", 5400), ("2 d", 172_800), ("0.5min", 30), ("250ms", 0.25)]
+)
+def test_durations_take_plain_seconds_and_units(text: str, seconds: float) -> None:
+    """A duration reads as people write it."""
+    assert parse_duration("--deadline", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1h30", "-5m", "0", "1y", "nan", "h"])
+def test_an_unusable_duration_names_its_flag_and_value(text: str) -> None:
+    """The message repeats what was typed and where."""
+    with pytest.raises(UsageProblem, match=r"--deadline ") as caught:
+        parse_duration("--deadline", text)
+    assert repr(text) in str(caught.value)
+
+
+def test_params_are_json_where_they_can_be() -> None:
+    """Numbers, lists and truth values keep their types; everything else is text."""
+    typed = parse_pairs("--param", ["max_tokens=200", "temperature=0.5", "stop=[1]", "user=anna", "seed=", "x=a=b"])
+    assert typed == {"max_tokens": 200, "temperature": 0.5, "stop": [1], "user": "anna", "seed": "", "x": "a=b"}
+    assert type(typed["max_tokens"]) is int
+
+
+@pytest.mark.parametrize("pairs", [["max_tokens"], ["=5"], ["a=1", "a=2"]])
+def test_broken_pairs_are_refused(pairs: list[str]) -> None:
+    """No pair is guessed at and none silently wins."""
+    with pytest.raises(UsageProblem, match=r"--param"):
+        parse_pairs("--param", pairs)
+
+
+def flags(**given: Any) -> JobFlags:
+    return JobFlags(**given)
+
+
+def test_flags_become_a_spec() -> None:
+    """Every job flag arrives in the spec in its own unit."""
+    spec = job_spec(
+        flags(model="m", prompt="Say {text}", params=["max_tokens=5"], deadline="2h", max_bad_rows="3", budget_usd=1.5)
+    )
+    assert (spec.model, spec.prompt, spec.params) == ("m", "Say {text}", {"max_tokens": 5})
+    assert (spec.deadline_s, spec.timeout_s, spec.max_bad_rows, spec.budget_usd) == (7200.0, 120.0, 3, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"lane": "fast"}, r"--lane: 'fast'"),
+        ({"max_attempts": 0}, r"--max-attempts: 0"),
+        ({"params": ["max_tokens=lots"]}, r"--param max_tokens: 'lots'"),
+        ({"max_bad_rows": "some"}, r"--max-bad-rows: 'some'"),
+        ({"prompt": "Say {text}"}, r"--model"),
+        ({"endpoint": "v1/x"}, r"--endpoint: 'v1/x'"),
+        ({"budget_usd": -1.0}, r"--budget-usd: -1.0"),
+    ],
+)
+def test_an_unusable_flag_is_named_as_it_was_typed(given: dict[str, Any], told: str) -> None:
+    """Messages speak of flags and values, not of fields inside."""
+    with pytest.raises(UsageProblem, match=told):
+        job_spec(flags(**given))
+
+
+def settings(**providers: ProviderSettings) -> WorkerSettings:
+    return WorkerSettings(providers=providers)
+
+
+def test_provider_flags_win_over_the_file() -> None:
+    """What is typed overrides what is configured; the rest stays."""
+    configured = settings(default=ProviderSettings(base_url="http://old", rpm=60, tpm=1000))
+    provider = with_provider(configured, "default", ProviderFlags(base_url="http://new/", rpm=5)).providers["default"]
+    assert (provider.base_url, provider.rpm, provider.tpm) == ("http://new", 5, 1000)
+
+
+def test_only_the_provider_of_the_job_is_kept() -> None:
+    """A worker of `run` is not stopped by the missing key of a provider that the job does not use."""
+    configured = settings(
+        default=ProviderSettings(base_url="http://a"), other=ProviderSettings(api_key_env="UNSET_KEY")
+    )
+    assert list(with_provider(configured, "default", ProviderFlags()).providers) == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        ("default", ProviderFlags(base_url="ftp://x"), r"--base-url 'ftp://x'.*http"),
+        ("default", ProviderFlags(base_url="http://x", rpm=0), r"--rpm 0"),
+        ("default", ProviderFlags(base_url="http://x", api_key_env="UNSET_KEY"), r"UNSET_KEY, which is not set"),
+        ("default", ProviderFlags(), r"OPENAI_API_KEY"),
+        ("azure", ProviderFlags(), r"--provider azure is not in penstock.toml \(configured: default\)"),
+    ],
+)
+def test_an_unusable_provider_is_explained(
+    name: str, given: ProviderFlags, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong URL, limit, key or name is refused before anything starts."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("UNSET_KEY", raising=False)
+    with pytest.raises(UsageProblem, match=told):
+        with_provider(settings(default=ProviderSettings()), name, given)
+
+
+@pytest.mark.parametrize(
+    ("source", "key"),
+    [
+        ("data/reviews.jsonl", "reviews"),
+        ("s3://bucket/in/night 1.jsonl?versionId=3", "night-1"),
+        ("../../etc/.hidden", "hidden"),
+        ("日本.jsonl", "job"),
+        ("x" * 300 + ".jsonl", "x" * 64),
+    ],
+)
+def test_the_job_key_comes_from_the_file_name(source: str, key: str) -> None:
+    """The same file gives the same job, in characters that every store takes."""
+    assert default_job_key(source) == key
