@@ -34,6 +34,7 @@ _COUNT_PARAMS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n"
 _NUMBER_PARAMS = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
 # Offered by "did you mean": provider parameters that belong under `params`.
 _KNOWN_PARAMS = (*_COUNT_PARAMS, *_NUMBER_PARAMS, "stop", "seed", "logprobs", "response_format", "tools")
+_FIELDS_OF_THE_BODY = frozenset({"model", "messages", "input", "prompt", "instructions"})
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)%")
 
 
@@ -148,5 +149,7 @@ def _param_problems(params: Mapping[str, Any]) -> Iterable[Problem]:
         value = params.get(name)
         if value is not None and type(value) not in (int, float):
             yield Problem("invalid_type", f"/params/{name}", f"{seen(value)} is refused", "give a number")
+    for name in _FIELDS_OF_THE_BODY & params.keys():
+        yield Problem("invalid_value", f"/params/{name}", f"{name} is no parameter", "use the spec's model and prompt")
     if params.get("stream"):
         yield Problem("streaming_unsupported", "/params/stream", "results are stored whole, not streamed", "remove it")

@@ -32,12 +32,16 @@ class Template:
 
     def __init__(self, text: str, *, pointer: str = "/prompt") -> None:
         self.fields, self._literals = _parse(text, pointer)
+        self._pairs = tuple(zip(self.fields, self._literals[1:], strict=True))
 
     def render(self, record: Mapping[str, Any]) -> str:
         """The text for one record. Raises MissingField: an absent or null column never becomes a paid request."""
         parts = [self._literals[0]]
-        for name, literal in zip(self.fields, self._literals[1:], strict=True):
-            parts.append(_as_text(_look_up(record, name)))
+        for name, literal in self._pairs:
+            value = record.get(name)
+            if value is None:
+                value = _look_inside(record, name)
+            parts.append(value if isinstance(value, str) else orjson.dumps(value).decode())
             parts.append(literal)
         return "".join(parts)
 
@@ -71,23 +75,14 @@ def _parse(text: str, pointer: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(fields), tuple(literals)
 
 
-def _look_up(record: Mapping[str, Any], name: str) -> Any:
-    value = record.get(name)
-    if value is None and name not in record:
-        value = _look_inside(record, name)
-    if value is None:
-        raise MissingField(name, null=True)
-    return value
-
-
 def _look_inside(record: Mapping[str, Any], name: str) -> Any:
+    if name in record:
+        raise MissingField(name, null=True)
     value: Any = record
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
             raise MissingField(name, null=False)
         value = value[part]
+    if value is None:
+        raise MissingField(name, null=True)
     return value
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()

@@ -1,1 +1,6 @@
 """Where documents come from."""
+
+from penstock_producer.sources.base import BadRow, Document, Source
+from penstock_producer.sources.open import open_source
+
+__all__ = ["BadRow", "Document", "Source", "open_source"]

@@ -1,0 +1,204 @@
+"""The two forms of an input row, each turned into (doc_id, request body).
+
+OpenAI Batch lines `{"custom_id", "method", "url", "body"}` keep their body: the spec's model and params only fill in
+what it lacks. Plain records become a body through the spec's prompt template. The spec decides which form it is: with
+a prompt, plain records; without one, batch lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from penstock_producer.errors import seen
+from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN, BodyBuilder, text_field
+from penstock_producer.sources.strict_json import RowFault
+from penstock_producer.spec import JobSpec
+from penstock_producer.template import MissingField, Template
+
+MAX_DOC_ID_BYTES = 512  # an index entry in every database, a header, a terminal line
+_MAX_COLUMNS_SHOWN = 20
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+Row = tuple[str, bytes]  # document id, request body as JSON
+
+
+class Form(Protocol):
+    control_keys: tuple[bytes, ...]
+
+    def read(self, record: dict[str, Any]) -> Row:
+        """Raises RowFault."""
+        ...
+
+    def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
+        """What to do about a record that plainly has the other form; None when it has not."""
+        ...
+
+
+def form_of(spec: JobSpec) -> Form:
+    """The form that ``spec`` asks for. Raises SpecError when the spec cannot make requests out of plain records."""
+    return BatchLines(spec) if spec.prompt is None else PlainRecords(spec)
+
+
+def check_doc_id(value: Any, field: str, *, fix: str = "give every row an id of its own") -> str:
+    """``value`` as a document id: text of 1 to 512 bytes without control characters. Raises RowFault."""
+    if type(value) is not str:
+        raise RowFault(
+            "invalid_id", f"An id is text, not {type(value).__name__}.", fix=fix, field=field, value=seen(value)
+        )
+    if not (value.isascii() and value.isprintable()) and _CONTROL.search(value) is not None:
+        raise RowFault(
+            "invalid_id", "The id holds control characters.", fix="remove them", field=field, value=seen(value)
+        )
+    size = len(value) if value.isascii() else len(value.encode())
+    if not 0 < size <= MAX_DOC_ID_BYTES:
+        raise RowFault(
+            "invalid_id", f"The id has {size} bytes; 1 to {MAX_DOC_ID_BYTES} are allowed.", fix=fix, field=field,
+            value=seen(value),
+        )  # fmt: skip
+    return value
+
+
+class BatchLines:
+    """OpenAI Batch input lines."""
+
+    # Where the last of two values would win in silence; of `method` and `url` only one value is accepted anyway.
+    control_keys: tuple[bytes, ...] = (b'"custom_id"', b'"body"', b'"model"')
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._endpoint = spec.endpoint
+        self._needs_model = spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
+        self._defaults = ({} if spec.model is None else {"model": spec.model}) | dict(spec.params)
+        self._text_field = text_field(spec.endpoint)
+
+    def read(self, record: dict[str, Any]) -> Row:
+        try:
+            custom_id, method, url, body = record["custom_id"], record["method"], record["url"], record["body"]
+        except KeyError as missing:
+            raise _missing(str(missing.args[0]), record) from None
+        doc_id = check_doc_id(custom_id, "custom_id", fix="give every line a custom_id of its own")
+        try:
+            return doc_id, orjson.dumps(self._request(method, url, body))
+        except RowFault as fault:
+            fault.doc_id = doc_id
+            raise
+
+    def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
+        if any(name in record for name in ("custom_id", "method", "url", "body")):
+            return None
+        return (
+            f"the first row is a plain record with the columns {columns_of(record)}, not an OpenAI Batch line; "
+            f'give a prompt such as "Summarise: {{{next(iter(record), "text")}}}" (--prompt)'
+        )
+
+    def _request(self, method: Any, url: Any, body: Any) -> dict[str, Any]:
+        if method != "POST":
+            raise RowFault(
+                "invalid_method", "Only POST is supported.", fix='write "POST"', field="method", value=seen(method)
+            )
+        if url != self._endpoint:
+            raise RowFault(
+                "invalid_url",
+                f"The url does not match the batch endpoint {self._endpoint}.",
+                fix="make them equal, or submit with the endpoint of the lines (--endpoint)",
+                field="url",
+                value=seen(url),
+            )
+        if type(body) is not dict:
+            raise RowFault(
+                "invalid_request",
+                "The body is not an object.",
+                fix="put the request here",
+                field="body",
+                value=seen(body),
+            )
+        request = {**self._defaults, **body} if self._defaults else body
+        self._check_request(request)
+        return request
+
+    def _check_request(self, request: Mapping[str, Any]) -> None:
+        if request.get("stream"):
+            raise RowFault(
+                "streaming_unsupported", "Results are stored whole, not streamed.", fix='remove "stream"',
+                field="body.stream", value=seen(request["stream"]),
+            )  # fmt: skip
+        model = request.get("model")
+        if (self._needs_model or model is not None) and (type(model) is not str or not model):
+            raise _invalid_request("model", model, "name a model here, or one for all lines (--model)")
+        if self._text_field is not None and not request.get(self._text_field):
+            raise _invalid_request(self._text_field, request.get(self._text_field), "give the text to work on")
+
+
+class PlainRecords:
+    """Records of any columns, turned into requests by the spec's template."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        assert spec.prompt is not None
+        self._template = Template(spec.prompt)
+        self._id_field = spec.id_field
+        self._build = BodyBuilder(spec)
+        names = dict.fromkeys((spec.id_field, *self._template.fields))
+        self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
+
+    def read(self, record: dict[str, Any]) -> Row:
+        doc_id = self._doc_id(record)
+        try:
+            return doc_id, self._build(self._template.render(record))
+        except MissingField as missing:
+            what = "is null in" if missing.null else "is missing from"
+            raise RowFault(
+                "missing_field",
+                f"The prompt uses the column {missing.name!r}, which {what} this row.",
+                fix=f"fill it, or change the prompt; columns here: {columns_of(record)}",
+                field=missing.name,
+                doc_id=doc_id,
+            ) from None
+
+    def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
+        if all(name in record for name in ("custom_id", "method", "url", "body")):
+            return (
+                "the first row is an OpenAI Batch line, which has a request of its own; leave the prompt out (--prompt)"
+            )
+        return None
+
+    def _doc_id(self, record: Mapping[str, Any]) -> str:
+        if self._id_field not in record:
+            raise RowFault(
+                "missing_required_parameter",
+                f"There is no column {self._id_field!r} to take the id from.",
+                fix=f"name the id column (--id-field); columns here: {columns_of(record)}",
+                field=self._id_field,
+            )
+        value = record[self._id_field]
+        if type(value) is int:
+            return str(value)
+        return check_doc_id(
+            value, self._id_field, fix="give every row an id of its own, or name another id column (--id-field)"
+        )
+
+
+def columns_of(record: Mapping[str, Any]) -> str:
+    names = [seen(name) for name in list(record)[:_MAX_COLUMNS_SHOWN]]
+    return ", ".join(names) + (", …" if len(record) > _MAX_COLUMNS_SHOWN else "") if names else "none"
+
+
+def _missing(name: str, record: Mapping[str, Any]) -> RowFault:
+    doc_id = record.get("custom_id")
+    return RowFault(
+        "missing_required_parameter",
+        f"Missing required parameter: {name!r}.",
+        fix="a batch line has custom_id, method, url and body; plain records need a prompt (--prompt)",
+        field=name,
+        value=f"columns {columns_of(record)}",
+        doc_id=doc_id if isinstance(doc_id, str) else None,
+    )
+
+
+def _invalid_request(name: str, value: Any, fix: str) -> RowFault:
+    return RowFault(
+        "invalid_request", f"The request has no usable {name!r}.", fix=fix, field=f"body.{name}", value=seen(value)
+    )

@@ -1,0 +1,101 @@
+"""JSON Lines over any blob: OpenAI Batch lines or plain records, each line a document or a bad row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock_producer.errors import SourceChanged, SourceError, seen
+from penstock_producer.settings import DEFAULT_MAX_LINE_BYTES
+from penstock_producer.sources.base import BadRow, Cursor, Document
+from penstock_producer.sources.blob import Blob
+from penstock_producer.sources.forms import Form, form_of
+from penstock_producer.sources.lines import BOM, Line, split_lines
+from penstock_producer.sources.strict_json import RowFault, parse_object
+from penstock_producer.spec import JobSpec
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "Parquet", b"PK\x03\x04": "zip"}
+
+
+class JsonlSource:
+    """Documents of one JSONL blob. A position is "offset:length" in bytes, a cursor the next line's offset and number.
+
+    ``max_line_bytes`` travels in the pin: a reader with other settings must refuse the same lines.
+    """
+
+    def __init__(self, blob: Blob, spec: JobSpec, *, max_line_bytes: int = DEFAULT_MAX_LINE_BYTES) -> None:
+        self.uri = blob.uri
+        self._blob = blob
+        self._form: Form = form_of(spec)
+        self._max_line_bytes = max_line_bytes
+        self.id_field = "custom_id" if spec.prompt is None else spec.id_field
+
+    def pin(self) -> dict[str, Any]:
+        return self._blob.pin() | {"max_line_bytes": self._max_line_bytes}
+
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
+        offset, number = int(cursor.get("offset", 0)), int(cursor.get("line", 1))
+        first = offset == 0
+        chunks = _refuse_binary(self.uri, self._blob.chunks(offset)) if first else self._blob.chunks(offset)
+        for line in split_lines(chunks, offset=offset, number=number, max_line_bytes=self._max_line_bytes):
+            data = line[2]
+            if data is not None and (not data or data.isspace()):
+                continue
+            yield self._read(line, first=first)
+            first = False
+
+    def fetch(self, position: str) -> Document:
+        offset, _, length = position.partition(":")
+        data = self._blob.read(int(offset), int(length))
+        try:
+            doc_id, body = self._form.read(parse_object(data, self._form.control_keys))
+        except RowFault as fault:
+            raise SourceChanged(f"{self.uri}: the document at {position} no longer reads ({fault.code})") from fault
+        return Document(doc_id, body, position, 0, {})
+
+    def mark_published(self, documents: Sequence[Document]) -> None:
+        """Nothing to remember: the cursor is the memory of a file."""
+
+    def _read(self, line: Line, *, first: bool) -> Document | BadRow:
+        number, offset, data, length, end, last = line
+        cursor: Cursor = {"offset": end, "line": number + 1}
+        try:
+            if data is None:
+                raise self._too_long(length)
+            record = parse_object(data, self._form.control_keys, last=last)
+            if first:
+                self._check_form(record)
+            doc_id, body = self._form.read(record)
+        except RowFault as fault:
+            return self._bad(number, fault, cursor)
+        return Document(doc_id, body, f"{offset}:{length}", number, cursor)
+
+    def _check_form(self, record: Mapping[str, Any]) -> None:
+        advice = self._form.mistaken_for(record)
+        if advice is not None:
+            raise SourceError("wrong_form", f"{self.uri}: {advice}")
+
+    def _too_long(self, length: int) -> RowFault:
+        return RowFault(
+            "line_too_long",
+            f"The line has more than {self._max_line_bytes} bytes.",
+            fix="one JSON object per line; raise max_line_bytes where documents really are larger",
+            value=f"{length} bytes",
+        )
+
+    def _bad(self, number: int, fault: RowFault, cursor: Cursor) -> BadRow:
+        return BadRow(
+            self.uri, number, fault.code, fault.field, fault.message, fault.value, fault.fix, fault.doc_id, cursor
+        )
+
+
+def _refuse_binary(uri: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Compressed and columnar files would be a million bad rows: name them at the first bytes instead."""
+    for index, chunk in enumerate(chunks):
+        if index == 0:
+            for magic, name in _MAGIC.items():
+                if chunk.removeprefix(BOM).startswith(magic):
+                    raise SourceError(
+                        "unsupported_format", f"{uri} is {name}, not JSONL (starts {seen(chunk[:8])}); convert it first"
+                    )
+        yield chunk

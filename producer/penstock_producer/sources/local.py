@@ -1,0 +1,127 @@
+"""A local file as a pinned blob.
+
+The pin holds size, sha256 and modification time. A reader compares size and time, which is free, and hashes the file
+again only when the time differs; so a touched or copied file is fine and a changed one is never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
+from penstock_producer.sources.blob import CHUNK_BYTES
+
+KIND = "file"
+
+
+class _Identity(NamedTuple):
+    """What changes with any ordinary write. Compared for each chunk, so a file edited under a reader is noticed."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+class LocalFile:
+    """One regular file; ``pinned`` is what ``pin()`` returned at submit, None before that."""
+
+    def __init__(self, path: str | Path, pinned: Mapping[str, Any] | None = None) -> None:
+        self.uri = str(Path(path).absolute())
+        self._pinned = pinned
+        self._verified: _Identity | None = None
+        self._sha256: str | None = None if pinned is None else str(pinned["sha256"])
+
+    def pin(self) -> dict[str, Any]:
+        if self._sha256 is None or self._verified is None:
+            for _ in self.chunks(0):
+                pass
+        assert self._verified is not None
+        return {
+            "kind": KIND, "uri": self.uri, "size": self._verified.size, "sha256": self._sha256,
+            "mtime_ns": self._verified.mtime_ns,
+        }  # fmt: skip
+
+    def unchanged(self) -> bool:
+        """Whether size and modification time are those of the pin: enough to skip a second survey of the same job."""
+        if self._pinned is None:
+            return False
+        with self._opened() as (_, identity):
+            return (identity.size, identity.mtime_ns) == (self._pinned["size"], self._pinned.get("mtime_ns"))
+
+    def chunks(self, offset: int) -> Iterator[bytes]:
+        with self._opened() as (descriptor, identity):
+            self._verify(descriptor, identity)
+            hasher = hashlib.sha256() if self._sha256 is None and offset == 0 else None
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            while chunk := os.read(descriptor, CHUNK_BYTES):
+                if hasher is not None:
+                    hasher.update(chunk)
+                yield chunk
+                self._expect(identity, _identity(descriptor))
+            self._expect(identity, _identity(descriptor))
+            if hasher is not None:
+                self._sha256 = hasher.hexdigest()
+                self._verified = identity
+
+    def read(self, offset: int, length: int) -> bytes:
+        with self._opened() as (descriptor, identity):
+            self._verify(descriptor, identity)
+            data = os.pread(descriptor, length, offset)
+        if len(data) != length:
+            raise SourceChanged(f"{self.uri} ends before byte {offset + length}; restore the file that was submitted")
+        return data
+
+    def _verify(self, descriptor: int, identity: _Identity) -> None:
+        """Hold the open file against the pin, reading it whole only when it is not plainly the same."""
+        if self._verified is not None:
+            self._expect(self._verified, identity)
+        elif self._pinned is not None:
+            same_time = identity.mtime_ns == self._pinned.get("mtime_ns")
+            if identity.size != self._pinned["size"] or not (same_time or self._hash(descriptor) == self._sha256):
+                raise self._changed()
+            self._verified = identity
+
+    def _hash(self, descriptor: int) -> str:
+        hasher = hashlib.sha256()
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        while chunk := os.read(descriptor, CHUNK_BYTES):
+            hasher.update(chunk)
+        return hasher.hexdigest()
+
+    def _expect(self, expected: _Identity, actual: _Identity) -> None:
+        if actual != expected:
+            raise self._changed()
+
+    def _changed(self) -> SourceChanged:
+        return SourceChanged(
+            f"{self.uri} is not the file that was submitted; restore it, or submit the new content as a new job"
+        )
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[int, _Identity]]:
+        try:
+            # O_NONBLOCK: opening a FIFO that nobody writes to must fail below, not hang here.
+            descriptor = os.open(self.uri, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise SourceUnavailable(
+                f"{self.uri} cannot be opened ({error.strerror}); check the path and its rights"
+            ) from error
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SourceError("not_a_regular_file", f"{self.uri} is a folder, pipe or device; name a JSONL file")
+            yield descriptor, _identity(descriptor)
+        except OSError as error:
+            raise SourceUnavailable(f"{self.uri} cannot be read ({error.strerror})") from error
+        finally:
+            os.close(descriptor)
+
+
+def _identity(descriptor: int) -> _Identity:
+    status = os.fstat(descriptor)
+    return _Identity(status.st_size, status.st_mtime_ns, status.st_ino)

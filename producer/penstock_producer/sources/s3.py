@@ -1,0 +1,100 @@
+"""An S3 object as a pinned blob: every read is a ranged GET with If-Match, so other content is refused by the server.
+
+boto3 is imported when the first object is opened: it is an extra (`pip install penstock[s3]`). Credentials and region
+are boto3's own; an endpoint comes from the setting `s3_endpoint_url` or boto3's AWS_ENDPOINT_URL_S3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
+
+KIND = "s3"
+# One GET. A feeder waits for room in the queue between reads, so no connection is held open for longer than this takes.
+RANGE_BYTES = 8 * 1024 * 1024
+CONNECT_TIMEOUT_S = 10
+READ_TIMEOUT_S = 60
+TRIES = 4  # boto3's own, with backoff; after that the feed pauses and comes back
+
+
+class S3Object:
+    """One object; ``pinned`` is what ``pin()`` returned at submit, None before that."""
+
+    def __init__(
+        self, uri: str, pinned: Mapping[str, Any] | None = None, *, endpoint_url: str | None = None, client: Any = None
+    ) -> None:
+        parts = urlsplit(uri)
+        self.uri = uri
+        self._bucket, self._key = parts.netloc, unquote(parts.path.lstrip("/"))
+        if not self._bucket or not self._key:
+            raise SourceError("source_unavailable", f"{uri!r} names no object; write s3://bucket/key")
+        self._client = client if client is not None else _client(endpoint_url)
+        self._pin = None if pinned is None else dict(pinned)
+
+    def pin(self) -> dict[str, Any]:
+        if self._pin is None:
+            head = self._call(lambda: self._client.head_object(Bucket=self._bucket, Key=self._key))
+            self._pin = {"kind": KIND, "uri": self.uri, "size": int(head["ContentLength"]), "etag": str(head["ETag"])}
+        return dict(self._pin)
+
+    def unchanged(self) -> bool:
+        """Whether the object in the bucket still has the pinned ETag and size."""
+        if self._pin is None:
+            return False
+        head = self._call(lambda: self._client.head_object(Bucket=self._bucket, Key=self._key))
+        return (int(head["ContentLength"]), str(head["ETag"])) == (self._pin["size"], self._pin["etag"])
+
+    def chunks(self, offset: int) -> Iterator[bytes]:
+        size = int(self.pin()["size"])
+        while offset < size:
+            chunk = self.read(offset, min(RANGE_BYTES, size - offset))
+            yield chunk
+            offset += len(chunk)
+
+    def read(self, offset: int, length: int) -> bytes:
+        etag = self.pin()["etag"]
+
+        def get() -> bytes:
+            answer = self._client.get_object(
+                Bucket=self._bucket, Key=self._key, Range=f"bytes={offset}-{offset + length - 1}", IfMatch=etag
+            )
+            return bytes(answer["Body"].read())
+
+        data: bytes = self._call(get)
+        if len(data) != length:
+            raise SourceChanged(f"{self.uri} gave {len(data)} of {length} bytes at {offset}; restore the pinned object")
+        return data
+
+    def _call(self, request: Callable[[], Any]) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+
+        try:
+            return request()
+        except ClientError as error:
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            if status in (412, 416):
+                raise SourceChanged(
+                    f"{self.uri} is not the object that was submitted; restore it, or submit it as a new job"
+                ) from error
+            raise SourceUnavailable(
+                f"{self.uri}: S3 answered {status} ({error}); check the name and the rights"
+            ) from error
+        except (BotoCoreError, HTTPClientError, OSError) as error:
+            raise SourceUnavailable(f"{self.uri}: {error}; check the endpoint, region and credentials") from error
+
+
+def _client(endpoint_url: str | None) -> Any:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError as error:
+        raise SourceError("source_unavailable", "reading s3:// needs boto3; `pip install penstock[s3]`") from error
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        retries={"mode": "standard", "total_max_attempts": TRIES},
+    )
+    return boto3.client("s3", endpoint_url=endpoint_url, config=config)

@@ -1,0 +1,213 @@
+"""One line of JSON, read strictly: what Python's reader lets pass and a database or a provider refuses later is refused
+here, by name.
+
+The fast path is orjson, which already rejects NaN, infinities, lone surrogates, raw control characters and bad UTF-8.
+The rest is found by cheap looks at the bytes; only a line that fails or looks suspicious is taken apart slowly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import orjson
+
+from penstock_producer.errors import seen
+
+MAX_DEPTH = 64  # no request body of a known provider nests a quarter of this; parsers fail from 1,000 on
+_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # what every JSON reader on the way keeps exactly
+_MAX_INT_DIGITS = 20
+
+_ASCII_ESCAPE = re.compile(rb"\\u00[0-7]")
+_DIGITS_TO_NINE = bytes(57 if 48 <= byte <= 57 else byte for byte in range(256))
+_LONG_NUMBER = b"9" * (_MAX_INT_DIGITS - 1)
+# Strings are skipped whole, possessively, so that no input makes the scan quadratic.
+_DEPTH_TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_UTF16_SHARE = 4  # a quarter of NUL bytes is no accident
+
+
+class RowFault(Exception):
+    """Why a row is refused; the reader adds file and line."""
+
+    def __init__(
+        self, code: str, message: str, *, fix: str, field: str | None = None, value: str = "", doc_id: str | None = None
+    ) -> None:
+        self.code = code
+        self.message = message
+        self.fix = fix
+        self.field = field
+        self.value = value
+        self.doc_id = doc_id
+        super().__init__(code)
+
+
+def parse_object(line: bytes, control_keys: tuple[bytes, ...], *, last: bool = False) -> dict[str, Any]:
+    """The JSON object of one line. ``control_keys`` are quoted keys that must not occur twice in one object.
+
+    ``last`` says that the file ends in this line without a newline. Raises RowFault.
+    """
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        _classify(line, str(error), last=last)
+    if _is_suspicious(line, control_keys):
+        value = _parse_slowly(line, frozenset(key[1:-1].decode() for key in control_keys))
+    if type(value) is not dict:
+        raise RowFault(
+            "invalid_json_line",
+            f"This line is JSON but not an object (it is {type(value).__name__}).",
+            fix="write one JSON object per line",
+            value=seen(line),
+        )
+    return value
+
+
+def _is_suspicious(line: bytes, control_keys: tuple[bytes, ...]) -> bool:
+    """Whether the line may hold what orjson lets pass: NUL escapes, huge integers, deep nesting, repeated keys."""
+    # find() and not `in`: half the time on short lines.
+    if len(line) > 2 * MAX_DEPTH and line.count(b"{") + line.count(b"[") > MAX_DEPTH:
+        return True
+    if line.find(b"\\u00") >= 0 and _ASCII_ESCAPE.search(line) is not None:
+        return True
+    for key in control_keys:
+        if line.count(key) > 1:
+            return True
+    return line.translate(_DIGITS_TO_NINE).find(_LONG_NUMBER) >= 0
+
+
+def _classify(line: bytes, reason: str, *, last: bool) -> NoReturn:
+    """Name what is wrong with a line that orjson refused."""
+    _check_encoding(line)
+    _check_depth(line)
+    with contextlib.suppress(json.JSONDecodeError):
+        _check_strings(json.loads(line, parse_constant=_refuse_constant, parse_int=_integer, parse_float=_finite))
+    hint = " The file may be truncated." if last else ""
+    raise RowFault(
+        "invalid_json_line",
+        f"This line is not parseable as valid JSON.{hint}",
+        fix=f"write one JSON object per line ({reason})",
+        value=seen(line),
+    )
+
+
+def _parse_slowly(line: bytes, control_keys: frozenset[str]) -> Any:
+    _check_depth(line)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            _check_unique(pairs, control_keys)
+        return value
+
+    value = json.loads(line, object_pairs_hook=unique, parse_int=_integer, parse_float=_finite)
+    _check_strings(value)
+    return value
+
+
+def _check_unique(pairs: Iterable[tuple[str, Any]], control_keys: frozenset[str]) -> None:
+    met: set[str] = set()
+    for name, value in pairs:
+        if name in met and name in control_keys:
+            raise RowFault(
+                "duplicate_key",
+                f"The key {name!r} occurs twice in one object, and readers differ on which counts.",
+                fix="keep one of them",
+                field=name,
+                value=seen(value),
+            )
+        met.add(name)
+
+
+def _check_encoding(line: bytes) -> None:
+    if line.count(0) * _UTF16_SHARE >= len(line) or line[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        _refuse_encoding(line, 0, "it looks like UTF-16 or UTF-32")
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        if re.search(rb"\xed[\xa0-\xbf]", line[error.start : error.start + 2]):
+            raise RowFault(
+                "invalid_unicode",
+                f"Byte {error.start} of this line encodes half a surrogate pair.",
+                fix="write the character itself in UTF-8",
+                value=seen(line[error.start : error.start + 8]),
+            ) from None
+        _refuse_encoding(line, error.start, f"byte {error.start} of this line is 0x{line[error.start]:02x}")
+
+
+def _refuse_encoding(line: bytes, offset: int, why: str) -> NoReturn:
+    raise RowFault(
+        "invalid_encoding",
+        f"This line is not UTF-8: {why}.",
+        fix="convert the file, for example with `iconv -f LATIN1 -t UTF-8` or `iconv -f UTF-16 -t UTF-8`",
+        value=seen(line[max(0, offset - 8) : offset + 8]),
+    )
+
+
+def _check_depth(line: bytes) -> None:
+    depth = 0
+    for token in _DEPTH_TOKENS.finditer(line):
+        first = token[0][0]
+        depth += 1 if first in b"[{" else -1 if first in b"]}" else 0
+        if depth > MAX_DEPTH:
+            raise RowFault(
+                "nesting_too_deep",
+                f"This line nests deeper than {MAX_DEPTH} levels (byte {token.start()}).",
+                fix="flatten it, or pass the nested part as text",
+                value=seen(line),
+            )
+
+
+def _check_strings(value: Any) -> None:
+    """Refuse NUL and lone surrogates anywhere, keys included: PostgreSQL and UTF-8 cannot hold them."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            _check_string(part)
+        elif isinstance(part, dict):
+            waiting.extend(part.keys())
+            waiting.extend(part.values())
+        elif isinstance(part, list):
+            waiting.extend(part)
+
+
+def _check_string(text: str) -> None:
+    if "\x00" in text:
+        raise RowFault(
+            "nul_character", "A text holds a NUL character (\\u0000).", fix="remove it: databases refuse it",
+            value=seen(text),
+        )  # fmt: skip
+    if not text.isascii() and _SURROGATE.search(text) is not None:
+        raise RowFault(
+            "invalid_unicode", "A text holds half a surrogate pair.", fix="write the whole character, or remove it",
+            value=seen(text),
+        )  # fmt: skip
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_INT_DIGITS or not _MIN_INT <= int(digits) <= _MAX_INT:
+        _refuse_number(digits, "is beyond 64 bits")
+    return int(digits)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        _refuse_number(text, "is beyond the range of a double")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    _refuse_number(name, "is not JSON")
+
+
+def _refuse_number(text: str, why: str) -> NoReturn:
+    raise RowFault(
+        "invalid_number", f"The number {why}.", fix="write a finite number of at most 64 bits, or quote it as text",
+        value=seen(text),
+    )  # fmt: skip
