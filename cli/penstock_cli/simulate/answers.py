@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 
 CHARS_PER_TOKEN = 4
-WORDS_JUDGED = 80  # of a prompt, for its category
+CATEGORY_CHARS = 240  # of a document, judged for its category
 SUMMARY_CHARS = 160
 INSTRUCTION_CHARS = 160  # a colon or blank line within these ends the instruction, and the document follows
 EMBEDDING_DIMENSIONS = 256
@@ -39,7 +39,7 @@ _BY_WORD = {word: category for category, words in _CATEGORIES.items() for word i
 
 
 class Usage(NamedTuple):
-    """Tokens of one call. ``charged`` is what a provider that does not wait for the answer charges beforehand."""
+    """Tokens of one call."""
 
     prompt: int
     completion: int
@@ -55,6 +55,8 @@ def prompt_of(body: Mapping[str, Any]) -> str:
     if messages is None:
         prompt = body.get("prompt")
         return prompt if isinstance(prompt, str) else "\n".join(map(str, prompt or ()))
+    if len(messages) == 1:
+        return _content(messages[0].get("content"))
     return "\n".join([_content(message.get("content")) for message in messages])
 
 
@@ -148,7 +150,7 @@ def _subject(question: str) -> str:
 
 
 def _category(subject: str) -> str:
-    for word in subject[: WORDS_JUDGED * 8].lower().split()[:WORDS_JUDGED]:
+    for word in subject[:CATEGORY_CHARS].lower().split():
         category = _BY_WORD.get(word) or _BY_WORD.get(word.strip(".,;:()'\"`"))
         if category is not None:
             return category
@@ -157,7 +159,7 @@ def _category(subject: str) -> str:
 
 def _summary(subject: str) -> str:
     """The first sentence, on one line."""
-    text = " ".join(subject[: SUMMARY_CHARS * 2].split())
+    text = " ".join(subject[: SUMMARY_CHARS + 40].split())
     end = text.find(". ")
     sentence = text[: end + 1] if end >= 0 else text
     return sentence if len(sentence) <= SUMMARY_CHARS else sentence[: SUMMARY_CHARS - 1].rstrip() + "…"

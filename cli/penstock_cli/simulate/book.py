@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,51 @@ import orjson
 from penstock_cli.errors import UsageProblem
 
 
+@dataclass(slots=True)
+class _Accounts:
+    """Everything that a reset forgets."""
+
+    requests: int = 0
+    in_flight: int = 0
+    max_in_flight: int = 0
+    unread: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    first_at: float | None = None  # Unix seconds
+    last_at: float | None = None
+    calls: dict[str, int] = field(default_factory=dict)  # by document
+    answered: dict[str, int] = field(default_factory=dict)  # good answers, by document
+    outcomes: Counter[str] = field(default_factory=Counter)
+    over_limit: Counter[str] = field(default_factory=Counter)
+
+
 class CallBook:
-    """Counts in memory, about 200 bytes per document, and optionally one line per call on disk."""
+    """Counts in memory (some 300 bytes per document) and, with a log, one line per call on disk."""
 
     def __init__(self, log: Path | None = None) -> None:
         self._log = _open(log) if log is not None else None
-        self._forget()
+        self._now = _Accounts()
+
+    @property
+    def requests(self) -> int:
+        return self._now.requests
+
+    @property
+    def in_flight(self) -> int:
+        return self._now.in_flight
 
     def arrived(self, document: str) -> int:
         """Count a call; its number among the calls for this document, from 1."""
-        number = self._calls.get(document, 0) + 1
-        self._calls[document] = number
-        self._requests += 1
-        self._in_flight += 1
-        self._max_in_flight = max(self._max_in_flight, self._in_flight)
-        now = time.time()
-        self._first_at = self._first_at or now
-        self._last_at = now
+        books = self._now
+        number = books.calls.get(document, 0) + 1
+        books.calls[document] = number
+        books.requests += 1
+        books.in_flight += 1
+        if books.in_flight > books.max_in_flight:
+            books.max_in_flight = books.in_flight
+        books.last_at = time.time()
+        if books.first_at is None:
+            books.first_at = books.last_at
         return number
 
     def decided(self, document: str, number: int, outcome: str) -> None:
@@ -40,71 +69,55 @@ class CallBook:
 
     def left(self, document: str, outcome: str, usage: tuple[int, int], *, ok: bool, unread: bool) -> None:
         """The call has been answered. ``unread``: nobody was there any more; the work was done all the same."""
-        self._in_flight -= 1
-        self._outcomes[outcome] += 1
-        self._prompt_tokens += usage[0]
-        self._completion_tokens += usage[1]
-        if unread:
-            self._unread += 1
+        books = self._now
+        books.in_flight -= 1
+        books.outcomes[outcome] += 1
+        books.prompt_tokens += usage[0]
+        books.completion_tokens += usage[1]
+        books.unread += unread
         if ok:
-            self._answered[document] = self._answered.get(document, 0) + 1
+            books.answered[document] = books.answered.get(document, 0) + 1
 
     def refused(self, dimension: str) -> None:
         """A limit that was told beforehand turned this call away."""
-        self._over_limit[dimension] += 1
-
-    @property
-    def requests(self) -> int:
-        return self._requests
-
-    @property
-    def in_flight(self) -> int:
-        return self._in_flight
+        self._now.over_limit[dimension] += 1
 
     def stats(self) -> dict[str, Any]:
+        books = self._now
         return {
-            "requests": self._requests,
-            "by_status": dict(sorted(self._outcomes.items())),
-            "over_limit": dict(self._over_limit),
-            "documents": len(self._calls),
-            "answered": len(self._answered),
-            "answered_more_than_once": sum(1 for times in self._answered.values() if times > 1),
-            "unread": self._unread,
-            "in_flight": self._in_flight,
-            "max_in_flight": self._max_in_flight,
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self._completion_tokens,
-            "first_at": self._first_at or None,
-            "last_at": self._last_at or None,
+            "requests": books.requests,
+            "by_status": dict(sorted(books.outcomes.items())),
+            "over_limit": dict(books.over_limit),
+            "documents": len(books.calls),
+            "answered": len(books.answered),
+            "answered_more_than_once": sum(1 for times in books.answered.values() if times > 1),
+            "unread": books.unread,
+            "in_flight": books.in_flight,
+            "max_in_flight": books.max_in_flight,
+            "prompt_tokens": books.prompt_tokens,
+            "completion_tokens": books.completion_tokens,
+            "first_at": books.first_at,
+            "last_at": books.last_at,
         }
 
     def calls(self, least: int = 1) -> dict[str, dict[str, int]]:
         """Calls and good answers of each document that was called at least ``least`` times."""
+        books = self._now
         return {
-            document: {"calls": number, "ok": self._answered.get(document, 0)}
-            for document, number in self._calls.items()
+            document: {"calls": number, "ok": books.answered.get(document, 0)}
+            for document, number in books.calls.items()
             if number >= least
         }
 
     def reset(self) -> None:
         """Count from nothing; calls in flight stay in flight. The log on disk is kept: it is append-only."""
-        flying = self._in_flight
-        self._forget()
-        self._requests = self._in_flight = self._max_in_flight = flying
+        flying = self._now.in_flight
+        self._now = _Accounts(requests=flying, in_flight=flying, max_in_flight=flying)
 
     def close(self) -> None:
         if self._log is not None:
             os.close(self._log)
             self._log = None
-
-    def _forget(self) -> None:
-        self._calls: dict[str, int] = {}
-        self._answered: dict[str, int] = {}
-        self._outcomes: Counter[str] = Counter()
-        self._over_limit: Counter[str] = Counter()
-        self._requests = self._in_flight = self._max_in_flight = self._unread = 0
-        self._prompt_tokens = self._completion_tokens = 0
-        self._first_at = self._last_at = 0.0
 
 
 def _open(path: Path) -> int:

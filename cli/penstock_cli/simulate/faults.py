@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from enum import StrEnum
 from hashlib import blake2b
 from statistics import NormalDist
@@ -14,7 +15,8 @@ from typing import NamedTuple
 
 from penstock_cli.simulate.config import SimulatorConfig
 
-_UNIT = 2.0**-64
+_UNIT = 2.0**-53  # the finest step of a float below 1
+_THREE = struct.Struct(">QQQ")
 _NORMAL = NormalDist()
 _GENERATION = re.compile(r"~g\d+$")
 
@@ -67,11 +69,14 @@ class Fates:
         for name in config.rates():
             reached += getattr(config, name)
             self._steps.append((reached, Fault(name.removesuffix("_rate"))))
+        self._any_fault = reached
 
     def draw(self, document: str, call: int) -> Draw:
         """``call`` is 1 for the first call for this document."""
         luck, latency, fraction = self._uniforms(f"{call} {document}")
-        fault = next((fault for reached, fault in self._steps if luck < reached), None)
+        fault = None
+        if luck < self._any_fault:
+            fault = next(fault for reached, fault in self._steps if luck < reached)
         return Draw(fault, self._latency_s(latency), fraction)
 
     def poison(self, document: str) -> Poison | None:
@@ -87,5 +92,5 @@ class Fates:
 
     def _uniforms(self, text: str) -> tuple[float, float, float]:
         digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=24, key=self._key).digest()
-        first, second, third = (int.from_bytes(digest[at : at + 8], "big") >> 11 for at in (0, 8, 16))
-        return first * 2.0**-53, second * 2.0**-53, third * 2.0**-53
+        first, second, third = _THREE.unpack(digest)
+        return (first >> 11) * _UNIT, (second >> 11) * _UNIT, (third >> 11) * _UNIT

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from hmac import compare_digest
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -64,8 +64,7 @@ class Call:
     texts: list[str] = field(default_factory=list)  # of an embeddings request
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """What to send, when, and how. ``outcome`` is its name in the statistics: a status, or how it failed to leave."""
 
     status: int
@@ -75,10 +74,7 @@ class Reply:
     manner: Manner = Manner.WHOLE
     usage: Usage = NO_USAGE
     good: bool = False
-
-    @property
-    def outcome(self) -> str:
-        return str(self.status) if self.manner is Manner.WHOLE else self.manner.value
+    outcome: str = "200"
 
 
 class Provider:
@@ -164,27 +160,29 @@ class Provider:
 
     def _refuse(self, refusal: Refusal, draw: Draw, now: float) -> Reply:
         """Refusals by limit or key are immediate; those by the model (drawn) take their time."""
-        return Reply(refusal.status, refusal.body, self._headers(now, refusal.headers), draw.latency_s)
+        headers = self._headers(now, refusal.headers)
+        return Reply(refusal.status, refusal.body, headers, draw.latency_s, outcome=str(refusal.status))
 
     def _infer(self, call: Call, draw: Draw, now: float) -> Reply:
+        if draw.fault is None:
+            body, usage = self._answer(call)
+            return Reply(200, body, self._headers(now, {}), self._delay_s(draw, usage), usage=usage, good=True)
         match draw.fault:
             case Fault.THROTTLE | Fault.ERROR | Fault.OVERLOAD | Fault.HTML | Fault.ERROR_BODY as fault:
                 refusal = refusals.injected(fault, self._config.retry_after_s)
                 slow = draw if fault is not Fault.THROTTLE else draw._replace(latency_s=0.0)
                 return self._refuse(refusal, slow, now)
             case Fault.HANG:
-                return Reply(200, b"", {}, self._config.hang_s, Manner.HUNG)
+                return Reply(200, b"", {}, self._config.hang_s, Manner.HUNG, outcome=Manner.HUNG.value)
         body, usage = self._answer(call)
-        delay_s = draw.latency_s + usage.completion * self._config.latency_ms_per_token / 1000
-        headers = self._headers(now, {})
-        match draw.fault:
-            case Fault.TRUNCATE:
-                return Reply(200, body[: len(body) // 2], headers, delay_s, usage=usage)
-            case Fault.DROP:
-                manner = Manner.DROPPED if draw.fraction < 0.5 else Manner.CUT
-                return Reply(200, body, headers, delay_s, manner, usage)
-            case _:
-                return Reply(200, body, headers, delay_s, usage=usage, good=True)
+        headers, delay_s = self._headers(now, {}), self._delay_s(draw, usage)
+        if draw.fault is Fault.TRUNCATE:
+            return Reply(200, body[: len(body) // 2], headers, delay_s, usage=usage)
+        manner = Manner.DROPPED if draw.fraction < 0.5 else Manner.CUT
+        return Reply(200, body, headers, delay_s, manner, usage, outcome=manner.value)
+
+    def _delay_s(self, draw: Draw, usage: Usage) -> float:
+        return draw.latency_s + usage.completion * self._config.latency_ms_per_token / 1000
 
     def _answer(self, call: Call) -> tuple[bytes, Usage]:
         if call.endpoint == EMBEDDINGS:
@@ -203,7 +201,7 @@ class Provider:
 
     def _headers(self, now: float, more: Mapping[str, str]) -> dict[str, str]:
         ident = f"req_{self.book.requests:016x}"
-        return {"Content-Type": "application/json", "x-request-id": ident, **self._limits.headers(now), **more}
+        return {"Content-Type": "application/json", "x-request-id": ident} | self._limits.headers(now) | dict(more)
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int | None:
@@ -244,13 +242,12 @@ def _prompt(call: Call) -> Refusal | None:
 
 def _embedding_texts(call: Call) -> Refusal | None:
     given = call.body.get("input")
-    texts = [given] if isinstance(given, str) else given
-    usable = isinstance(texts, list) and 0 < len(texts) <= MAX_INPUTS and all(isinstance(text, str) for text in texts)
-    if not usable or not all(texts):
+    texts: list[Any] = given if isinstance(given, list) else [given]
+    if not 0 < len(texts) <= MAX_INPUTS or not all(isinstance(text, str) and text for text in texts):
         return refusals.invalid(f"'input' must be a text or 1 to {MAX_INPUTS} texts, none of them empty.", "input")
     dimensions = call.body.get("dimensions", EMBEDDING_DIMENSIONS)
     if not isinstance(dimensions, int) or not 1 <= dimensions <= MAX_EMBEDDING_DIMENSIONS:
         return refusals.invalid(f"'dimensions' must be between 1 and {MAX_EMBEDDING_DIMENSIONS}.", "dimensions")
     call.texts = texts
-    call.prompt_tokens = sum(max(1, tokens_of(text)) for text in texts)
+    call.prompt_tokens = sum(tokens_of(text) for text in texts)
     return None
