@@ -1,7 +1,8 @@
 """The seam between Celery and the items: what the pool hands to an engine, and what it hears back.
 
-Two threads meet here. The hub thread is the worker's main thread and owns all of Celery's state; the loop thread runs one
-asyncio loop and owns the engine. Every engine method is called on the loop thread; every bridge method may be called there.
+Two threads meet here. The hub thread is the worker's main thread and owns all of Celery's state; the loop thread runs
+one asyncio loop and owns the engine. Every engine method but ``stats`` is called on the loop thread; bridge methods may
+be called there.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ class ItemEngine(Protocol):
         """The lease is lost or the task is revoked: stop working on it. No verdict is awaited."""
 
     async def drain(self, deadline_s: float) -> None:
-        """No delivery comes any more: within ``deadline_s`` seconds give every one its verdict, ``GivenBack`` if need be.
+        """No delivery comes any more: give each one its verdict within ``deadline_s`` seconds.
 
+        What has not started gets ``GivenBack`` at once, so that others can take it; what does not finish in time, then.
         What has no verdict when this returns is given back by the pool.
         """
 
