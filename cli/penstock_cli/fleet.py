@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +18,7 @@ from penstock_cli.errors import EmbeddedRedisFailed
 from penstock_cli.figures import Figures, KeptFigures
 from penstock_cli.settings import child_environment
 from penstock_cli.state import StateFolder
-from penstock_cli.supervisor import Supervisor
+from penstock_cli.supervisor import MAX_LOG_BYTES, Supervisor
 from penstock_cli.watch import Watch
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Fleet:
 
     def __enter__(self) -> Self:
         with ExitStack() as exits:
+            exits.enter_context(logging_to(self._state.logs / "control.log"))
             self._redis = EmbeddedRedis.start(self._state.redis)
             exits.callback(self._stop_redis)
             self._settings = self._settings.model_copy(update={"redis_url": self._redis.endpoint.redis_url})
@@ -170,6 +173,25 @@ class Fleet:
 
     def _stop_workers(self) -> None:
         self._supervisor.stop(self._settings.drain_seconds + DRAIN_MARGIN_S, self._hurry)
+
+
+@contextlib.contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """What our packages log goes into a bounded file: the terminal belongs to the progress panel."""
+    from logging.handlers import RotatingFileHandler
+
+    handler = RotatingFileHandler(path, maxBytes=MAX_LOG_BYTES, backupCount=1, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
 
 
 def as_variables(settings: WorkerSettings, state: StateFolder) -> dict[str, str]:

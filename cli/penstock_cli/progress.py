@@ -101,9 +101,9 @@ def line(figures: Figures) -> str:
 
 
 def panel(figures: Figures, title: str) -> RenderableType:
-    from rich.console import Group
     from rich.panel import Panel as Box
     from rich.progress_bar import ProgressBar
+    from rich.table import Table
     from rich.text import Text
 
     lines = [
@@ -112,8 +112,18 @@ def panel(figures: Figures, title: str) -> RenderableType:
         "  ·  ".join(_trouble(figures)),
         "  ·  ".join(_spent(figures)),
     ]
-    bar = ProgressBar(total=max(1, figures.total or 1), completed=figures.finished, pulse=figures.total is None)
-    body = Group(bar, *(Text(text, no_wrap=True, overflow="ellipsis") for text in lines))
+    body = Table.grid(expand=True)
+    body.add_row(
+        ProgressBar(
+            total=max(1, figures.total or 1),
+            completed=figures.finished,
+            pulse=figures.total is None,
+            complete_style="cyan",
+            finished_style="green",
+        )
+    )
+    for text in lines:
+        body.add_row(Text(text, no_wrap=True, overflow="ellipsis"))
     return Box(
         body,
         title=Text(safe(title), style="bold"),

@@ -101,7 +101,8 @@ def show(report: Report, console: Console, *, dlq_command: str, files: Mapping[s
             table.add_row(Text(count(number), justify="right"), Text(safe(reason)))
         console.print(table)
         console.print(Text.assemble("list them:  ", (dlq_command, "bold")), soft_wrap=True)
-    console.print(_effort(report), style="dim")
+    for text in _effort(report):
+        console.print(text, style="dim")
     for name, path in (files or {}).items():
         console.print(Text(f"{name:<10} {path}"), soft_wrap=True)
 
@@ -120,13 +121,9 @@ def _headline(report: Report) -> Any:
     return Text.assemble(*parts)
 
 
-def _effort(report: Report) -> str:
-    parts = [
-        f"{duration(report.seconds)} at {rate(report.items_per_second)}",
-        f"{count(report.calls)} calls",
-        f"{count(report.retries)} retries",
-        f"{count(report.rate_limited)} rate limited",
-        f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out",
-        usd(report.cost_usd),
+def _effort(report: Report) -> list[str]:
+    return [
+        f"{duration(report.seconds)} at {rate(report.items_per_second)} · {count(report.calls)} calls · "
+        f"{count(report.retries)} retries · {count(report.rate_limited)} rate limited",
+        f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {usd(report.cost_usd)}",
     ]
-    return " · ".join(parts)

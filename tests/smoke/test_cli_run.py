@@ -1,0 +1,284 @@
+"""`penstock run` from the outside: a subprocess, a simulated provider, real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RUN_TIMEOUT_S = 180
+PENSTOCK = [sys.executable, "-m", "penstock_cli"]
+
+
+@dataclass
+class Simulator:
+    """A simulated provider of one test."""
+
+    url: str
+
+    def stats(self) -> dict[str, Any]:
+        with urllib.request.urlopen(self.url.removesuffix("/v1") + "/stats") as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+
+@contextmanager
+def simulator(*flags: str) -> Iterator[Simulator]:
+    process = subprocess.Popen(
+        [*PENSTOCK, "simulate", "--port", "0", "--latency-ms", "5", *flags], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield Simulator(process.stdout.readline().split()[-1])
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+@dataclass
+class Machine:
+    """A folder in which to run commands."""
+
+    folder: Path
+
+    def source(self, documents: int, name: str = "reviews.jsonl", bad: str = "") -> Path:
+        lines = [json.dumps({"id": f"doc-{number}", "text": f"review {number}"}) for number in range(documents)]
+        path = self.folder / name
+        path.write_text("".join(f"{line}\n" for line in lines) + bad)
+        return path
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        return subprocess.Popen(
+            [*PENSTOCK, *arguments],
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def penstock(self, *arguments: str) -> tuple[int, str]:
+        process = self.start(*arguments)
+        try:
+            told, _ = process.communicate(timeout=RUN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            told, _ = process.communicate()
+            pytest.fail(f"still running after {RUN_TIMEOUT_S} s:\n{told}\n{self.logs()}")
+        return process.returncode, told
+
+    def run_arguments(self, provider: Simulator, *more: str) -> list[str]:
+        job = ["--base-url", provider.url, "--model", "sim", "--prompt", "Summarise: {text}"]
+        return ["run", "reviews.jsonl", "--out", "out", *job, "--no-progress", *more]
+
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads((self.folder / "out" / "report.json").read_text())
+        return report
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "out" / name).read_text().splitlines()]
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text()[-3000:] for path in self.folder.glob("out/.penstock/logs/*.log"))
+
+    def leftovers(self) -> list[str]:
+        """Processes that still name this folder in their command line or work in it."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                inside = entry.name.isdigit() and str((entry / "cwd").readlink()).startswith(str(self.folder))
+            except OSError:
+                continue
+            if inside:
+                found.append((entry / "cmdline").read_text().replace("\0", " "))
+        return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.05)
+
+
+def test_a_clean_job_ends_with_all_results_and_status_0(machine: Machine) -> None:
+    """Every document has its result line, the report adds up, and no process is left behind."""
+    machine.source(300)
+    with simulator() as provider:
+        status, told = machine.penstock(*machine.run_arguments(provider))
+        assert status == 0, told + machine.logs()
+        assert provider.stats()["calls"] == 300
+    assert {line["custom_id"] for line in machine.lines("output.jsonl")} == {f"doc-{n}" for n in range(300)}
+    assert machine.lines("errors.jsonl") == []
+    report = machine.report()
+    assert (report["job"], report["state"], report["total"]) == ("reviews", "completed", 300)
+    assert (report["succeeded"], report["dead"], report["calls"]) == (300, 0, 300)
+    assert "100 % succeeded" in told
+    assert machine.leftovers() == []
+
+
+def test_dead_letters_are_listed_shown_and_replayed(machine: Machine) -> None:
+    """Poisoned documents and bad rows end as dead letters; the printed commands find, show and replay them."""
+    machine.source(200, bad='{"id": "no-text"}\n')
+    with simulator("--poison-rate", "0.05", "--seed", "3") as provider:
+        status, told = machine.penstock(*machine.run_arguments(provider))
+        assert status == 3, told + machine.logs()
+        report = machine.report()
+        assert report["succeeded"] + report["dead"] == 201
+        assert len(machine.lines("errors.jsonl")) == report["dead"] == sum(report["dead_by_reason"].values())
+        command = re.search(r"penstock (dlq list reviews --state \S+)", told)
+        assert command is not None, told
+        listed = machine.penstock(*command[1].split(), "--json")[1]
+        letters = [json.loads(line) for line in listed.splitlines()]
+        assert len(letters) == report["dead"]
+        poisoned = next(letter["doc_id"] for letter in letters if letter["reason"] == "http_400")
+        state = command[1].split()[-1]
+        shown = machine.penstock("dlq", "show", "reviews", poisoned, "--state", state)[1]
+        assert "http_400" in shown
+        assert "Summarise: review" in shown
+    with simulator() as healed:
+        status, told = machine.penstock("dlq", "replay", "reviews", "--reason", "http_400", "--state", state)
+        assert status == 0, told
+        assert "as generation 2" in told
+        assert "penstock run reviews.jsonl" in told
+        status, told = machine.penstock(*machine.run_arguments(healed))
+        assert status == 3, told + machine.logs()
+    assert machine.report()["dead"] == 1
+    assert machine.report()["succeeded"] == 200
+    assert [line["custom_id"] for line in machine.lines("errors.jsonl")] == ["no-text"]
+
+
+def test_faults_on_the_way_cost_retries_not_documents(machine: Machine) -> None:
+    """Rate limits, errors and broken connections are retried until every document has its result."""
+    machine.source(200)
+    faults = ("--throttle-rate", "0.05", "--error-rate", "0.03", "--drop-rate", "0.02", "--retry-after-s", "0.2")
+    with simulator(*faults) as provider:
+        status, told = machine.penstock(*machine.run_arguments(provider, "--max-attempts", "10"))
+        assert status == 0, told + machine.logs()
+    assert machine.report()["succeeded"] == 200
+    assert machine.report()["succeeded_after_retry"] > 0
+
+
+def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
+    """Exit status 130, nothing finished is lost or paid again, and the second run says how far the first one came."""
+    machine.source(600)
+    with simulator("--latency-ms", "100") as provider:
+        arguments = machine.run_arguments(provider, "--concurrency", "10")
+        process = machine.start(*arguments)
+        eventually(lambda: provider.stats()["calls"] > 100)
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=RUN_TIMEOUT_S)
+        assert process.returncode == 130, told + machine.logs()
+        assert "resume with:  penstock run reviews.jsonl" in told
+        assert machine.leftovers() == []
+        finished = machine.report()["succeeded"]
+        assert 0 < finished < 600
+        status, told = machine.penstock(*arguments)
+        assert status == 0, told + machine.logs()
+        assert f"resuming: {finished} of 600 already finished" in told
+        assert provider.stats()["calls"] <= 600 + 20
+    assert machine.report()["succeeded"] == 600
+    assert len(machine.lines("output.jsonl")) == 600
+
+
+def test_killed_run_leaves_no_worker_and_resumes(machine: Machine) -> None:
+    """kill -9 of the whole run: workers end by themselves, and the same command finishes the job."""
+    machine.source(400)
+    with simulator("--latency-ms", "100") as provider:
+        arguments = machine.run_arguments(provider, "--concurrency", "10")
+        process = machine.start(*arguments)
+        eventually(lambda: provider.stats()["calls"] > 60)
+        process.kill()
+        process.communicate()
+        eventually(lambda: not any("penstock_cli" in line for line in machine.leftovers()))
+        status, told = machine.penstock(*arguments)
+        assert status == 0, told + machine.logs()
+    assert machine.report()["succeeded"] == 400
+    assert machine.leftovers() == []
+
+
+def test_a_finished_job_is_not_paid_twice(machine: Machine) -> None:
+    """Repeating the command of a finished job calls nobody and ends with the same status."""
+    machine.source(20)
+    with simulator() as provider:
+        assert machine.penstock(*machine.run_arguments(provider))[0] == 0
+        status, told = machine.penstock(*machine.run_arguments(provider))
+        assert status == 0
+        assert "completed already: 20 of 20" in told
+        assert provider.stats()["calls"] == 20
+
+
+def test_another_job_under_the_same_key_is_refused(machine: Machine) -> None:
+    """Other documents or options under the key of an existing job end with status 2 and advice."""
+    machine.source(5)
+    with simulator() as provider:
+        assert machine.penstock(*machine.run_arguments(provider))[0] == 0
+        machine.source(6)
+        status, told = machine.penstock(*machine.run_arguments(provider))
+    assert status == 2
+    assert "--job" in told
+
+
+def test_an_account_without_credit_pauses_the_job(machine: Machine) -> None:
+    """Out of money: status 1, what to mend, the command to resume; it then goes on where it was."""
+    machine.source(100)
+    with simulator("--credit-calls", "30") as poor:
+        status, told = machine.penstock(*machine.run_arguments(poor, "--concurrency", "5"))
+        assert status == 1, told + machine.logs()
+        assert "paused" in told
+        assert "resume with:  penstock run" in told
+    with simulator() as rich:
+        status, told = machine.penstock(*machine.run_arguments(rich, "--concurrency", "5"))
+        assert status == 0, told + machine.logs()
+    assert machine.report()["succeeded"] == 100
+
+
+@pytest.mark.parametrize(
+    ("content", "told_parts"),
+    [
+        ("", ["empty_source", "reviews.jsonl"]),
+        ('{"id": "a", "text": "x"}\n{"id": "b"\n', ["line 2", "invalid_json"]),
+        ('{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}\n', ["line 2", "duplicate"]),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_spent(machine: Machine, content: str, told_parts: list[str]) -> None:
+    """Status 2, and a message with file, line and reason; the provider hears nothing."""
+    (machine.folder / "reviews.jsonl").write_text(content)
+    with simulator() as provider:
+        status, told = machine.penstock(*machine.run_arguments(provider))
+        assert provider.stats()["calls"] == 0
+    assert status == 2, told
+    for part in told_parts:
+        assert part in told
+    assert "Traceback" not in told
+
+
+def test_a_missing_source_and_an_unwritable_folder_are_refused(machine: Machine) -> None:
+    """Status 2 and the name of what is wrong."""
+    with simulator() as provider:
+        status, told = machine.penstock(*machine.run_arguments(provider))
+        assert (status, "reviews.jsonl" in told) == (2, True), told
+        machine.source(1)
+        (machine.folder / "out").write_text("a file")
+        status, told = machine.penstock(*machine.run_arguments(provider))
+        assert (status, "--out out" in told) == (2, True), told
