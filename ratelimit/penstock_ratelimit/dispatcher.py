@@ -229,11 +229,22 @@ class Dispatcher:
             refund(self, waiter.dims, waiter.amounts)
 
     def _recall(self) -> None:
-        """Take back every ticket that has not started, and put its caller at the head of the line."""
-        callers = self._room.recall()
-        self._room.put_back(callers)
-        for waiter in callers:
-            self._give_back(waiter)
+        """Take back every ticket that has not started.
+
+        The time of a pause is lost to all: giving it back would let the fleet burst afterwards. Only tickets for after
+        the pause are refunded to the quota; the others just do not count as used.
+        """
+        for start_at, waiter in self._room.recall():
+            if start_at >= self._pause_until:
+                self._give_back(waiter)
+            else:
+                self._void(waiter)
+
+    def _void(self, waiter: Waiter) -> None:
+        waiter.reserved = False
+        self.tally.refunded += 1
+        for dim, amount in zip(waiter.dims, waiter.amounts, strict=True):
+            self.tally.used[dim] -= amount
 
     def _nudge(self) -> None:
         if self._share is not None or (self._room.has_line and self._may_ask()):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from importlib.resources import files
+from math import ceil
 from typing import Any, Protocol
 
 from penstock_ratelimit.limits import Terms
@@ -105,7 +106,7 @@ class QuotaHash:
             ask.version,
             int(ask.max_ahead_s * _US),
             int(ask.share_s * _US),
-            int(ask.pause_s * _US),
+            ceil(ask.pause_s * _US),
             len(terms.dims),
         ]
         for dim in terms.dims:

@@ -32,12 +32,12 @@ class _Jump(selectors.DefaultSelector):
 class BlockingScripts:
     """A real Redis for a ``SharedLimiter`` in virtual time: calls block, so that time stands still meanwhile.
 
-    ``client`` is a blocking ``redis.Redis``. Set ``away`` to make every call fail as if the server were gone.
+    ``client`` is a blocking ``redis.Redis``. Set ``fault`` to make every call raise it.
     """
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self.away = False
+        self.fault: Exception | None = None
         self.calls = 0
 
     def register_script(self, script: str) -> Callable[..., Awaitable[Any]]:
@@ -45,8 +45,8 @@ class BlockingScripts:
 
         async def call(*, keys: list[str], args: list[Any]) -> Any:
             self.calls += 1
-            if self.away:
-                raise ConnectionError("the test took Redis away")
+            if self.fault is not None:
+                raise self.fault
             return registered(keys=keys, args=args)
 
         return call

@@ -89,12 +89,13 @@ class WaitingRoom:
         if self._issued:
             self._timer = self._loop.call_at(self._issued[0][0], self._start_due)
 
-    def recall(self) -> list[Waiter]:
-        """Take every unstarted ticket back; returns their callers, who wait in no line now."""
-        callers = [waiter for _, _, waiter in sorted(self._issued) if not waiter.gone]
+    def recall(self) -> list[tuple[float, Waiter]]:
+        """Take every unstarted ticket back, with its start time; the callers are at the head of the line again."""
+        tickets = [(start_at, waiter) for start_at, _, waiter in sorted(self._issued) if not waiter.gone]
         self._issued.clear()
         self.arm()
-        return callers
+        self.put_back([waiter for _, waiter in tickets])
+        return tickets
 
     def _start_due(self) -> None:
         now = self._loop.time()
