@@ -1,0 +1,45 @@
+"""What `penstock simulate` can be told."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from penstock_cli.errors import UsageProblem
+from penstock_cli.simulate.command import simulate
+from penstock_cli.simulate.config import SimulatorConfig
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"error_rate": 1.5}, "--error-rate: 1.5 cannot be used; give a share between 0 and 1"),
+        ({"poison_rate": -0.1}, "--poison-rate: -0.1 cannot be used"),
+        ({"error_rate": 0.6, "drop_rate": 0.6}, "--error-rate 0.6 + --drop-rate 0.6 add up to 1.2"),
+        ({"rpm": 0}, "--rpm: 0 cannot be used; give a number above 0"),
+        ({"tpm": float("nan")}, "--tpm: nan cannot be used"),
+        ({"latency_ms": -1}, "--latency-ms: -1 cannot be used; give 0 or more"),
+        ({"depth_s": float("inf")}, "--depth-s: inf cannot be used"),
+        ({"window": "hour"}, "--window: 'hour' cannot be used; give bucket or minute"),
+        ({"charge": "never"}, "--charge: 'never' cannot be used; give reserve or actual"),
+        ({"max_concurrency": 0}, "--max-concurrency: 0 cannot be used; give a whole number from 1"),
+        ({"port": 70_000}, "--port: 70000 cannot be used; give 0 (any free port) to 65535"),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_flag(given: dict[str, Any], told: str) -> None:
+    """The message names the flag, the value seen and what to give."""
+    with pytest.raises(UsageProblem) as caught:
+        SimulatorConfig(**given)
+    assert told in str(caught.value)
+
+
+def test_every_field_is_a_flag_with_the_same_default() -> None:
+    """Flags and configuration cannot drift apart; only the port differs, so that the address can be guessed."""
+    flags = {name: flag.default for name, flag in inspect.signature(simulate).parameters.items()}
+    defaults = {field.name: field.default for field in fields(SimulatorConfig)}
+    assert flags.pop("port") == 8399
+    assert defaults.pop("port") == 0
+    assert flags == defaults
