@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_producer.errors import SourceError, TooManyBadRows
+from penstock_producer.refusals import DUPLICATE
 from penstock_producer.seen_ids import Duplicate, SeenIds
 from penstock_producer.sources.base import BadRow
 from penstock_producer.sources.jsonl import JsonlSource
@@ -15,7 +16,6 @@ from penstock_producer.spec import JobSpec
 # Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
 MAX_BAD_ROWS_HELD = 100_000
 _BAD_ROWS_SHOWN = 20
-DUPLICATE = "duplicate_custom_id"  # the one refusal that cannot be seen from the row alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,10 @@ class Source(Protocol):
         """One document by its position. Raises SourceChanged and SourceUnavailable."""
         ...
 
+    def ended(self) -> bool:
+        """Whether documents that ran out have ended for good; an open job's spool may get more."""
+        ...
+
     def mark_published(self, documents: Sequence[Document]) -> None:
         """Called once these documents are in the queue's window and before the cursor moves."""
         ...

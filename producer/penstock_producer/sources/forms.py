@@ -31,7 +31,11 @@ class Form(Protocol):
     control_keys: tuple[bytes, ...]
 
     def read(self, record: dict[str, Any]) -> Row:
-        """Raises RowFault."""
+        """A row of a file. Raises RowFault."""
+        ...
+
+    def request(self, given: dict[str, Any]) -> bytes:
+        """The request body for what a service pushes: a body without a prompt, a record with one. Raises RowFault."""
         ...
 
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
@@ -82,10 +86,24 @@ class BatchLines:
             raise _missing(str(missing.args[0]), record) from None
         doc_id = check_doc_id(custom_id, "custom_id", fix="give every line a custom_id of its own")
         try:
-            return doc_id, orjson.dumps(self._request(method, url, body))
+            self._check_target(method, url)
+            return doc_id, self.request(body)
         except RowFault as fault:
             fault.doc_id = doc_id
             raise
+
+    def request(self, given: Any) -> bytes:
+        if type(given) is not dict:
+            raise RowFault(
+                "invalid_request",
+                "The body is not an object.",
+                fix="put the request here",
+                field="body",
+                value=seen(given),
+            )
+        request = {**self._defaults, **given} if self._defaults else given
+        self._check_request(request)
+        return orjson.dumps(request)
 
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
         if any(name in record for name in ("custom_id", "method", "url", "body")):
@@ -95,7 +113,7 @@ class BatchLines:
             f'give a prompt such as "Summarise: {{{next(iter(record), "text")}}}" (--prompt)'
         )
 
-    def _request(self, method: Any, url: Any, body: Any) -> dict[str, Any]:
+    def _check_target(self, method: Any, url: Any) -> None:
         if method != "POST":
             raise RowFault(
                 "invalid_method", "Only POST is supported.", fix='write "POST"', field="method", value=seen(method)
@@ -108,17 +126,6 @@ class BatchLines:
                 field="url",
                 value=seen(url),
             )
-        if type(body) is not dict:
-            raise RowFault(
-                "invalid_request",
-                "The body is not an object.",
-                fix="put the request here",
-                field="body",
-                value=seen(body),
-            )
-        request = {**self._defaults, **body} if self._defaults else body
-        self._check_request(request)
-        return request
 
     def _check_request(self, request: Mapping[str, Any]) -> None:
         if request.get("stream"):
@@ -147,15 +154,21 @@ class PlainRecords:
     def read(self, record: dict[str, Any]) -> Row:
         doc_id = self._doc_id(record)
         try:
-            return doc_id, self._build(self._template.render(record))
+            return doc_id, self.request(record)
+        except RowFault as fault:
+            fault.doc_id = doc_id
+            raise
+
+    def request(self, given: dict[str, Any]) -> bytes:
+        try:
+            return self._build(self._template.render(given))
         except MissingField as missing:
             what = "is null in" if missing.null else "is missing from"
             raise RowFault(
                 "missing_field",
                 f"The prompt uses the column {missing.name!r}, which {what} this row.",
-                fix=f"fill it, or change the prompt; columns here: {columns_of(record)}",
+                fix=f"fill it, or change the prompt; columns here: {columns_of(given)}",
                 field=missing.name,
-                doc_id=doc_id,
             ) from None
 
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:

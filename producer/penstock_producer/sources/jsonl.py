@@ -53,6 +53,9 @@ class JsonlSource:
             raise SourceChanged(f"{self.uri}: the document at {position} no longer reads ({fault.code})") from fault
         return Document(doc_id, body, position, 0, {})
 
+    def ended(self) -> bool:
+        return True
+
     def mark_published(self, documents: Sequence[Document]) -> None:
         """Nothing to remember: the cursor is the memory of a file."""
 

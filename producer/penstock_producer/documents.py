@@ -1,0 +1,51 @@
+"""One document that a service pushes, checked as strictly as a line of a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from penstock_producer.errors import InvalidDocument, seen
+from penstock_producer.sources.forms import check_doc_id, form_of
+from penstock_producer.sources.strict_json import RowFault, parse_object
+from penstock_producer.spec import JobSpec
+
+
+class DocumentChecker:
+    """Turns what services push into request bodies: records where the spec has a prompt, request bodies otherwise."""
+
+    def __init__(self, spec: JobSpec, max_bytes: int) -> None:
+        self._form = form_of(spec)
+        self._max_bytes = max_bytes
+
+    def check(self, doc_id: str | int, given: Mapping[str, Any] | bytes | str) -> tuple[str, bytes]:
+        """The document id and the request body as JSON. Raises InvalidDocument."""
+        try:
+            name = check_doc_id(str(doc_id) if type(doc_id) is int else doc_id, "doc_id")
+            raw = _as_json(given)
+            if len(raw) > self._max_bytes:
+                raise InvalidDocument(
+                    "line_too_long", f"document {name!r} has {len(raw)} bytes; max_line_bytes allows {self._max_bytes}"
+                )
+            return name, self._form.request(parse_object(raw, self._form.control_keys))
+        except RowFault as fault:
+            field = f" field {fault.field}:" if fault.field else ""
+            saw = f" Seen: {fault.value}." if fault.value else ""
+            raise InvalidDocument(
+                fault.code, f"document {doc_id!r}:{field} {fault.message}{saw} Fix: {fault.fix}"
+            ) from None
+
+
+def _as_json(given: Mapping[str, Any] | bytes | str) -> bytes:
+    if isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        return given.encode(errors="surrogatepass")
+    try:
+        # json and not orjson: orjson would turn NaN into null without a word.
+        return json.dumps(dict(given), allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidDocument(
+            "invalid_json", f"{seen(given)} is no JSON object ({error}); pass plain values"
+        ) from error

@@ -1,0 +1,213 @@
+"""The feeder: moves documents from a source into the queue, a bounded step at a time.
+
+Crash by crash: documents are published first and the cursor moves after, so a death in between publishes the same
+documents again, and the ledger drops what is already in the window. Nothing is skipped, nothing is queued twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from penstock_ledger import Database, JobStore, OutcomeStore, Publish, RedisLedger, buckets_for
+from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job
+from penstock_producer.refusals import DUPLICATE, refused, written_off
+from penstock_producer.settings import ProducerSettings
+from penstock_producer.sources.base import BadRow, Cursor, Document, Source
+from penstock_producer.sources.of_feed import open_feed_source, source_of
+from penstock_producer.spec import JobSpec
+from penstock_producer.wire import MAX_INLINE_BODY_BYTES, encode_item, item_tag, queue_name
+
+__all__ = ["FeedStep", "Feeder", "open_feed_source", "open_feeder"]
+
+DOCUMENTS_PER_PUBLISH = 500  # one Lua call: a few milliseconds in which Redis serves nobody else
+BYTES_PER_PUBLISH = 4 * 1024 * 1024  # of request bodies held while a call is prepared
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStep:
+    """What one step did."""
+
+    read: int = 0  # rows, good and bad
+    published: int = 0  # new in the queue
+    skipped: int = 0  # finished or in the window already
+    refused: int = 0  # rows that are no documents
+    exhausted: bool = False
+
+
+# Takes documents, returns how many were published and how many were skipped.
+_Handler = Callable[[Sequence[Document]], tuple[int, int]]
+
+
+class Feeder:
+    """Feeds one generation of one job, as long as ``owner`` leads its feed. Not thread-safe; no thread of its own."""
+
+    def __init__(
+        self,
+        job: Job,
+        feed: Feed,
+        source: Source,
+        *,
+        queue: str,
+        owner: str,
+        jobs: JobStore,
+        outcomes: OutcomeStore,
+        redis_ledger: RedisLedger,
+        refused_lines: frozenset[int] = frozenset(),
+    ) -> None:
+        self.feed = feed
+        self._job = job
+        self._source = source
+        self._queue = queue
+        self._owner = owner
+        self._jobs = jobs
+        self._outcomes = outcomes
+        self._redis = redis_ledger
+        self._buckets = buckets_for(job)
+        self._refused_lines = refused_lines
+        self._rows: Iterator[Document | BadRow] | None = None
+        self._cursor: Cursor = dict(feed.cursor)
+
+    def lead(self, feed: Feed) -> None:
+        """Take over the feed as the renewed lease returned it; a cursor that was moved meanwhile is followed."""
+        if feed.cursor != self._cursor or feed.fence != self.feed.fence:
+            self._forget_position(feed.cursor)
+        self.feed = feed
+
+    def step(self, limit: int) -> FeedStep:
+        """Publish up to ``limit`` rows and move the durable cursor behind them.
+
+        Raises SourceChanged, SourceUnavailable, FeedLost, RedisForgot and errors of the servers. All of them leave the
+        durable cursor where it was; the next step starts from there.
+        """
+        return self._run(limit, self._publish)
+
+    def write_off(self, limit: int) -> FeedStep:
+        """As ``step``, for a job that is being cancelled: documents become dead letters `cancelled`, not messages."""
+        return self._run(limit, self._write_off)
+
+    def republish(self, missing: Sequence[tuple[str, str]]) -> int:
+        """Publish (document id, position) pairs again that are in the window and nowhere else. Returns how many."""
+        published = 0
+        for start in range(0, len(missing), DOCUMENTS_PER_PUBLISH):
+            group = missing[start : start + DOCUMENTS_PER_PUBLISH]
+            items = [self._item(self._source.fetch(position)) for _, position in group]
+            published += self._redis.republish(self._queue, items)
+        return published
+
+    def _run(self, limit: int, handle: _Handler) -> FeedStep:
+        if self.feed.exhausted:
+            return FeedStep(exhausted=True)
+        try:
+            return self._advance(limit, handle)
+        except Exception:
+            self._forget_position(self.feed.cursor)
+            raise
+
+    def _advance(self, limit: int, handle: _Handler) -> FeedStep:
+        total = FeedStep()
+        while total.read < limit and not total.exhausted:
+            rows, exhausted = self._take(min(DOCUMENTS_PER_PUBLISH, limit - total.read))
+            total = _add(total, self._handle(rows, handle), exhausted)
+            if not rows:
+                break
+        if total.read or total.exhausted:
+            self._jobs.advance_feed(self.feed, self._owner, cursor=self._cursor, exhausted=total.exhausted)
+            self.feed = replace(self.feed, cursor=dict(self._cursor), exhausted=total.exhausted)
+        return total
+
+    def _take(self, limit: int) -> tuple[list[Document | BadRow], bool]:
+        """Up to ``limit`` rows of bounded size, and whether the source has ended with them."""
+        if self._rows is None:
+            self._rows = iter(self._source.documents(self._cursor))
+        rows: list[Document | BadRow] = []
+        size = 0
+        for row in self._rows:
+            rows.append(row)
+            size += len(row.body) if isinstance(row, Document) else len(row.request)
+            if len(rows) >= limit or size >= BYTES_PER_PUBLISH:
+                return rows, False
+        self._rows = None
+        return rows, self._source.ended()
+
+    def _handle(self, rows: Sequence[Document | BadRow], handle: _Handler) -> FeedStep:
+        if not rows:
+            return FeedStep()
+        documents = [row for row in rows if isinstance(row, Document) and row.line not in self._refused_lines]
+        self._bury([row for row in rows if isinstance(row, BadRow)])
+        published, skipped = handle(documents) if documents else (0, 0)
+        self._source.mark_published(documents)
+        self._cursor = rows[-1].cursor
+        return FeedStep(len(rows), published, skipped, len(rows) - len(documents))
+
+    def _publish(self, documents: Sequence[Document]) -> tuple[int, int]:
+        report = self._redis.publish(self._queue, [self._item(document) for document in documents], self._buckets)
+        return report.published, report.done + report.in_window
+
+    def _write_off(self, documents: Sequence[Document]) -> tuple[int, int]:
+        letters = [written_off(document, self._key(document.doc_id)) for document in documents]
+        self._outcomes.settle([], letters)
+        return 0, 0
+
+    def _bury(self, rows: Sequence[BadRow]) -> None:
+        """Refused rows of a file were settled at submit; those of a replay are settled here, or the job never ends."""
+        if self.feed.kind is FeedKind.SOURCE or not rows:
+            return
+        letters: list[DeadLetter] = [refused(row, self._key(row.doc_id)) for row in rows if row.doc_id is not None]
+        self._outcomes.settle([], letters)
+
+    def _item(self, document: Document) -> Publish:
+        key = self._key(document.doc_id)
+        inline = len(document.body) <= MAX_INLINE_BODY_BYTES
+        body, ref = (document.body, None) if inline else (None, document.position)
+        raw = encode_item(key, queue=self._queue, body=body, ref=ref)
+        return Publish(key, document.position, item_tag(key), raw)
+
+    def _key(self, doc_id: str) -> ItemKey:
+        return ItemKey(self.feed.job_id, self.feed.generation, doc_id)
+
+    def _forget_position(self, cursor: Cursor) -> None:
+        self._rows = None
+        self._cursor = dict(cursor)
+
+
+def open_feeder(
+    database: Database,
+    redis_ledger: RedisLedger,
+    job: Job,
+    feed: Feed,
+    *,
+    owner: str,
+    settings: ProducerSettings | None = None,
+) -> Feeder:
+    """A feeder for a feed that ``owner`` has leased. Nothing of the source is read yet."""
+    outcomes = OutcomeStore(database)
+    return Feeder(
+        job,
+        feed,
+        source_of(database, job, feed, settings),
+        queue=queue_name(JobSpec.from_json(job.spec).lane),
+        owner=owner,
+        jobs=JobStore(database),
+        outcomes=outcomes,
+        redis_ledger=redis_ledger,
+        refused_lines=_duplicate_lines(job, feed, outcomes),
+    )
+
+
+def _duplicate_lines(job: Job, feed: Feed, outcomes: OutcomeStore) -> frozenset[int]:
+    """Lines refused at submit for an id that an earlier line has: the row itself does not show it."""
+    if feed.kind is not FeedKind.SOURCE:
+        return frozenset()
+    letters = outcomes.dead_letters(job.job_id, reason=DUPLICATE, include_superseded=True)
+    return frozenset(letter.line for letter in letters if letter.key.generation == 1 and letter.line is not None)
+
+
+def _add(total: FeedStep, step: FeedStep, exhausted: bool) -> FeedStep:
+    return FeedStep(
+        total.read + step.read,
+        total.published + step.published,
+        total.skipped + step.skipped,
+        total.refused + step.refused,
+        exhausted,
+    )

@@ -1,0 +1,195 @@
+"""The door for other services: submit a file as a job, or push documents into an open one, and read what came of it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+from penstock_ledger import JobNotFound, JobStore, OutcomeStore, Spool, open_database
+from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
+from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.open_job import OpenJob
+from penstock_producer.overrides import Overrides
+from penstock_producer.refusals import refused
+from penstock_producer.settings import ProducerSettings
+from penstock_producer.sources.open import open_source, unchanged
+from penstock_producer.sources.spool import PIN as SPOOL_PIN
+from penstock_producer.spec import JobSpec
+from penstock_producer.validate import survey
+
+_JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: nobody guesses or repeats one
+_JOB_ID_CHARS = 20
+_MAX_JOB_KEY_CHARS = 200
+# Of a pin: where and how it was read, not what it holds. A moved or touched file is the same source.
+_NOT_CONTENT = frozenset({"mtime_ns", "max_line_bytes"})
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """Where a job stands, counted in SQL."""
+
+    job: Job
+    counts: Counts
+
+    @property
+    def finished(self) -> int:
+        return self.counts.succeeded + self.counts.dead
+
+    @property
+    def remaining(self) -> int | None:
+        """Documents without an outcome; None while an open job is not closed."""
+        return None if self.job.total is None else self.job.total - self.finished
+
+
+class Producer:
+    """Accepts jobs into the ledger; workers find them there. Needs the database only, not Redis.
+
+    Thread-safe. Usable as a context manager, which closes its connections.
+    """
+
+    def __init__(self, settings: ProducerSettings | None = None, *, database_url: str | None = None) -> None:
+        self._settings = settings or ProducerSettings.load(database_url=database_url)
+        url = database_url or self._settings.database_url
+        self._database = open_database(url)
+        if url.startswith("sqlite:"):
+            self._database.migrate()  # a file of our own; a server's schema is changed on purpose, by its operator
+        self._jobs = JobStore(self._database)
+        self._outcomes = OutcomeStore(self._database)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def submit(self, source: str | Path, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> Job:
+        """Accept every document of ``source`` (a JSONL path or `s3://` URI) as one job.
+
+        With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
+        another spec or content, SpecError, SourceError and TooManyBadRows; nothing is accepted then.
+        """
+        spec = spec if isinstance(spec, JobSpec) else JobSpec.from_json(spec)
+        known = self._known(job_key)
+        if known is not None and known.source != SPOOL_PIN and unchanged(known.source, source, self._settings):
+            return self._create(spec, known.source, known.total, job_key, ())
+        found = survey(open_source(source, spec, self._settings), spec)
+        refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
+        return self._create(spec, found.pin, found.total, job_key, refusals)
+
+    def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
+        """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again."""
+        spec = spec if isinstance(spec, JobSpec) else JobSpec.from_json(spec)
+        job = self._create(spec, SPOOL_PIN, None, job_key, (), FeedKind.SPOOL)
+        return OpenJob(job, spec, Spool(self._database), self._jobs, self._settings.max_line_bytes)
+
+    def status(self, job: str) -> JobStatus:
+        """Raises JobNotFound. ``job`` is an id or a key, here and below."""
+        found = self._jobs.get(job)
+        return JobStatus(found, self._outcomes.counts(found.job_id))
+
+    def results(self, job: str) -> Iterator[Result]:
+        """Every visible result so far, in flat memory, in no promised order."""
+        return self._outcomes.results(self._jobs.get(job).job_id)
+
+    def dead_letters(self, job: str, *, reason: str | None = None) -> Iterator[DeadLetter]:
+        """Every visible dead letter so far, of one reason or all."""
+        return self._outcomes.dead_letters(self._jobs.get(job).job_id, reason=reason)
+
+    def pause(self, job: str, *, reason: str = "paused by its producer") -> bool:
+        """Start nothing more until ``resume``. False when the job is not running."""
+        return self._move(job, JobState.PAUSED, (JobState.RUNNING,), reason)
+
+    def resume(self, job: str) -> bool:
+        """False when the job is not paused."""
+        return self._move(job, JobState.RUNNING, (JobState.PAUSED,), None)
+
+    def cancel(self, job: str) -> bool:
+        """Documents not yet started become dead letters `cancelled`. False when the job has already ended."""
+        return self._move(job, JobState.CANCELLING, (JobState.RUNNING, JobState.PAUSED), "cancelled by its producer")
+
+    def replay(
+        self,
+        job: str,
+        *,
+        reason: str | None = None,
+        doc_ids: Sequence[str] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Try dead letters again as a new generation; returns how many.
+
+        ``overrides`` changes their requests: see ``overrides.py``. Raises SpecError, JobNotReplayable, NothingToReplay.
+        """
+        changes = dict(overrides or {})
+        Overrides(changes)
+        _, count = self._jobs.replay(self._jobs.get(job).job_id, reason=reason, doc_ids=doc_ids, overrides=changes)
+        return count
+
+    def _move(self, job: str, to: JobState, expect: Sequence[JobState], reason: str | None) -> bool:
+        return self._jobs.set_state(self._jobs.get(job).job_id, to, reason=reason, expect=expect)
+
+    def _known(self, job_key: str | None) -> Job | None:
+        if job_key is None:
+            return None
+        _check_key(job_key)
+        try:
+            return self._jobs.get(job_key)
+        except JobNotFound:
+            return None
+
+    def _create(
+        self,
+        spec: JobSpec,
+        pin: Mapping[str, Any],
+        total: int | None,
+        job_key: str | None,
+        refusals: Sequence[tuple[str, Any]],
+        feed_kind: FeedKind = FeedKind.SOURCE,
+    ) -> Job:
+        if job_key is not None:
+            _check_key(job_key)
+        job_id = _new_job_id()
+        new = NewJob(
+            job_id=job_id,
+            job_key=job_key or job_id,
+            spec=spec.to_json(),
+            source=dict(pin),
+            digest=_digest(spec, pin),
+            total=total,
+            feed_kind=feed_kind,
+        )
+        letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
+        job, _ = self._jobs.create(new, letters)
+        return job
+
+
+def _new_job_id() -> str:
+    return "job_" + base64.b32encode(secrets.token_bytes(_JOB_ID_BYTES)).decode()[:_JOB_ID_CHARS].lower()
+
+
+def _digest(spec: JobSpec, pin: Mapping[str, Any]) -> str:
+    """What makes two submits the same job: the spec and the content, not the place of a file or its time."""
+    skipped = _NOT_CONTENT | {"uri"} if "sha256" in pin else _NOT_CONTENT
+    content = {name: value for name, value in pin.items() if name not in skipped}
+    return hashlib.sha256(orjson.dumps([spec.to_json(), content], option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _check_key(job_key: str) -> None:
+    if not isinstance(job_key, str) or not 0 < len(job_key) <= _MAX_JOB_KEY_CHARS or not job_key.isprintable():
+        fix = f"give 1 to {_MAX_JOB_KEY_CHARS} printable characters"
+        raise SpecError([Problem("invalid_value", "/job_key", f"{seen(job_key)} is refused", fix)])
+    if job_key.startswith("job_"):
+        fix = "choose a key of your own: ids of jobs start like that"
+        raise SpecError([Problem("invalid_value", "/job_key", f"{seen(job_key)} looks like a job id", fix)])

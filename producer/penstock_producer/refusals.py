@@ -1,0 +1,31 @@
+"""Documents that end without a call: refused rows and written-off documents, as dead letters."""
+
+from __future__ import annotations
+
+from penstock_ledger.model import DeadLetter, ItemKey
+from penstock_producer.sources.base import BadRow, Document
+
+CANCELLED = "cancelled"
+DUPLICATE = "duplicate_custom_id"  # the one refusal that cannot be seen from the row alone
+
+
+def refused(row: BadRow, key: ItemKey) -> DeadLetter:
+    return _letter(key, row.code, str(row), row.request, row.line or None)
+
+
+def written_off(document: Document, key: ItemKey) -> DeadLetter:
+    return _letter(key, CANCELLED, "the job was cancelled before this document was tried", document.body, None)
+
+
+def _letter(key: ItemKey, reason: str, error: str, request: bytes, line: int | None) -> DeadLetter:
+    return DeadLetter(
+        key=key,
+        reason=reason,
+        attempts=0,
+        calls=0,
+        last_error=error,
+        status_code=None,
+        request=request,
+        response=None,
+        line=line,
+    )

@@ -1,0 +1,37 @@
+"""From a feed in the ledger to the source it reads."""
+
+from __future__ import annotations
+
+from penstock_ledger import Database, JobStore, OutcomeStore, Spool
+from penstock_ledger.model import Feed, FeedKind, Job
+from penstock_producer.errors import SourceError
+from penstock_producer.settings import ProducerSettings
+from penstock_producer.sources.base import Source
+from penstock_producer.sources.open import open_source
+from penstock_producer.sources.replay import ReplaySource
+from penstock_producer.sources.spool import SpoolSource
+from penstock_producer.spec import JobSpec
+
+
+def open_feed_source(
+    database: Database, job_id: str, generation: int, settings: ProducerSettings | None = None
+) -> Source:
+    """The source of one generation of a job; what a message's ``ref`` is fetched from.
+
+    Raises JobNotFound, and SourceError when the job has no such generation.
+    """
+    jobs = JobStore(database)
+    job = jobs.get(job_id)
+    for feed in jobs.feeds(job.job_id):
+        if feed.generation == generation:
+            return source_of(database, job, feed, settings)
+    raise SourceError("source_unavailable", f"job {job_id} has no generation {generation}; is this its database?")
+
+
+def source_of(database: Database, job: Job, feed: Feed, settings: ProducerSettings | None = None) -> Source:
+    """The source that ``feed`` reads. Nothing is read yet."""
+    if feed.kind is FeedKind.REPLAY:
+        return ReplaySource(feed, OutcomeStore(database))
+    if feed.kind is FeedKind.SPOOL:
+        return SpoolSource(job.job_id, Spool(database), JobStore(database))
+    return open_source(job.source, JobSpec.from_json(job.spec), settings)

@@ -1,0 +1,63 @@
+"""Dead letters that are being replayed: their stored requests, with the replay's overrides applied.
+
+A position is the document id itself. A cursor is the last document id read: the ledger yields letters in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock_ledger import OutcomeStore
+from penstock_ledger.model import DeadLetter, Feed
+from penstock_producer.errors import SourceChanged
+from penstock_producer.overrides import Overrides
+from penstock_producer.sources.base import BadRow, Cursor, Document
+from penstock_producer.sources.strict_json import RowFault
+
+KIND = "replay"
+
+
+class ReplaySource:
+    """The dead letters that one replay generation supersedes."""
+
+    def __init__(self, feed: Feed, outcomes: OutcomeStore) -> None:
+        self._feed = feed
+        self._outcomes = outcomes
+        self._overrides = Overrides(feed.overrides)
+
+    def pin(self) -> dict[str, Any]:
+        return {"kind": KIND, "job_id": self._feed.job_id, "generation": self._feed.generation}
+
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
+        after = str(cursor.get("after", ""))
+        for letter in self._outcomes.replayable(self._feed.job_id, self._feed.generation, after=after):
+            yield self._read(letter)
+
+    def ended(self) -> bool:
+        return True
+
+    def fetch(self, position: str) -> Document:
+        letter = self._outcomes.superseded(self._feed.job_id, self._feed.generation, position)
+        document = None if letter is None else self._read(letter)
+        if not isinstance(document, Document):
+            raise SourceChanged(f"the dead letter {position!r} of {self._feed.job_id} is gone; restore the database")
+        return document
+
+    def mark_published(self, documents: Sequence[Document]) -> None:
+        """Nothing to remember: the cursor is enough."""
+
+    def _read(self, letter: DeadLetter) -> Document | BadRow:
+        doc_id = letter.key.doc_id
+        cursor: Cursor = {"after": doc_id}
+        try:
+            if not letter.request:
+                raise RowFault(letter.reason, letter.last_error, fix="mend the row and submit it again")
+            body = self._overrides.apply(letter.request)
+        except RowFault as fault:
+            line = letter.line or 0
+            return BadRow(
+                "replay", line, fault.code, fault.field, fault.message, fault.value, fault.fix, doc_id, cursor,
+                letter.request,
+            )  # fmt: skip
+        return Document(doc_id, body, doc_id, letter.line or 0, cursor)

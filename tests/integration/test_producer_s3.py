@@ -1,0 +1,100 @@
+"""Sources on S3, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from servers import S3Server
+
+from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
+from penstock_producer.settings import ProducerSettings
+from penstock_producer.sources import Document, open_source, s3
+from penstock_producer.sources.open import unchanged
+from penstock_producer.spec import JobSpec
+from penstock_producer.validate import survey
+
+SPEC = JobSpec(prompt="{text}", model="m")
+URI = "s3://docs/in%20put.jsonl"
+
+
+@pytest.fixture
+def client(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    client = s3_server.client()
+    client.create_bucket(Bucket="docs")
+    yield client
+    for entry in client.list_objects_v2(Bucket="docs").get("Contents", []):
+        client.delete_object(Bucket="docs", Key=entry["Key"])
+    client.delete_bucket(Bucket="docs")
+
+
+@pytest.fixture
+def settings(s3_server: S3Server) -> ProducerSettings:
+    return ProducerSettings(s3_endpoint_url=s3_server.url)
+
+
+def put(client: Any, count: int, text: str = "t") -> None:
+    lines = [json.dumps({"id": f"d{number}", "text": text}) for number in range(count)]
+    client.put_object(Bucket="docs", Key="in put.jsonl", Body="\n".join(lines).encode())
+
+
+def test_an_object_is_surveyed_read_and_fetched(
+    client: Any, settings: ProducerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object read in many ranges gives the same documents as a file, from any cursor and position."""
+    monkeypatch.setattr(s3, "RANGE_BYTES", 100)
+    put(client, 50)
+    found = survey(open_source(URI, SPEC, settings), SPEC)
+    assert found.total == 50
+    assert found.pin["etag"]
+    source = open_source(found.pin, SPEC, settings)
+    documents = [row for row in source.documents({}) if isinstance(row, Document)]
+    assert [document.doc_id for document in documents] == [f"d{number}" for number in range(50)]
+    assert list(source.documents(documents[19].cursor)) == documents[20:]
+    assert source.fetch(documents[30].position).body == documents[30].body
+
+
+def test_a_replaced_object_is_never_read(client: Any, settings: ProducerSettings) -> None:
+    """The server refuses other content than what was pinned, in the middle of a file as at its start."""
+    put(client, 3)
+    pin = open_source(URI, SPEC, settings).pin()
+    assert unchanged(pin, URI, settings)
+    put(client, 3, text="other")
+    assert not unchanged(pin, URI, settings)
+    with pytest.raises(SourceChanged):
+        list(open_source(pin, SPEC, settings).documents({}))
+    with pytest.raises(SourceChanged):
+        open_source(pin, SPEC, settings).fetch("0:10")
+
+
+def test_a_missing_object_is_unavailable(client: Any, settings: ProducerSettings) -> None:
+    """A missing object, a missing bucket and a silent endpoint can come back, so they are unavailable."""
+    for uri in ("s3://docs/nothing.jsonl", "s3://no-such-bucket/x.jsonl"):
+        with pytest.raises(SourceUnavailable, match="check the name"):
+            list(open_source(uri, SPEC, settings).documents({}))
+
+
+def test_an_unreachable_endpoint_is_unavailable(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent endpoint is named together with what to check."""
+    monkeypatch.setattr(s3, "TRIES", 1)
+    source = open_source(URI, SPEC, ProducerSettings(s3_endpoint_url="http://127.0.0.1:9"))
+    with pytest.raises(SourceUnavailable, match="check the endpoint"):
+        list(source.documents({}))
+
+
+def test_an_empty_object_is_an_empty_source(client: Any, settings: ProducerSettings) -> None:
+    """An object without bytes is refused like an empty file."""
+    client.put_object(Bucket="docs", Key="in put.jsonl", Body=b"")
+    with pytest.raises(SourceError, match="empty_source"):
+        survey(open_source(URI, SPEC, settings), SPEC)
+
+
+@pytest.mark.parametrize("uri", ["s3://", "s3://bucket", "s3:///key"])
+def test_a_uri_without_an_object_is_refused(uri: str) -> None:
+    """A URI needs a bucket and a key."""
+    with pytest.raises(SourceError, match="s3://bucket/key"):
+        open_source(uri, SPEC)
