@@ -35,7 +35,7 @@ class Dispatcher:
     def __init__(self, quota: Quota, quota_hash: QuotaHash, process: str) -> None:
         self._quota, self._hash, self._process = quota, quota_hash, process
         self._terms = quota.terms()
-        self._window = Window(self._terms, quota.horizon_s)
+        self._window = Window(quota.horizon_s)
         self._loop = asyncio.get_running_loop()
         self._room = WaitingRoom(self._loop, self._nudge)
         self._settlements = Settlements()
@@ -144,12 +144,11 @@ class Dispatcher:
 
     def _batch(self) -> list[Waiter]:
         """Callers to reserve for now: none while half a window is unstarted, or while Redis said "later"."""
-        room = self._window.resize(self._processes) - self._room.unstarted
+        room = self._window.size - self._room.unstarted
         batch: list[Waiter] = []
         while self._may_ask() and len(batch) < room and (waiter := self._room.next()):
             if self._price(waiter):
                 batch.append(waiter)
-        self._window.learn(waiter.amounts for waiter in batch)
         return batch
 
     def _may_ask(self) -> bool:
@@ -200,6 +199,7 @@ class Dispatcher:
         for waiter, wait_s in zip(batch, reply.waits_s, strict=False):
             self._issue(waiter, wait_s, now)
         self._room.put_back(batch[len(reply.waits_s) :])
+        self._window.resize(reply.pace_s, self._processes)
         self._room.arm()
         self._retry_at = now + reply.retry_s
         if reply.verdict is Verdict.MISSING:
@@ -277,7 +277,6 @@ class Dispatcher:
         if in_force.terms != self._terms:
             log.info("quota %s: adopting the limits now in force: %s", self._quota.id, in_force.terms.to_json())
             self._terms = in_force.terms
-            self._window.adopt(in_force.terms)
 
     def _stop(self, error: Exception) -> None:
         """Everybody who waits, now and later, gets ``error``."""

@@ -54,6 +54,8 @@ class Reserved:
     pause_left_s: float = 0.0
     pause_id: int = 0
     """Grows with each new pause."""
+    pace_s: float = 0.0
+    """Seconds per item at which the whole fleet can go, learned from what items cost; 0 = unknown."""
     in_force: InForce | None = None
     """Set when CHANGED."""
 
@@ -143,8 +145,9 @@ class QuotaHash:
             )
         return Reserved(
             Verdict.OK,
-            waits_s=[wait / _US for wait in reply[4:]],
+            waits_s=[wait / _US for wait in reply[5:]],
             retry_s=reply[1] / _US,
             pause_left_s=reply[2] / _US,
             pause_id=reply[3],
+            pace_s=reply[4] / _US,
         )

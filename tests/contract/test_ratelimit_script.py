@@ -295,3 +295,15 @@ def test_processes_are_counted_until_they_leave_or_fall_silent(redis_server: Red
     assert run(redis.hash.heartbeat("a", 15)) == 1
     redis.sleep(-3600)
     assert run(redis.hash.heartbeat("d", 15)) == 1
+
+
+def test_the_fleet_learns_one_pace(redis_server: RedisServer) -> None:
+    """The pace is the mean time per item of the scarcest dimension, and follows what items cost."""
+    redis = Redis(redis_server, both())
+    assert redis.reserve(settle={"tokens": 1}).pace_s == 0
+    assert redis.reserve((0, 0)).pace_s == 1e-6
+    redis = Redis(redis_server, both())
+    assert redis.reserve((1, 10)).pace_s == pytest.approx(0.1)
+    for _ in range(10):
+        pace_s = redis.reserve(*[(1, 500)] * 50).pace_s
+    assert pace_s == pytest.approx(0.5, rel=0.01)

@@ -64,27 +64,25 @@ def test_terms_are_rates_per_second_with_the_margin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("horizon_s", "cost", "processes", "size"),
-    [(1.0, 1, 1, 40), (1.0, 1, 4, 10), (1.0, 1, 3, 14), (1.0, 10, 4, 1), (0.4, 1, 4, 4), (10.0, 1, 1, MAX_WINDOW)],
+    ("horizon_s", "pace_s", "processes", "size"),
+    [
+        (1.0, 0.025, 1, 40),
+        (1.0, 0.025, 4, 10),
+        (1.0, 0.025, 3, 14),
+        (1.0, 0.25, 4, 1),
+        (1.0, 2.5, 4, 1),
+        (0.4, 0.025, 4, 4),
+        (10.0, 0.025, 1, MAX_WINDOW),
+        (1.0, 1e-6, 4, MAX_WINDOW),
+        (1.0, 0.0, 4, 1),
+        (1.0, 0.025, 0, 40),
+    ],
 )
 def test_the_window_is_a_processes_part_of_the_horizon(
-    horizon_s: float, cost: float, processes: int, size: int
+    horizon_s: float, pace_s: float, processes: int, size: int
 ) -> None:
-    """W = ceil(horizon * items per second / processes), at least one and at most 64."""
-    window = Window(Quota("q", {"requests": PerSecond(40)}, margin=1.0).terms(), horizon_s)
-    assert window.resize(processes) == 1  # costs are still unknown
-    window.learn([(cost,)])
-    assert window.resize(processes) == size
-    assert window.low_water == size // 2
-
-
-def test_the_window_follows_what_items_cost() -> None:
-    """When items become ten times as large, the window becomes ten times smaller; free items ask for the largest."""
-    window = Window(Quota("q", {"tokens": PerSecond(1000)}, margin=1.0).terms(), 1.0)
-    window.learn([(50,)])
-    assert window.resize(1) == 20
-    window.learn([(500,)] * 200)
-    assert window.resize(1) == 3
-    free = Window(Quota("q", {"tokens": PerSecond(1000)}).terms(), 1.0)
-    free.learn([(0,)])
-    assert free.resize(1) == MAX_WINDOW
+    """W = ceil(horizon / pace / processes), at least one and at most 64; one until the pace is known."""
+    window = Window(horizon_s)
+    assert window.size == 1
+    window.resize(pace_s, processes)
+    assert (window.size, window.low_water) == (size, size // 2)

@@ -26,7 +26,7 @@ if version then
     if ARGV[3] == '1' then tat = math.max(tat, now + burst / rate) end
     old[dim] = {level = burst - (tat - now) * rate}
     if replaces then
-      redis.call('HDEL', KEYS[1], 'r:' .. dim, 'b:' .. dim, 'c:' .. dim, 't:' .. dim)
+      redis.call('HDEL', KEYS[1], 'r:' .. dim, 'b:' .. dim, 'c:' .. dim, 't:' .. dim, 'm:' .. dim)
     else
       put('t:' .. dim, tat)
     end

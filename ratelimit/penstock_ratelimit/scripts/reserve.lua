@@ -5,6 +5,7 @@
 --   config   the terms in force, as JSON                                   written by install
 --   r:<dim>  units per second    b:<dim>  burst in units    c:<dim>  largest cost of one item (for readers; clients clip)
 --   t:<dim>  theoretical arrival time, us: when the bucket is full again    written here and by install
+--   m:<dim>  mean time that one item takes of this dimension, us: the last 50 items of the fleet    written here
 --   nb       nobody starts before this time, us                             written here
 --   lt       latest time seen, us                                           written here and by install
 --
@@ -12,11 +13,13 @@
 --       then n times: dim, settlement (+ charge, - refund); then the items' costs, row by row, in the same order
 -- No items: settle only.
 --
--- returns {granted, retry_us, pause_left_us, pause_at_us, wait_1_us, ...}
+-- returns {granted, retry_us, pause_left_us, pause_at_us, pace_us per item (0 = unknown), wait_1_us, ...}
 --         {-1}                       no such quota: install first (Redis forgot); nothing was done
 --         {-3, version, config}      other terms are in force: adopt them; nothing was done
 -- Guarantee per dimension: in any interval of t seconds, starts cost at most r*t + b (+ one item larger than b).
 -- An item larger than b needs a full bucket and then leaves a debt. Start times never decrease between items of a call.
+
+local LEARNING_RATE = 0.02
 
 local n = tonumber(ARGV[6])
 local fields = {'v', 'lt', 'nb'}
@@ -25,6 +28,7 @@ for i = 1, n do
   fields[#fields + 1] = 'r:' .. dim
   fields[#fields + 1] = 'b:' .. dim
   fields[#fields + 1] = 't:' .. dim
+  fields[#fields + 1] = 'm:' .. dim
 end
 local state = redis.call('HMGET', KEYS[1], unpack(fields))
 if not state[1] then return {-1} end
@@ -35,15 +39,16 @@ local pause_at = (tonumber(state[3]) or 0) - back
 local pause_us = tonumber(ARGV[5])
 if pause_us > 0 and now + pause_us > pause_at then pause_at = now + pause_us end
 
-local rate, burst, tat, tat_before = {}, {}, {}, {}
+local rate, burst, tat, tat_before, mean = {}, {}, {}, {}, {}
 for i = 1, n do
-  local at = 1 + 3 * i
+  local at = 4 * i
   rate[i] = tonumber(state[at]) / 1000000
   burst[i] = tonumber(state[at + 1])
   local settlement = tonumber(ARGV[6 + 2 * i])
   -- a refund is worth nothing once the bucket is full again: the provider's own would have run over too
   tat[i] = math.max(math.max(tonumber(state[at + 2]) - back, now) + settlement / rate[i], now)
   tat_before[i] = tat[i]
+  mean[i] = tonumber(state[at + 3])
 end
 
 local max_ahead, share = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -62,7 +67,9 @@ for item = 0, items - 1 do
   end
   local advance = 0
   for i = 1, n do
-    tat[i] = math.max(tat[i], start) + tonumber(ARGV[first + item * n + i]) / rate[i]
+    local takes = tonumber(ARGV[first + item * n + i]) / rate[i]
+    tat[i] = math.max(tat[i], start) + takes
+    mean[i] = (mean[i] or takes) + LEARNING_RATE * (takes - (mean[i] or takes))
     advance = math.max(advance, tat[i] - tat_before[i])
   end
   granted = granted + 1
@@ -71,10 +78,16 @@ for item = 0, items - 1 do
 end
 
 -- '%.0f' and not tostring, which keeps 14 digits
+local pace_us = 0
 local writes = {'lt', string.format('%.0f', now), 'nb', string.format('%.0f', pause_at)}
 for i = 1, n do
   writes[#writes + 1] = 't:' .. ARGV[5 + 2 * i]
   writes[#writes + 1] = string.format('%.0f', tat[i])
+  if mean[i] then
+    writes[#writes + 1] = 'm:' .. ARGV[5 + 2 * i]
+    writes[#writes + 1] = string.format('%.3f', mean[i])
+    pace_us = math.max(pace_us, math.ceil(mean[i]), 1)
+  end
 end
 redis.call('HSET', KEYS[1], unpack(writes))
-return {granted, retry_us, math.max(0, math.ceil(pause_at - now)), pause_at, unpack(waits)}
+return {granted, retry_us, math.max(0, math.ceil(pause_at - now)), pause_at, pace_us, unpack(waits)}
