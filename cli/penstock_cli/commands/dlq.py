@@ -129,27 +129,18 @@ def replay(
         typer.Option("--set", metavar="FIELD=VALUE", help="Change the request: model=…, max_tokens=…. Repeatable."),
     ] = None,
     edit_prompt: Annotated[
-        str | None, typer.Option("--edit-prompt", metavar="TEMPLATE", help="Another prompt template.")
+        str | None,
+        typer.Option("--edit-prompt", metavar="TEMPLATE", help="Wrap the text that was sent: 'Briefly: {prompt}'."),
     ] = None,
     state: options.StateOption = None,
 ) -> None:
     """Try dead letters again, as a new generation of the job. Nothing is overwritten."""
     from penstock_cli.connect import books
-    from penstock_cli.jobspec import parse_pairs
     from penstock_cli.text import count, safe
 
-    overrides: dict[str, Any] = {}
-    if set_fields:
-        overrides["set"] = parse_pairs("--set", set_fields)
-    if edit_prompt is not None:
-        overrides["prompt"] = _checked_template(edit_prompt)
+    overrides = _overrides(set_fields or [], edit_prompt)
     with books(state) as ledger:
         found = ledger.jobs.get(job)
-        if edit_prompt is not None and found.spec.get("prompt") is None:
-            raise UsageProblem(
-                f"--edit-prompt: job {safe(found.job_key)} was submitted without --prompt, its lines are "
-                "whole requests; change them with --set"
-            )
         feed, number = ledger.jobs.replay(found.job_id, reason=reason, doc_ids=doc, overrides=overrides)
         redis = ledger.redis_if_running()
         if redis is not None:
@@ -167,11 +158,18 @@ def run_again(ledger: Books, job: Job) -> str:
     return remembered(ledger.state, job.job_id)
 
 
-def _checked_template(text: str) -> str:
-    from penstock_producer.template import Template
+def _overrides(set_fields: list[str], edit_prompt: str | None) -> dict[str, Any]:
+    """What a replay changes, checked before anything moves. Raises UsageProblem and SpecError."""
+    from penstock_cli.jobspec import parse_pairs
+    from penstock_producer.overrides import Overrides
 
-    Template(text)
-    return text
+    overrides: dict[str, Any] = {}
+    if set_fields:
+        overrides["set"] = parse_pairs("--set", set_fields)
+    if edit_prompt is not None:
+        overrides["prompt"] = edit_prompt
+    Overrides(overrides)
+    return overrides
 
 
 def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:
