@@ -57,10 +57,7 @@ class Dispatcher:
     async def acquire(self, costs: Mapping[str, float], certain: Mapping[str, float] | None) -> Ticket:
         if self._failure is not None:
             raise self._failure
-        if certain:
-            self._terms.check_fits(certain)
-        self._terms.amounts(costs)  # a bad cost is the caller's error, here and now
-        waiter = Waiter(costs, certain, self._loop.create_future())
+        waiter = Waiter(costs, certain, self._terms, self._loop.create_future())
         self._room.arrive(waiter)
         self._nudge()
         try:
@@ -69,7 +66,7 @@ class Dispatcher:
             self._give_back(waiter)
             raise
         waiter.reserved = False
-        return Ticket(self, waiter.dims, waiter.amounts)
+        return Ticket(self, waiter.terms.dims, waiter.amounts)
 
     def adjust(self, dim: str, delta: float) -> None:
         self.tally.used[dim] = self.tally.used.get(dim, 0.0) + delta
@@ -155,11 +152,11 @@ class Dispatcher:
         return self._room.unstarted <= self._window.low_water and self._loop.time() >= self._retry_at
 
     def _price(self, waiter: Waiter) -> bool:
-        """Price a caller by the terms in force; they may have changed since it came."""
+        """Price a caller by the terms in force, if they changed since it came; False when it can never fit now."""
+        if waiter.terms is self._terms:
+            return True
         try:
-            if waiter.certain:
-                self._terms.check_fits(waiter.certain)
-            waiter.dims, waiter.amounts = self._terms.dims, self._terms.amounts(waiter.costs)
+            waiter.price(self._terms)
         except RateLimitError as error:
             waiter.future.set_exception(error)
             return False
@@ -214,7 +211,7 @@ class Dispatcher:
 
     def _issue(self, waiter: Waiter, wait_s: float, now: float) -> None:
         waiter.reserved = True
-        for dim, amount in zip(waiter.dims, waiter.amounts, strict=True):
+        for dim, amount in zip(waiter.terms.dims, waiter.amounts, strict=True):
             self.tally.used[dim] = self.tally.used.get(dim, 0.0) + amount
         if waiter.gone:
             self._give_back(waiter)
@@ -226,7 +223,7 @@ class Dispatcher:
     def _give_back(self, waiter: Waiter) -> None:
         if waiter.reserved:
             waiter.reserved = False
-            refund(self, waiter.dims, waiter.amounts)
+            refund(self, waiter.terms.dims, waiter.amounts)
 
     def _recall(self) -> None:
         """Take back every ticket that has not started.
@@ -243,7 +240,7 @@ class Dispatcher:
     def _void(self, waiter: Waiter) -> None:
         waiter.reserved = False
         self.tally.refunded += 1
-        for dim, amount in zip(waiter.dims, waiter.amounts, strict=True):
+        for dim, amount in zip(waiter.terms.dims, waiter.amounts, strict=True):
             self.tally.used[dim] -= amount
 
     def _nudge(self) -> None:

@@ -8,22 +8,34 @@ from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from itertools import count
 
+from penstock_ratelimit.limits import Terms
+
 
 class Waiter:
     """One caller in ``acquire``. Owned by the dispatcher, except ``future``, which the caller may cancel."""
 
-    __slots__ = ("amounts", "certain", "costs", "dims", "future", "reserved")
+    __slots__ = ("amounts", "certain", "costs", "future", "reserved", "terms")
 
     def __init__(
-        self, costs: Mapping[str, float], certain: Mapping[str, float] | None, future: asyncio.Future[None]
+        self,
+        costs: Mapping[str, float],
+        certain: Mapping[str, float] | None,
+        terms: Terms,
+        future: asyncio.Future[None],
     ) -> None:
         self.costs = costs
         self.certain = certain
         self.future = future
-        self.dims: tuple[str, ...] = ()
-        self.amounts: tuple[float, ...] = ()
         self.reserved = False
         """True while the quota counts it and its caller does not hold the ticket yet."""
+        self.price(terms)
+
+    def price(self, terms: Terms) -> None:
+        """Price it by these terms. Raises ``NeverFits`` and ``BadCost``."""
+        if self.certain:
+            terms.check_fits(self.certain)
+        self.amounts = terms.amounts(self.costs)
+        self.terms = terms
 
     @property
     def gone(self) -> bool:
