@@ -8,8 +8,9 @@ ProducerError
 │   ├── SourceUnavailable   it cannot be reached now (pause and try again)
 │   ├── SourceChanged       it is not the content that was pinned
 │   └── TooManyBadRows      more rows are refused than the spec allows
+├── SinkError               outputs cannot be written there
 ├── InvalidDocument         one document pushed by a service is unusable
-├── JobClosed               a document was pushed into a job that takes no more
+├── JobClosed               a document was pushed into a job that was cancelled
 └── WireError               a queue message is unusable
     ├── BadMessage          not a message of ours, or a damaged one
     └── UnknownMessageVersion   written by a release that this one does not understand
@@ -109,6 +110,10 @@ class TooManyBadRows(SourceError):
         )
 
 
+class SinkError(ProducerError):
+    """A destination for output files cannot be written. What was there before is untouched."""
+
+
 class InvalidDocument(ProducerError):
     """A document pushed by a service cannot be accepted; ``code`` is one of the row error codes."""
 
@@ -118,7 +123,7 @@ class InvalidDocument(ProducerError):
 
 
 class JobClosed(ProducerError):
-    """The job takes no more documents."""
+    """The job was cancelled or failed and takes no more documents."""
 
 
 class WireError(ProducerError):

@@ -83,7 +83,12 @@ class Feeder:
         return self._run(limit, self._publish)
 
     def write_off(self, limit: int) -> FeedStep:
-        """As ``step``, for a job that is being cancelled: documents become dead letters `cancelled`, not messages."""
+        """As ``step``, for a job that is being cancelled: documents become dead letters `cancelled`, not messages.
+
+        An open job is closed first, or its end would never come.
+        """
+        if self.feed.kind is FeedKind.SPOOL:
+            self._jobs.close(self.feed.job_id)
         return self._run(limit, self._write_off)
 
     def republish(self, missing: Sequence[tuple[str, str]]) -> int:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock_ledger import JobStore, Spool
-from penstock_ledger.model import Job
+from penstock_ledger.model import Job, JobState
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobClosed
 from penstock_producer.spec import JobSpec
@@ -48,7 +48,8 @@ class OpenJob:
         """Add one document: a record for the spec's prompt, or a request body where the spec has none.
 
         Accepted for good once flushed, which happens by itself every so many documents. The same ``doc_id`` again is
-        ignored when it holds the same and SpoolConflict when it does not. Raises InvalidDocument, JobClosed.
+        ignored when it holds the same and SpoolConflict when it does not. Raises InvalidDocument, JobClosed for a job
+        that was cancelled, and JobSealed after ``close``.
         """
         entry = self._checker.check(doc_id, document)
         with self._lock:
@@ -67,19 +68,14 @@ class OpenJob:
         with self._lock:
             if self._buffer:
                 self._flush()
-            total = self._spool.count(self.job_id)
-            self._jobs.close(self.job_id, total)
-            return total
+            return self._jobs.close(self.job_id)
 
     def _flush(self) -> int:
         if not self._buffer:
             return 0
-        job = self._jobs.get(self.job_id)
-        if job.total is not None or job.state.final:
-            state = job.state if job.state.final else "closed"
-            raise JobClosed(
-                f"job {job.job_key} is {state}: {len(self._buffer)} documents were not accepted; open another job"
-            )
+        state = self._jobs.get(self.job_id).state
+        if state.final or state is JobState.CANCELLING:
+            raise JobClosed(f"job {self.job_id} is {state}: {len(self._buffer)} documents were not accepted")
         new = self._spool.append(self.job_id, self._buffer)
         self._buffer = []
         self._buffered_bytes = 0

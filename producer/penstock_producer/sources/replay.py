@@ -1,6 +1,7 @@
 """Dead letters that are being replayed: their stored requests, with the replay's overrides applied.
 
-A position is the document id itself. A cursor is the last document id read: the ledger yields letters in that order.
+The ledger yields letters in the order of their ids, and which letters a replay has never changes: a cursor is the last id
+read, and a position is the id before the document.
 """
 
 from __future__ import annotations
@@ -30,24 +31,27 @@ class ReplaySource:
         return {"kind": KIND, "job_id": self._feed.job_id, "generation": self._feed.generation}
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
-        after = str(cursor.get("after", ""))
-        for letter in self._outcomes.replayable(self._feed.job_id, self._feed.generation, after=after):
-            yield self._read(letter)
+        before = str(cursor.get("after", ""))
+        for letter in self._outcomes.replayable(self._feed.job_id, self._feed.generation, after=before):
+            yield self._read(letter, before)
+            before = letter.key.doc_id
 
     def ended(self) -> bool:
         return True
 
     def fetch(self, position: str) -> Document:
-        letter = self._outcomes.superseded(self._feed.job_id, self._feed.generation, position)
-        document = None if letter is None else self._read(letter)
-        if not isinstance(document, Document):
-            raise SourceChanged(f"the dead letter {position!r} of {self._feed.job_id} is gone; restore the database")
-        return document
+        letters = self._outcomes.replayable(self._feed.job_id, self._feed.generation, after=position, page=1)
+        for letter in letters:
+            document = self._read(letter, position)
+            if isinstance(document, Document):
+                return document
+            break
+        raise SourceChanged(f"the dead letter after {position!r} of {self._feed.job_id} is gone; restore the database")
 
     def mark_published(self, documents: Sequence[Document]) -> None:
         """Nothing to remember: the cursor is enough."""
 
-    def _read(self, letter: DeadLetter) -> Document | BadRow:
+    def _read(self, letter: DeadLetter, position: str) -> Document | BadRow:
         doc_id = letter.key.doc_id
         cursor: Cursor = {"after": doc_id}
         try:
@@ -60,4 +64,4 @@ class ReplaySource:
                 "replay", line, fault.code, fault.field, fault.message, fault.value, fault.fix, doc_id, cursor,
                 letter.request,
             )  # fmt: skip
-        return Document(doc_id, body, doc_id, letter.line or 0, cursor)
+        return Document(doc_id, body, position, letter.line or 0, cursor)
