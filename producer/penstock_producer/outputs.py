@@ -1,0 +1,142 @@
+"""A job's outcomes as files: OpenAI Batch output lines and error lines, streamed from the ledger in flat memory.
+
+Lines are in the ledger's order, which is not that of the source; `custom_id` says whose they are. Writing them again
+gives the same bytes for the same outcomes. A folder gets both files, empty or not; a bucket gets no empty object.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from penstock_ledger.model import DeadLetter, ItemKey, Result
+from penstock_producer.storage import Writer, open_sink
+
+OUTPUT_NAME = "output.jsonl"
+ERRORS_NAME = "errors.jsonl"
+
+# Our reasons that OpenAI's Batch API has a word for; the others are their own code.
+_OPENAI_CODES: Mapping[str, str] = {
+    "cancelled": "batch_cancelled",
+    "deadline_exceeded": "batch_expired",
+    "timeout": "request_timeout",
+}
+
+
+class Outcomes(Protocol):
+    """What is needed of the ledger's OutcomeStore: visible outcomes, page by page."""
+
+    def results(self, job_id: str) -> Iterator[Result]: ...
+
+    def dead_letters(self, job_id: str) -> Iterator[DeadLetter]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where the files are, None for an empty one that a bucket does not get; and how many lines they have."""
+
+    output: str | None
+    errors: str | None
+    results: int
+    dead_letters: int
+
+
+def write_outputs(
+    outcomes: Outcomes, job_id: str, destination: str | Path, *, s3_endpoint_url: str | None = None
+) -> Written:
+    """Write `output.jsonl` and `errors.jsonl` into a folder or `s3://bucket/prefix`. Raises SinkError.
+
+    Both files appear when both are complete; until then, and after a failure, what was there before stays.
+    """
+    sink = open_sink(destination, s3_endpoint_url=s3_endpoint_url)
+    writers: list[Writer] = []
+    try:
+        for name in (OUTPUT_NAME, ERRORS_NAME):
+            writers.append(sink.create(name))
+        output, errors = writers
+        results = _write_all(output, map(output_line, outcomes.results(job_id)))
+        letters = _write_all(errors, map(error_line, outcomes.dead_letters(job_id)))
+        for writer in writers:
+            writer.finish()
+        return Written(output.publish(), errors.publish(), results, letters)
+    except BaseException:
+        for writer in writers:
+            writer.discard()
+        raise
+
+
+def probe_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) -> None:
+    """Find out now whether outputs can be written there at the end of the night. Raises SinkError saying what to do."""
+    open_sink(destination, s3_endpoint_url=s3_endpoint_url).probe()
+
+
+def output_line(result: Result) -> bytes:
+    """One line of `output.jsonl`, newline included."""
+    response = _response(result.status_code, result.request_id, orjson.Fragment(_one_line(result.body)))
+    return _line(result.key, response=response, error=None)
+
+
+def error_line(letter: DeadLetter) -> bytes:
+    """One line of `errors.jsonl`, newline included.
+
+    As at OpenAI a request that the provider refused has `error` null and the refusal in `response.body.error`;
+    whatever never got such an answer has `response` null and `error.code`. What only we know is under `penstock`.
+    """
+    more: dict[str, Any] = {
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "generation": letter.key.generation,
+    }
+    if letter.line is not None:
+        more["line"] = letter.line
+    if letter.status_code is not None and letter.status_code >= 400:
+        response = _response(letter.status_code, None, _refusal(letter))
+        return _line(letter.key, response=response, error=None, penstock=more)
+    error = {"code": _OPENAI_CODES.get(letter.reason, letter.reason), "message": letter.last_error}
+    return _line(letter.key, response=None, error=error, penstock=more)
+
+
+def _write_all(writer: Writer, lines: Iterable[bytes]) -> int:
+    number = 0
+    for line in lines:
+        writer.write(line)
+        number += 1
+    return number
+
+
+def _line(key: ItemKey, **fields: Any) -> bytes:
+    line = {"id": _request_id(key), "custom_id": key.doc_id, **fields}
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _request_id(key: ItemKey) -> str:
+    """The same item always has the same one."""
+    named = f"{key.job_id}\0{key.generation}\0{key.doc_id}".encode()
+    return "batch_req_" + hashlib.sha256(named).hexdigest()[:24]
+
+
+def _response(status_code: int, request_id: str | None, body: Any) -> dict[str, Any]:
+    return {"status_code": status_code, "request_id": request_id, "body": body}
+
+
+def _one_line(body: bytes) -> bytes:
+    """JSON has line ends only between its tokens, where a blank does as well."""
+    if b"\n" in body or b"\r" in body:
+        return body.replace(b"\n", b" ").replace(b"\r", b" ")
+    return body
+
+
+def _refusal(letter: DeadLetter) -> Any:
+    """The provider's own error body; one made from what is known where only an excerpt or no JSON was kept."""
+    try:
+        body = orjson.loads(letter.response or b"")
+    except orjson.JSONDecodeError:
+        body = None
+    if isinstance(body, dict) and "error" in body:
+        return body
+    return {"error": {"message": letter.last_error, "type": None, "param": None, "code": letter.reason}}

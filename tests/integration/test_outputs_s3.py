@@ -1,0 +1,116 @@
+"""Outputs in a bucket, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from servers import S3Server
+
+from penstock_ledger.model import DeadLetter, ItemKey, Result
+from penstock_producer.errors import SinkError
+from penstock_producer.outputs import probe_sink, write_outputs
+from penstock_producer.storage import PART_BYTES
+
+ROW_BYTES = 64 * 1024
+ROWS = 2 * PART_BYTES // ROW_BYTES + 30  # two full parts and a smaller last one
+
+
+class Ledger:
+    def __init__(self, rows: int, *, fail: bool = False, dead: int = 0) -> None:
+        self.rows = rows
+        self.fail = fail
+        self.dead = dead
+
+    def results(self, job_id: str) -> Iterator[Result]:
+        body = json.dumps({"text": "x" * ROW_BYTES}).encode()
+        for number in range(self.rows):
+            key = ItemKey(job_id, 1, f"doc-{number}")
+            yield Result(key, 200, body, None, "m", "stop", 1, 1, 0, 1, 1, 1)
+        if self.fail:
+            raise ConnectionError("the database is gone")
+
+    def dead_letters(self, job_id: str) -> Iterator[DeadLetter]:
+        for number in range(self.dead):
+            yield DeadLetter(ItemKey(job_id, 1, f"dead-{number}"), "timeout", 4, 4, "no answer", None, b"{}", None)
+
+
+class Bucket:
+    def __init__(self, server: S3Server) -> None:
+        self.client = server.client()
+        self.name = f"outputs-{uuid4().hex[:12]}"
+        self.client.create_bucket(Bucket=self.name)
+
+    def objects(self) -> dict[str, bytes]:
+        listed = self.client.list_objects_v2(Bucket=self.name).get("Contents", [])
+        return {entry["Key"]: self.read(entry["Key"]) for entry in listed}
+
+    def read(self, key: str) -> bytes:
+        body: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
+        return body
+
+    def unfinished(self) -> list[Any]:
+        uploads: list[Any] = self.client.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
+        return uploads
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    return Bucket(s3_server)
+
+
+def test_a_large_output_is_uploaded_in_parts(s3_server: S3Server, bucket: Bucket) -> None:
+    """An output of several parts arrives whole and in order; an empty side is no object."""
+    written = write_outputs(Ledger(ROWS), "job", f"s3://{bucket.name}/runs/7/", s3_endpoint_url=s3_server.url)
+    assert written.output == f"s3://{bucket.name}/runs/7/output.jsonl"
+    assert written.errors is None
+    objects = bucket.objects()
+    assert list(objects) == ["runs/7/output.jsonl"]
+    data = objects["runs/7/output.jsonl"]
+    assert len(data) > 2 * PART_BYTES
+    assert [json.loads(line)["custom_id"] for line in data.splitlines()] == [f"doc-{n}" for n in range(ROWS)]
+    parts = bucket.client.head_object(Bucket=bucket.name, Key="runs/7/output.jsonl")["ETag"].strip('"').split("-")
+    assert parts[1] == "3"
+    assert bucket.unfinished() == []
+
+
+def test_a_failed_upload_leaves_nothing(s3_server: S3Server, bucket: Bucket) -> None:
+    """When the ledger fails after parts were sent: no object, no unfinished upload, and no loss of an old one."""
+    bucket.client.put_object(Bucket=bucket.name, Key="errors.jsonl", Body=b"old")
+    with pytest.raises(ConnectionError):
+        write_outputs(Ledger(ROWS, fail=True), "job", f"s3://{bucket.name}", s3_endpoint_url=s3_server.url)
+    assert bucket.objects() == {"errors.jsonl": b"old"}
+    assert bucket.unfinished() == []
+
+
+def test_writing_again_replaces_what_is_out_of_date(s3_server: S3Server, bucket: Bucket) -> None:
+    """After a replay that rescued every document, the errors of the first run are gone from the bucket."""
+    place = f"s3://{bucket.name}/run"
+    write_outputs(Ledger(1, dead=2), "job", place, s3_endpoint_url=s3_server.url)
+    assert set(bucket.objects()) == {"run/output.jsonl", "run/errors.jsonl"}
+    write_outputs(Ledger(3), "job", place, s3_endpoint_url=s3_server.url)
+    objects = bucket.objects()
+    assert list(objects) == ["run/output.jsonl"]
+    assert objects["run/output.jsonl"].count(b"\n") == 3
+
+
+def test_a_missing_bucket_is_refused_beforehand(s3_server: S3Server, bucket: Bucket) -> None:
+    """The probe says that the bucket does not exist; a good one is left without a trace."""
+    with pytest.raises(SinkError, match="there is no bucket 'no-such-bucket-here'; create it"):
+        probe_sink("s3://no-such-bucket-here/out", s3_endpoint_url=s3_server.url)
+    probe_sink(f"s3://{bucket.name}/out", s3_endpoint_url=s3_server.url)
+    assert bucket.objects() == {}
+    assert bucket.unfinished() == []
+
+
+def test_an_endpoint_that_is_not_there_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a server the message gives the place and what to check."""
+    monkeypatch.setattr("penstock_producer.storage.TRIES", 1)
+    with pytest.raises(SinkError, match=r"cannot write s3://b/out/penstock-probe: .*check the endpoint"):
+        probe_sink("s3://b/out", s3_endpoint_url="http://127.0.0.1:1")
