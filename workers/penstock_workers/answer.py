@@ -20,7 +20,7 @@ class Answer:
 class NoAnswer:
     """The try ended without a complete answer.
 
-    ``failure`` is one of judge.py's names: `timeout`, `connect_failed`, `connection_lost`, `answer_too_large`, `invalid_request`.
+    ``failure`` is one of judge.py's names: `timeout`, `connect_failed`, `connection_lost`, `answer_too_large`, …
     ``sent`` tells whether the provider may have seen, and billed, the request.
     """
 

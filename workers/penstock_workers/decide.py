@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ratelimit import full_jitter
@@ -23,7 +22,7 @@ class RetryPolicy:
     base_s: float = 1.0
     cap_s: float = 60.0
     max_retry_after_s: float = 900.0
-    rng: Callable[[], float] = random.random
+    rng: random.Random = field(default_factory=random.Random)
 
     def wait_s(self, tries: int, retry_after_s: float | None) -> float:
         """What the provider asked for, plus full jitter so that a thousand items do not come back in one instant."""

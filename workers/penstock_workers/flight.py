@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
@@ -24,15 +24,20 @@ class JobView:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """Written by the runner's steps in their order; ``settle.py`` only reads it."""
+    """Written by the runner's steps in their order; decide.py and settle.py only read it."""
 
     delivery: Delivery
-    message: ItemMessage
-    job: JobView
-    body: bytes  # the request body as it is sent
-    begun: bool = False  # the ledger has counted this start
-    sent: bool = False  # a request has left for the provider
+    message: ItemMessage = field(init=False)  # set by the step "open", as are the next two
+    job: JobView = field(init=False)
+    body: bytes = field(init=False)  # the request body as it is sent
+    begun: bool = False  # the ledger has counted this start and waits for its conclusion
+    crashes: int = 0  # earlier starts that nobody concluded
+    calls: int = 0  # requests sent in this try
     last_answer: bytes | None = None
+
+    @property
+    def opened(self) -> bool:
+        return hasattr(self, "body")
 
     @property
     def key(self) -> ItemKey:

@@ -27,6 +27,9 @@ class Gatherer(Generic[T]):
         self._waiting: list[T] = []
         self._arrived = asyncio.Event()
         self._full = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._hurried = False  # somebody waits for an empty gatherer: do not linger
         self._closing = False
         self._loop_task: asyncio.Task[None] | None = None
 
@@ -36,9 +39,17 @@ class Gatherer(Generic[T]):
     def put(self, thing: T) -> None:
         self._waiting.append(thing)
         if len(self._waiting) == 1:
+            self._idle.clear()
             self._arrived.set()
         if len(self._waiting) >= self._group_max:
             self._full.set()
+
+    async def flush(self) -> None:
+        """Return once everything that was put in before this call has been flushed."""
+        self._hurried = True
+        self._full.set()
+        await self._idle.wait()
+        self._hurried = False
 
     async def close(self) -> None:
         """Flush what waits, then end."""
@@ -51,13 +62,15 @@ class Gatherer(Generic[T]):
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
-            if self._linger_s and not self._closing:
+            if self._linger_s and not (self._closing or self._hurried):
                 await self._linger()
             group = self._take()
             if group:
                 await self._flush(group)
-            elif self._closing:
-                return
+            if not self._waiting:
+                self._idle.set()
+                if self._closing:
+                    return
 
     async def _linger(self) -> None:
         try:

@@ -74,7 +74,7 @@ FATES: Mapping[str, Fate] = {
     "redirected": Fate(Act.DEAD),  # 3xx: redirects are off, so that keys go nowhere else
     "answer_too_large": Fate(Act.DEAD),  # above MAX_ANSWER_BYTES
     "source_lost": Fate(Act.DEAD),  # the document behind a reference cannot be read any more
-    "invalid_message": Fate(Act.DEAD),  # a message for a known item that cannot be understood
+    "worker_crashed": Fate(Act.DEAD),  # it kills the process that runs it
     # The account, not the item.
     "unauthorized": Fate(Act.PAUSE, fix="check the API key (the variable named by api_key_env), then resume"),
     "forbidden": Fate(Act.PAUSE, fix="the key may not use this model or project; change either, then resume"),

@@ -58,7 +58,8 @@ class QuarantineCell:
 
     async def _ask(self, request: Request, doc_id: str) -> Tried:
         child = await self._living_child()
-        assert child.stdin is not None and child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
         child.stdin.write(_encode_request(request, doc_id))
         try:
             await child.stdin.drain()

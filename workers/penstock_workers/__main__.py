@@ -1,0 +1,43 @@
+"""Start one worker process: Celery's own worker for a lane, or the control loop alone for the lane `control`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+
+from penstock_workers.settings import WorkerSettings, process_name
+
+CONTROL_LANE = "control"
+
+
+def run_worker(lane: str, *, concurrency: int | None = None, name: str | None = None) -> None:
+    """Run until SIGTERM. Raises SettingsError for unusable settings; Celery ends the process itself."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if lane == CONTROL_LANE:
+        run_control_alone(WorkerSettings.load())
+        return
+    settings = WorkerSettings.load(lane=lane, concurrency=concurrency)
+    from penstock_workers.app import create_app
+
+    app = create_app(settings)
+    app.worker_main([
+        "worker", "--loglevel", "WARNING", "--without-mingle", "--without-gossip",
+        "-n", name or f"{lane}-{process_name()}@%h",
+    ])  # fmt: skip
+
+
+def run_control_alone(settings: WorkerSettings) -> None:
+    """Feed, promote, reconcile and finish, and nothing else: a fleet's control pool."""
+    from penstock_workers.control import start_control
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with start_control(settings):
+        stop.wait()
+
+
+if __name__ == "__main__":
+    run_worker(sys.argv[1] if len(sys.argv) > 1 else "api")

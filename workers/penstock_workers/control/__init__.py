@@ -1,0 +1,10 @@
+"""The control loop: feeds jobs into the queue, brings due retries back, finds what was lost, and finishes jobs.
+
+Any number of processes may run one; each feed has one leader at a time, held by a fenced lease in SQL.
+"""
+
+from __future__ import annotations
+
+from penstock_workers.control.loop import Control, start_control
+
+__all__ = ["Control", "start_control"]

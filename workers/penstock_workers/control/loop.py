@@ -1,0 +1,92 @@
+"""One loop that steers every live job: a tick looks at each, does a bounded amount of work, and comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+from penstock_ledger import Database, JobStore, Outbox, OutcomeStore, RedisLedger
+from penstock_ledger.model import Job
+from penstock_producer.wire import queue_name
+from penstock_ratelimit import full_jitter
+from penstock_workers.control.recover import Recovery
+from penstock_workers.control.steer import Steering
+from penstock_workers.settings import WorkerSettings, process_name
+from penstock_workers.stores import open_stores
+
+log = logging.getLogger(__name__)
+
+PROMOTE_MAX = 1_000  # due retries brought back per queue and tick
+OUTBOX_PAGE = 100
+FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
+
+
+class Control:
+    """Owns its own connections, so that it can live in any process and any thread. ``tick`` is not thread-safe."""
+
+    def __init__(self, settings: WorkerSettings, database: Database, hot: RedisLedger, *, owner: str) -> None:
+        self._settings = settings
+        self._jobs = JobStore(database)
+        self._outbox = Outbox(database)
+        outcomes = OutcomeStore(database)
+        self._hot = hot
+        self._recovery = Recovery(self._jobs, outcomes, hot)
+        self._steering = Steering(settings, database, hot, owner=owner)
+
+    def tick(self) -> None:
+        """One round over all live jobs."""
+        live = self._jobs.live()
+        self._recovery.heed(live)
+        self._relay()
+        self._steering.look_around(live)
+        for job in live:
+            self._steer(job)
+        for lane in {str(job.spec.get("lane", "api")) for job in live}:
+            self._hot.promote(queue_name(lane), PROMOTE_MAX)
+
+    def run(self, stop: threading.Event) -> None:
+        """Tick until told to stop. A fault of a store is logged once per fault and tried again, for as long as it takes."""
+        faults = 0
+        while not stop.is_set():
+            wait_s = self._settings.control_interval_s
+            try:
+                self.tick()
+                faults = 0
+            except Exception as error:
+                wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + wait_s
+                log.warning(
+                    "control: %s: %s; next look in %.1f s", type(error).__name__, error, wait_s, exc_info=faults == 0
+                )
+                faults += 1
+            stop.wait(wait_s)
+        self._steering.release_all()
+
+    def _steer(self, job: Job) -> None:
+        """One job's trouble must not hold up the others."""
+        try:
+            self._steering.steer(job)
+        except Exception:
+            log.exception("control: job %s could not be steered this time; next tick tries again", job.job_id)
+
+    def _relay(self) -> None:
+        """The outbox tells that something about a job changed; looking at live jobs each tick is all that it takes."""
+        rows = self._outbox.pending(OUTBOX_PAGE)
+        if rows:
+            self._outbox.mark_sent([row.id for row in rows])
+
+
+@contextlib.contextmanager
+def start_control(settings: WorkerSettings) -> Iterator[None]:
+    """Run a control loop in a thread of its own, with connections of its own, until the block ends."""
+    stop = threading.Event()
+    with open_stores(settings) as stores:
+        control = Control(settings, stores.database, stores.hot, owner=process_name())
+        thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()

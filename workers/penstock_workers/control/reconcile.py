@@ -1,0 +1,63 @@
+"""Reconcile: fed - finished - queued - leased - delayed - parked = missing; missing documents are published again.
+
+This is what makes the queue a hint: any message may be lost by anything, and costs time only. A document must be missing
+in two rounds running before it is published again, so that one caught between two places is not.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from penstock_ledger import OutcomeStore, RedisLedger, buckets_for
+from penstock_ledger.model import Feed, ItemKey, Job
+from penstock_producer.feeder import Feeder
+from penstock_producer.wire import item_tag
+
+log = logging.getLogger(__name__)
+
+REPUBLISH_MAX = 5_000  # documents per round; the next round takes the rest
+
+
+class Reconciler:
+    """Watches one feed. Scans only when nothing moved since the last round, or when the books do not balance."""
+
+    def __init__(self, outcomes: OutcomeStore, hot: RedisLedger) -> None:
+        self._outcomes = outcomes
+        self._hot = hot
+        self._suspects: frozenset[str] = frozenset()
+        self._last_progress = -1
+
+    def round(self, job: Job, feed: Feed, feeder: Feeder, queue: str) -> int:
+        """One round; returns how many documents were published again."""
+        if not self._worth_a_scan(job, feed, queue):
+            self._suspects = frozenset()
+            return 0
+        missing = dict(self._hot.missing(queue, feed.job_id, feed.generation, item_tag))
+        confirmed = [doc for doc in missing if doc in self._suspects][:REPUBLISH_MAX]
+        self._suspects = frozenset(missing)
+        lost = self._drop_finished(job, feed, confirmed)
+        if lost:
+            log.warning("job %s: %d documents were fed and are nowhere; publishing them again", job.job_id, len(lost))
+            feeder.republish([(doc, missing[doc]) for doc in lost])
+        return len(lost)
+
+    def _worth_a_scan(self, job: Job, feed: Feed, queue: str) -> bool:
+        outstanding = self._hot.outstanding(feed.job_id, feed.generation)
+        if not outstanding:
+            return False
+        stats = self._hot.stats(job.job_id)
+        progress = stats.get("succeeded", 0) + stats.get("dead", 0) + stats.get("retries", 0)
+        stalled, self._last_progress = progress == self._last_progress, progress
+        depth = self._hot.depth(queue)
+        return stalled or bool(self._suspects) or outstanding > depth.queued + depth.unacked + depth.delayed
+
+    def _drop_finished(self, job: Job, feed: Feed, docs: list[str]) -> list[str]:
+        """Of ``docs``, those without an outcome. The others were settled in SQL but not in Redis: mend that."""
+        keys = [ItemKey(feed.job_id, feed.generation, doc) for doc in docs]
+        finished = self._outcomes.terminal(keys)
+        if finished:
+            self._hot.rehydrate(
+                feed.job_id, feed.generation, [(key.doc_id, False) for key in finished], buckets_for(job)
+            )
+            self._hot.drop_from_window(sorted(finished))
+        return [key.doc_id for key in keys if key not in finished]

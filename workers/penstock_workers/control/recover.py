@@ -1,0 +1,61 @@
+"""Redis forgot, or may have: rebuild what it held from SQL before anything is paid twice.
+
+A sentinel in Redis holds the epoch of the ledger and the run id of the server that it was written to. It is missing after a
+FLUSHALL or a lost disk, and names another run after a restart, when the newest second of the append-only file, or a whole
+day with a restored backup, may be gone. Both are cured alike: the completed set and the counters are written again from
+SQL, and feeds of the jobs that lost their window start from the beginning of their source, dropping what is finished.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from penstock_ledger import JobStore, OutcomeStore, RedisLedger, buckets_for
+from penstock_ledger.model import Counts, Job
+
+log = logging.getLogger(__name__)
+
+REHYDRATE_PAGE = 5_000  # finished documents per round trip while the completed set is rebuilt
+
+
+class Recovery:
+    """Brings Redis back in line with SQL. Idempotent: two processes doing it at once do it twice, not wrong."""
+
+    def __init__(self, jobs: JobStore, outcomes: OutcomeStore, hot: RedisLedger) -> None:
+        self._jobs = jobs
+        self._outcomes = outcomes
+        self._hot = hot
+
+    def heed(self, live: Iterable[Job]) -> bool:
+        """Check the sentinel; rebuild when it is not ours. True when something was rebuilt."""
+        if self._hot.check_epoch():
+            return False
+        jobs = list(live)
+        log.warning("Redis restarted or forgot; rebuilding %d live jobs from SQL, then feeding goes on", len(jobs))
+        for job in jobs:
+            self._rebuild(job)
+        self._hot.install_epoch()
+        return True
+
+    def _rebuild(self, job: Job) -> None:
+        self._hot.set_job_state(job.job_id, job.state)
+        for generation in range(1, job.generation + 1):
+            for page in self._outcomes.terminal_docs(job.job_id, generation, REHYDRATE_PAGE):
+                self._hot.rehydrate(job.job_id, generation, page, buckets_for(job))
+        self._hot.reset_stats(job.job_id, stats_from(self._outcomes.counts(job.job_id)))
+        self._jobs.rewind_feeds(job.job_id)
+
+
+def stats_from(counts: Counts) -> dict[str, int]:
+    """The counters as SQL knows them. Retries that ended well are known by their calls."""
+    return {
+        "succeeded": counts.succeeded,
+        "succeeded_after_retry": counts.succeeded_after_retry,
+        "dead": counts.dead,
+        "calls": counts.calls,
+        "retries": max(0, counts.calls - counts.succeeded - counts.dead),
+        "prompt_tokens": counts.prompt_tokens,
+        "completion_tokens": counts.completion_tokens,
+        "cost_microusd": counts.cost_microusd,
+    } | {f"dead:{reason}": number for reason, number in counts.dead_by_reason.items()}

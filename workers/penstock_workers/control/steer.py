@@ -1,0 +1,165 @@
+"""What one job needs now: feeding, writing off, pausing, reconciling, finishing. Each step is bounded, none blocks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from penstock_ledger import Database, FeedLost, JobStore, OutcomeStore, RedisForgot, RedisLedger
+from penstock_ledger.model import Counts, Feed, Job, JobState
+from penstock_producer.errors import SourceChanged, SourceUnavailable
+from penstock_producer.feeder import Feeder, open_feeder
+from penstock_producer.spec import JobSpec
+from penstock_producer.wire import queue_name
+from penstock_workers.control.reconcile import Reconciler
+from penstock_workers.control.room import Room
+from penstock_workers.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+FEED_LEASE_S = 15.0  # a dead leader is replaced after this; renewed at every tick
+FEED_MAX = 5_000  # documents published per job and tick, so that no job holds up the others for long
+UNPARK_MAX = 2_000  # messages of a resumed job brought back per tick
+WRITE_OFF_MAX = 2_000  # documents of a cancelled job written off per tick
+MICROUSD = 1_000_000
+
+LIVE = frozenset({JobState.RUNNING, JobState.PAUSED})
+
+
+@dataclass(slots=True)
+class _Led:
+    """A feed that this process leads. Touched only by the control thread."""
+
+    feeder: Feeder
+    reconciler: Reconciler
+    fence: int
+    next_round: float  # monotonic time of the next reconciliation
+
+
+class Steering:
+    """Leads the feeds whose leases this process holds; looks at every live job all the same."""
+
+    def __init__(self, settings: WorkerSettings, database: Database, hot: RedisLedger, *, owner: str) -> None:
+        self._settings = settings
+        self._database = database
+        self._jobs = JobStore(database)
+        self._outcomes = OutcomeStore(database)
+        self._hot = hot
+        self._owner = owner
+        self._room = Room(hot, settings.window)
+        self._led: dict[tuple[str, int], _Led] = {}
+        self._live_jobs = 1
+
+    def steer(self, job: Job) -> None:
+        """One bounded step for one job."""
+        self._hot.set_job_state(job.job_id, job.state)
+        if job.state is JobState.PAUSED:
+            return
+        feeds = [(feed, led) for feed in self._jobs.feeds(job.job_id) if (led := self._lead(job, feed)) is not None]
+        if job.state is JobState.CANCELLING:
+            self._cancel(job, feeds)
+            return
+        if self._over_limits(job):
+            return
+        self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)
+        for feed, led in feeds:
+            self._advance(job, feed, led)
+        self._finish(job)
+
+    def look_around(self, live: Collection[Job]) -> None:
+        """Let go of feeds whose jobs are no longer live, and remember how many share the window."""
+        self._live_jobs = max(1, sum(job.state is JobState.RUNNING for job in live))
+        names = {job.job_id for job in live}
+        for job_id, generation in [name for name in self._led if name[0] not in names]:
+            self._led.pop((job_id, generation)).feeder.close()
+
+    def release_all(self) -> None:
+        """Hand the leases over at once instead of letting them run out."""
+        for (job_id, generation), led in self._led.items():
+            led.feeder.close()
+            self._jobs.release_feed(job_id, generation, self._owner)
+        self._led.clear()
+
+    def _lead(self, job: Job, feed: Feed) -> _Led | None:
+        """Take or renew the lease of a feed; None while another process leads it."""
+        name = (feed.job_id, feed.generation)
+        leased = self._jobs.lease_feed(feed.job_id, feed.generation, self._owner, FEED_LEASE_S)
+        led = self._led.get(name)
+        if leased is None:
+            if led is not None:
+                self._led.pop(name).feeder.close()
+            return None
+        if led is None or led.fence != leased.fence:
+            led = self._led[name] = _Led(
+                feeder=open_feeder(self._database, self._hot, job, leased, owner=self._owner, settings=self._settings),
+                reconciler=Reconciler(self._outcomes, self._hot),
+                fence=leased.fence,
+                next_round=time.monotonic() + self._settings.reconcile_interval_s,
+            )
+        return led
+
+    def _advance(self, job: Job, feed: Feed, led: _Led) -> None:
+        try:
+            if not feed.exhausted:
+                room = self._room.for_feed(feed.job_id, feed.generation, self._live_jobs)
+                if room:
+                    led.feeder.step(min(room, FEED_MAX))
+            if time.monotonic() >= led.next_round:
+                led.next_round = time.monotonic() + self._settings.reconcile_interval_s
+                led.reconciler.round(job, feed, led.feeder, self._queue(job))
+        except FeedLost:
+            self._led.pop((feed.job_id, feed.generation)).feeder.close()
+        except RedisForgot:
+            log.warning("job %s: Redis forgot while it was fed; the next tick rebuilds it", job.job_id)
+        except SourceChanged as error:
+            self._jobs.set_state(job.job_id, JobState.FAILED, reason=str(error), expect=LIVE)
+        except SourceUnavailable as error:
+            self._jobs.set_state(job.job_id, JobState.PAUSED, reason=str(error), expect={JobState.RUNNING})
+
+    def _over_limits(self, job: Job) -> bool:
+        """Hold the job to its deadline and its budget."""
+        spec = JobSpec.from_json(job.spec)
+        if spec.deadline_s is not None and time.time() > job.created_at + spec.deadline_s:
+            reason = f"deadline_exceeded: the job is older than its deadline of {spec.deadline_s:g} s"
+            return self._jobs.set_state(job.job_id, JobState.CANCELLING, reason=reason, expect=LIVE)
+        if spec.budget_usd is None:
+            return False
+        spent = self._hot.stats(job.job_id).get("cost_microusd", 0) / MICROUSD
+        if spent < spec.budget_usd:
+            return False
+        reason = f"budget_exhausted: {spent:.4f} of {spec.budget_usd:g} USD are spent; resume with a higher budget_usd"
+        return self._jobs.set_state(job.job_id, JobState.PAUSED, reason=reason, expect={JobState.RUNNING})
+
+    def _cancel(self, job: Job, feeds: list[tuple[Feed, _Led]]) -> None:
+        """Give every document that has no outcome one: the dead letter `cancelled`."""
+        if any(not led.feeder.write_off(WRITE_OFF_MAX).exhausted for _, led in feeds):
+            return
+        if len(feeds) == job.generation and self._complete(job) is not None:
+            self._jobs.set_state(job.job_id, JobState.CANCELLED, reason=job.reason, expect={JobState.CANCELLING})
+
+    def _finish(self, job: Job) -> None:
+        """A job is complete when SQL counts one outcome for every document; Redis is only asked when it is time to count."""
+        feeds = self._jobs.feeds(job.job_id)
+        if job.total is None or not all(feed.exhausted for feed in feeds):
+            return
+        if any(self._hot.outstanding(feed.job_id, feed.generation) for feed in feeds):
+            return
+        if self._complete(job) is not None:
+            self._jobs.set_state(job.job_id, JobState.COMPLETED, expect={JobState.RUNNING})
+
+    def _complete(self, job: Job) -> Counts | None:
+        counts = self._outcomes.counts(job.job_id)
+        if counts.succeeded + counts.dead == job.total:
+            return counts
+        log.warning(
+            "job %s: everything is fed and nothing is outstanding, but %d of %s outcomes are there; reading it again",
+            job.job_id, counts.succeeded + counts.dead, job.total,
+        )  # fmt: skip
+        self._jobs.rewind_feeds(job.job_id)
+        return None
+
+    @staticmethod
+    def _queue(job: Job) -> str:
+        return queue_name(str(job.spec["lane"]))

@@ -1,0 +1,39 @@
+"""Tell the fleet that this worker lives, and how much it can hold: feeders size their window by it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from penstock_ledger import RedisLedger
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 5.0
+
+
+class Heartbeat:
+    """One small write every few seconds. Missing beats harm nothing but the estimate of the fleet's size."""
+
+    def __init__(self, hot: RedisLedger, name: str, describe: Callable[[], dict[str, str]]) -> None:
+        self._hot = hot
+        self._name = name
+        self._describe = describe
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="heartbeat")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self._hot.heartbeat, self._name, self._describe())
+            except Exception as error:
+                log.debug("heartbeat not sent: %s; the next one is in %.0f s", error, INTERVAL_S)
+            await asyncio.sleep(INTERVAL_S)

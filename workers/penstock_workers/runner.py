@@ -1,0 +1,223 @@
+"""The life of an item in a worker, as a recipe: ``ItemRunner._steps`` is the page to read.
+
+One asyncio task per claimed message, all on one loop. A step does one thing; what can go wrong in it comes out as an
+``Outcome``; nothing here acknowledges, stores or waits for a retry. docs/one-message.md tells the whole way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+from penstock_ledger import JobNotFound
+from penstock_producer.errors import BadMessage, ProducerError, UnknownMessageVersion
+from penstock_producer.wire import decode_kwargs
+from penstock_ratelimit import NeverFits, Ticket, parse_retry_after
+from penstock_workers.admission import Admission
+from penstock_workers.answer import Answer, NoAnswer, Tried
+from penstock_workers.bodies import Bodies
+from penstock_workers.decide import RetryPolicy, decide
+from penstock_workers.engine import Bridge, Delivery
+from penstock_workers.errors import UnknownLane, UnknownProvider
+from penstock_workers.failpoints import Failpoints
+from penstock_workers.flight import Flight
+from penstock_workers.jobbook import JobBook
+from penstock_workers.judge import Failure, Reply, name_failure
+from penstock_workers.lanes.base import Lane
+from penstock_workers.outcome import Outcome, Parked, Released, Unreadable
+from penstock_workers.quarantine import SUSPECT_AFTER_CRASHES, QuarantineCell
+from penstock_workers.schema import SchemaChecks
+from penstock_workers.settle import Settler
+from penstock_workers.shelves import Settled
+from penstock_workers.slots import Slots
+from penstock_workers.starts import Starts
+
+log = logging.getLogger(__name__)
+
+
+class TurnedAway(Exception):
+    """A step found that the item is not to be tried: ``outcome`` says what becomes of it."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class ItemRunner:
+    """Hosts hundreds of items in flight. Implements ``engine.ItemEngine``; all but ``stats`` runs on the item loop."""
+
+    def __init__(
+        self,
+        *,
+        lane: Lane,
+        jobs: JobBook,
+        bodies: Bodies,
+        admission: Admission,
+        starts: Starts,
+        settler: Settler,
+        policy: RetryPolicy,
+        failpoints: Failpoints,
+        concurrency: int,
+    ) -> None:
+        self._lane = lane
+        self._jobs = jobs
+        self._bodies = bodies
+        self._admission = admission
+        self._starts = starts
+        self._settler = settler
+        self._policy = policy
+        self._failpoints = failpoints
+        self._slots = Slots(concurrency)
+        self._cell = QuarantineCell()
+        self._schemas = SchemaChecks()
+        self._tasks: dict[Delivery, asyncio.Task[None]] = {}
+        self._bridge: Bridge | None = None
+
+    # -- the recipe ----------------------------------------------------------------------------------------------
+
+    async def _steps(self, flight: Flight) -> Outcome:
+        await self._open(flight)
+        async with self._slots:
+            ticket = await self._admit(flight)
+            try:
+                await self._begin(flight)
+                ticket.start()
+                tried = await self._infer(flight)
+                happened = self._judge(flight, tried)
+                self._admission.settle(flight, ticket, happened)
+            finally:
+                ticket.release()  # gives back only what was never started
+        return self._decide(flight, tried, happened)
+
+    async def _open(self, flight: Flight) -> None:
+        """Understand the message: which item, of which job, with which request body."""
+        try:
+            flight.message = decode_kwargs(flight.delivery.kwargs)
+        except (BadMessage, UnknownMessageVersion, AttributeError) as error:
+            raise TurnedAway(Unreadable(str(error))) from error
+        job_id = flight.key.job_id
+        try:
+            flight.job = self._jobs.known(job_id) or await self._jobs.get(job_id)
+        except (JobNotFound, UnknownProvider, UnknownLane) as error:
+            raise TurnedAway(Unreadable(str(error))) from error
+        try:
+            flight.body = flight.message.body or await self._bodies.fetch(flight)
+        except ProducerError as error:
+            raise TurnedAway(Parked(f"source_unavailable: {error}", pauses=True)) from error
+
+    async def _admit(self, flight: Flight) -> Ticket:
+        try:
+            return await self._admission.ticket(flight)
+        except NeverFits as error:
+            raise TurnedAway(
+                decide(flight, Failure("request_too_large", str(error), None), None, self._policy)
+            ) from error
+
+    async def _begin(self, flight: Flight) -> None:
+        """Tell the ledger, outside this process and before the call, that the item starts; hear if it must not."""
+        turned_away = await self._starts.begin(flight)
+        if turned_away is not None:
+            raise TurnedAway(turned_away)
+        assert self._bridge is not None, "start() comes first"
+        self._bridge.started(flight.delivery)
+
+    async def _infer(self, flight: Flight) -> Tried:
+        flight.calls = 1
+        if flight.crashes >= SUSPECT_AFTER_CRASHES:
+            return await self._infer_alone(flight)
+        self._failpoints.hit("infer", flight.key.doc_id)
+        return await self._lane.infer(flight.request())
+
+    async def _infer_alone(self, flight: Flight) -> Tried:
+        tried = await self._cell.infer(flight.request(), flight.key.doc_id)
+        if tried is not None:
+            return tried
+        detail = f"its process died {flight.crashes} times in the fleet, and again when it ran alone"
+        return NoAnswer("worker_crashed", detail, 0)
+
+    def _judge(self, flight: Flight, tried: Tried) -> Failure | Reply:
+        flight.last_answer = tried.body if isinstance(tried, Answer) else None
+        happened = name_failure(tried)
+        return self._schemas.check(flight, happened) if isinstance(happened, Reply) else happened
+
+    def _decide(self, flight: Flight, tried: Tried, happened: Failure | Reply) -> Outcome:
+        retry_after_s = parse_retry_after(tried.headers, time.time())
+        outcome = decide(flight, happened, retry_after_s, self._policy)
+        if isinstance(happened, Failure) and happened.fate.slow_all and not isinstance(outcome, Parked):
+            self._admission.hold_back(flight, retry_after_s if retry_after_s is not None else self._policy.base_s)
+        return outcome
+
+    # -- what the pool asks for ------------------------------------------------------------------------------------
+
+    async def start(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        await self._lane.start()
+        self._starts.start()
+        self._settler.start(bridge)
+
+    def accept(self, delivery: Delivery) -> None:
+        task = asyncio.create_task(self._fly(delivery))
+        self._tasks[delivery] = task
+
+    def abort(self, delivery: Delivery, why: str) -> None:
+        """The lease is lost or the item revoked: stop paying for it. Its verdict is no longer ours to give."""
+        task = self._tasks.get(delivery)
+        if task is not None:
+            log.info("item %s: stopped, %s; whoever holds it now goes on", delivery.task_id, why)
+            task.cancel()
+
+    async def drain(self, deadline_s: float) -> None:
+        """Give back what has not started, finish what fits into ``deadline_s``, give back the rest."""
+        self._slots.close()
+        tasks = list(self._tasks.values())
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=deadline_s)
+            for task in late:
+                task.cancel()
+            if late:
+                log.warning(
+                    "drain: %d items did not end in %.0f s; they go back to the queue now", len(late), deadline_s
+                )
+                await asyncio.wait(late)
+        await self._settler.flush()
+
+    async def stop(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._settler.close()
+        await self._starts.close()
+        await self._cell.close()
+        await self._admission.close()
+        await self._lane.close()
+
+    def resize(self, concurrency: int) -> None:
+        self._slots.resize(concurrency)
+
+    def stats(self) -> Mapping[str, int | float | str]:
+        return {"held": len(self._tasks), "in-flight": self._slots.taken, "commits": self._settler.groups}
+
+    # -- one item's task ---------------------------------------------------------------------------------------------
+
+    async def _fly(self, delivery: Delivery) -> None:
+        flight = Flight(delivery)
+        outcome = await self._outcome(flight)
+        self._tasks.pop(delivery, None)
+        self._settler.put(Settled(flight, outcome))
+
+    async def _outcome(self, flight: Flight) -> Outcome:
+        """Whatever happens in the steps, an item comes out with one outcome."""
+        try:
+            return await self._steps(flight)
+        except TurnedAway as turn:
+            return turn.outcome
+        except asyncio.CancelledError:
+            return Released("given up by this worker")
+        except Exception as error:
+            log.exception("item %s: a bug of ours; it is retried like a server error", flight.delivery.task_id)
+            if not flight.opened:
+                return Unreadable(f"{type(error).__name__}: {error}")
+            failure = Failure("unexpected_error", f"{type(error).__name__}: {error}", None)
+            return decide(flight, failure, None, self._policy)

@@ -1,0 +1,36 @@
+"""Open the two sides of the ledger as the settings say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import redis
+
+from penstock_ledger import Database, Meta, RedisLedger, open_database
+from penstock_workers.settings import WorkerSettings
+
+REDIS_TIMEOUT_S = 15.0  # a silent Redis is an error that callers retry, never a thread that hangs
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """SQL, which is true, and Redis, which is fast."""
+
+    database: Database
+    hot: RedisLedger
+
+
+@contextlib.contextmanager
+def open_stores(settings: WorkerSettings) -> Iterator[Stores]:
+    """Connections of one process, closed at the end. Raises the database's and Redis's own errors."""
+    database = open_database(settings.database_url)
+    client = redis.Redis.from_url(
+        settings.redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=5, socket_keepalive=True
+    )
+    try:
+        yield Stores(database, RedisLedger(client, Meta(database).epoch()))
+    finally:
+        client.close()
+        database.close()
