@@ -1,1 +1,107 @@
 """Remember what is true: SQL tables and Redis keys, behind typed stores."""
+
+from __future__ import annotations
+
+from penstock_ledger.batches import (
+    Begin,
+    BeginVerdict,
+    Begun,
+    Depth,
+    Memory,
+    Publish,
+    PublishReport,
+    SettleBatch,
+    SettledDead,
+    SettledDone,
+    SettledRetry,
+    SettleReport,
+    WorkerSeen,
+)
+from penstock_ledger.database import Database, open_database
+from penstock_ledger.errors import (
+    DatabaseUnusable,
+    FeedLost,
+    JobConflict,
+    JobError,
+    JobNotFound,
+    JobNotReplayable,
+    JobSealed,
+    LedgerError,
+    NothingToReplay,
+    RedisForgot,
+    RedisUnfit,
+    SchemaError,
+    SchemaMissing,
+    SchemaTooNew,
+    SpoolConflict,
+)
+from penstock_ledger.jobs import JobStore
+from penstock_ledger.keys import bucket_count, buckets_for
+from penstock_ledger.meta import Meta
+from penstock_ledger.model import (
+    Counts,
+    DeadLetter,
+    Feed,
+    FeedKind,
+    ItemKey,
+    Job,
+    JobState,
+    NewJob,
+    Result,
+)
+from penstock_ledger.outbox import Outbox, OutboxRow
+from penstock_ledger.outcomes import OutcomeStore
+from penstock_ledger.redis_ledger import RedisLedger
+from penstock_ledger.spool import Spool, SpoolRow
+
+__all__ = [
+    "Begin",
+    "BeginVerdict",
+    "Begun",
+    "Counts",
+    "Database",
+    "DatabaseUnusable",
+    "DeadLetter",
+    "Depth",
+    "Feed",
+    "FeedKind",
+    "FeedLost",
+    "ItemKey",
+    "Job",
+    "JobConflict",
+    "JobError",
+    "JobNotFound",
+    "JobNotReplayable",
+    "JobSealed",
+    "JobState",
+    "JobStore",
+    "LedgerError",
+    "Memory",
+    "Meta",
+    "NewJob",
+    "NothingToReplay",
+    "Outbox",
+    "OutboxRow",
+    "OutcomeStore",
+    "Publish",
+    "PublishReport",
+    "RedisForgot",
+    "RedisLedger",
+    "RedisUnfit",
+    "Result",
+    "SchemaError",
+    "SchemaMissing",
+    "SchemaTooNew",
+    "SettleBatch",
+    "SettleReport",
+    "SettledDead",
+    "SettledDone",
+    "SettledRetry",
+    "Spool",
+    "SpoolConflict",
+    "SpoolRow",
+    "WorkerSeen",
+    "bucket_count",
+    "buckets_for",
+    "open_database",
+]

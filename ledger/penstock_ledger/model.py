@@ -79,7 +79,7 @@ class Feed:
     """The durable reading position of one generation of a job.
 
     ``cursor`` belongs to the source that wrote it (a byte offset for a file); an empty one means "from the start".
-    ``fence`` grows with every change of owner, so that a feeder that was paused cannot move the cursor of its successor.
+    ``fence`` grows with every change of owner, so that a feeder that was frozen cannot move its successor's cursor.
     """
 
     job_id: str

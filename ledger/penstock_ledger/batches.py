@@ -1,0 +1,130 @@
+"""What goes into the scripts of the Redis ledger and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from penstock_ledger.model import ItemKey
+
+
+class Publish(NamedTuple):
+    """A document on its way into the queue."""
+
+    key: ItemKey
+    position: str  # where to read it again
+    tag: str  # the delivery tag inside ``raw``
+    raw: bytes  # the whole queue message
+
+
+class PublishReport(NamedTuple):
+    """What became of a batch of documents."""
+
+    published: int
+    done: int  # finished before: not sent
+    in_window: int  # fed before and not finished: not sent twice
+
+
+class Begin(NamedTuple):
+    """An item that is about to be tried."""
+
+    key: ItemKey
+    retries: int  # counted retries so far, from the message header
+    buckets: int
+
+
+class BeginVerdict(IntEnum):
+    """Whether an item may be tried. The numbers are those of begin.lua."""
+
+    GO = 0
+    DONE = 1  # it has its outcome: acknowledge and forget
+    PAUSED = 2
+    CANCELLED = 3
+
+
+class Begun(NamedTuple):
+    """The answer for one item."""
+
+    verdict: BeginVerdict
+    crashes: int  # earlier starts that ended without any conclusion: the worker died, or lost its lease
+
+
+class SettledDone(NamedTuple):
+    """An item that has its result in SQL."""
+
+    key: ItemKey
+    buckets: int
+    after_retry: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_microusd: int = 0
+    calls: int = 1  # requests sent in this try; earlier tries were counted by their retries
+
+
+class SettledDead(NamedTuple):
+    """An item that has its dead letter in SQL."""
+
+    key: ItemKey
+    buckets: int
+    reason: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_microusd: int = 0
+    calls: int = 0  # requests sent in this try
+
+
+class SettledRetry(NamedTuple):
+    """An item that is to be tried again."""
+
+    key: ItemKey
+    buckets: int
+    queue: str
+    tag: str
+    raw: bytes  # the message to send, its retries header grown by one when ``counted``
+    after_s: float  # not before so many seconds from now, on Redis's clock
+    rate_limited: bool = False
+    counted: bool = True  # False: no fault of the item, so no attempt is charged
+    calls: int = 1  # requests sent in this try
+
+
+@dataclass(frozen=True, slots=True)
+class SettleBatch:
+    """Conclusions of many items, for one atomic step."""
+
+    done: Sequence[SettledDone] = ()
+    dead: Sequence[SettledDead] = ()
+    retries: Sequence[SettledRetry] = ()
+    released: Sequence[ItemKey] = ()  # begun, and then not tried after all
+
+
+class SettleReport(NamedTuple):
+    """What a settlement changed."""
+
+    new: int  # items that entered the completed set now
+    delayed: int  # retries that entered the delayed set now
+
+
+class Depth(NamedTuple):
+    """How much waits where. ``unacked`` is that of all queues of this Redis: kombu keeps one hash."""
+
+    queued: int
+    unacked: int
+    delayed: int
+
+
+class Memory(NamedTuple):
+    """Bytes that Redis uses and may use (0 = no limit), and what it does when they are used up."""
+
+    used: int
+    maxmemory: int
+    policy: str
+
+
+class WorkerSeen(NamedTuple):
+    """A worker by its heartbeats."""
+
+    name: str
+    seconds_ago: float
+    info: dict[str, str]

@@ -1,0 +1,192 @@
+"""One database handle for SQLite (embedded) and PostgreSQL (production): transactions, their retries, the schema check.
+
+Writes on SQLite take the write lock when they begin: a transaction that reads first and upgrades later fails with BUSY
+whatever the timeout is. Commits are durable (synchronous=FULL): an outcome that was reported is on disk.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from importlib import util
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from penstock_ledger.errors import DatabaseUnusable, SchemaMissing, SchemaTooNew
+from penstock_ledger.tables import HEAD
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_MS: Final = 30_000  # one writer at a time, each holds the lock for milliseconds; half a minute is a hang
+CACHE_KIB: Final = 32 * 1024  # per connection, so that the index pages of a million rows stay at hand
+WRITE_ATTEMPTS: Final = 5  # of one transaction that lost a deadlock or the wait for the lock
+RETRY_BASE_S: Final = 0.02  # doubles with each attempt, with full jitter: deadlock partners must not meet again
+WAL_ATTEMPTS: Final = 50  # switching to WAL needs the file alone and does not wait for it by itself
+WAL_PAUSE_S: Final = 0.02
+
+_WRITES: Final = "penstock_writes"
+_RETRYABLE_SQLSTATES: Final = frozenset({"40001", "40P01", "55P03"})  # serialization, deadlock, lock not available
+_UNDEFINED_TABLE: Final = "42P01"
+
+
+def open_database(url: str, *, pool_size: int = 5) -> Database:
+    """Prepare a handle; nothing is connected or created yet.
+
+    ``url`` is ``sqlite:///path/to/file`` or ``postgresql://…`` (``postgresql+psycopg://…``). ``pool_size`` bounds the
+    connections that this handle opens. Raises DatabaseUnusable.
+    """
+    parsed = _parsed(url)
+    if parsed.get_backend_name() == "sqlite":
+        engine = create_engine(parsed, pool_size=pool_size, max_overflow=0, connect_args={"check_same_thread": False})
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    else:
+        engine = create_engine(parsed, pool_size=pool_size, max_overflow=0, pool_pre_ping=True)
+    return Database(engine)
+
+
+class Database:
+    """Connections and transactions. Safe to share between threads; not across fork."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        self._writer = engine.execution_options(**{_WRITES: True})
+        self._schema_ok = False
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` in one transaction and commit it. It runs again after a lost deadlock, so it must only use the
+        connection. Raises SchemaError, and SQLAlchemy's errors when the database is away."""
+        self._check_schema()
+        return self.write_unchecked(work)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` in one read transaction."""
+        self._check_schema()
+        with self.engine.connect() as connection:
+            return work(connection)
+
+    def write_unchecked(self, work: Callable[[Connection], T]) -> T:
+        """``write`` without the look at the schema: for the migration itself."""
+        for attempt in range(1, WRITE_ATTEMPTS + 1):
+            try:
+                with self._writer.begin() as connection:
+                    return work(connection)
+            except DBAPIError as error:
+                if attempt == WRITE_ATTEMPTS or not _worth_repeating(error):
+                    raise
+            time.sleep(random.uniform(0, RETRY_BASE_S * 2**attempt))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def migrate(self) -> None:
+        """Create or upgrade the tables. Safe when several processes do it at once. Raises SchemaTooNew."""
+        if self.revision() != HEAD:
+            from penstock_ledger.migrations import upgrade  # alembic costs 100 ms and only this needs it
+
+            self.write_unchecked(upgrade)
+        self._schema_ok = True
+
+    def revision(self) -> str | None:
+        """The schema that the database has; None before the first migration. Raises SchemaTooNew."""
+        with self.engine.connect() as connection:
+            try:
+                found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+            except DBAPIError as error:
+                if not _is_missing_table(error):
+                    raise
+                return None
+        if found is not None and found > HEAD:
+            raise SchemaTooNew(found, HEAD)
+        return None if found is None else str(found)
+
+    def now(self, connection: Connection) -> float:
+        """The database server's clock, Unix seconds: leases are never judged by a client's clock."""
+        clock = (
+            "(julianday('now') - 2440587.5) * 86400.0" if self.is_sqlite else "extract(epoch FROM clock_timestamp())"
+        )
+        return float(connection.execute(text(f"SELECT {clock}")).scalar_one())  # one of two constants
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def _check_schema(self) -> None:
+        if self._schema_ok:
+            return
+        found = self.revision()
+        if found != HEAD:
+            raise SchemaMissing(found, HEAD)
+        self._schema_ok = True
+
+
+def _parsed(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise DatabaseUnusable(f"database URL {url[:80]!r} is no URL: use sqlite:///file or postgresql://…") from error
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        return _checked_sqlite(parsed)
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        if util.find_spec("psycopg") is None:
+            raise DatabaseUnusable(f"{parsed.drivername}:// needs psycopg: pip install 'penstock[postgres]'")
+        return parsed.set(drivername="postgresql+psycopg")
+    raise DatabaseUnusable(f"database URL starts with {parsed.drivername}://; use sqlite:///file or postgresql://…")
+
+
+def _checked_sqlite(url: URL) -> URL:
+    if not url.database or url.database == ":memory:":
+        raise DatabaseUnusable("sqlite without a file forgets everything and cannot be shared: use sqlite:///file")
+    folder = Path(url.database).absolute().parent
+    if not folder.is_dir():
+        raise DatabaseUnusable(f"the folder {folder} of the database does not exist: create it first")
+    return url
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # SQLAlchemy's recipe: pysqlite must not open transactions by itself
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    _switch_to_wal(cursor)
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    cursor.close()
+
+
+def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
+    for attempt in range(1, WAL_ATTEMPTS + 1):
+        try:
+            mode = cursor.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if attempt == WAL_ATTEMPTS or not _is_sqlite_busy(error):
+                raise
+            time.sleep(WAL_PAUSE_S)
+            continue
+        if mode != "wal":
+            raise DatabaseUnusable(f"sqlite keeps journal_mode={mode}: its folder must be on a local disk")
+        return
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _worth_repeating(error: DBAPIError) -> bool:
+    return _sqlstate(error) in _RETRYABLE_SQLSTATES or _is_sqlite_busy(error.orig)
+
+
+def _is_sqlite_busy(error: BaseException | None) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _is_missing_table(error: DBAPIError) -> bool:
+    return _sqlstate(error) == _UNDEFINED_TABLE or "no such table" in str(error.orig)
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None)

@@ -1,0 +1,136 @@
+"""What can go wrong in the ledger. Every message names what was found and what to do about it.
+
+LedgerError
+├── DatabaseUnusable        the URL, the driver or the folder of the database cannot be used
+├── SchemaError             the tables are not those that this release works with
+│   ├── SchemaMissing       nobody has migrated this database yet, or a newer release is installed
+│   └── SchemaTooNew        a newer release has migrated it: going on could write wrong rows
+├── JobError
+│   ├── JobNotFound         no job has that id or key
+│   ├── JobConflict         the job key is taken by a job with another spec or source
+│   ├── JobSealed           a closed job takes no more documents
+│   └── JobNotReplayable    it was cancelled or failed
+├── NothingToReplay         no dead letter matches
+├── FeedLost                another feeder holds the feed: stop, and do not move its cursor
+├── SpoolConflict           the same document id was pushed with another body
+├── RedisForgot             Redis lost its memory; rebuild it from SQL first
+└── RedisUnfit              this Redis must not be worked with
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class LedgerError(Exception):
+    """Root of everything that the ledger raises on purpose."""
+
+
+class DatabaseUnusable(LedgerError):
+    """The database cannot be opened as configured."""
+
+
+class SchemaError(LedgerError):
+    """The tables are not those that this release works with."""
+
+
+class SchemaMissing(SchemaError):
+    """The tables are missing or older than this release."""
+
+    def __init__(self, found: str | None, expected: str) -> None:
+        has = f"schema {found}" if found else "no Penstock tables"
+        super().__init__(f"the database has {has}, this release needs schema {expected}: run Database.migrate() once")
+
+
+class SchemaTooNew(SchemaError):
+    """A newer release of Penstock has migrated this database."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        super().__init__(
+            f"the database has schema {found}, this release knows none after {expected}: "
+            "a newer Penstock has migrated it; upgrade this one, or restore the database from before"
+        )
+
+
+class JobError(LedgerError):
+    """Something about one job."""
+
+
+class JobNotFound(JobError):
+    """No job has that id or key."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"no job has the id or key {name!r}; `penstock jobs` lists them")
+
+
+class JobConflict(JobError):
+    """The job key is taken by a job with another spec or another source."""
+
+    def __init__(self, job_key: str, job_id: str) -> None:
+        self.job_key, self.job_id = job_key, job_id
+        super().__init__(
+            f"job key {job_key!r} belongs to job {job_id}, which has another spec or source: "
+            "repeat the first submit unchanged, or choose another key"
+        )
+
+
+class JobSealed(JobError):
+    """A closed job takes no more documents, and cannot be closed with another total."""
+
+    def __init__(self, job_id: str, total: int) -> None:
+        self.job_id, self.total = job_id, total
+        super().__init__(f"job {job_id} was closed with {total} documents: open another job for more")
+
+
+class JobNotReplayable(JobError):
+    """Nothing leaves a cancelled or failed job."""
+
+    def __init__(self, job_id: str, state: str) -> None:
+        self.job_id, self.state = job_id, state
+        super().__init__(f"job {job_id} is {state}: only running, paused and completed jobs can be replayed")
+
+
+class NothingToReplay(LedgerError):
+    """No visible dead letter with a usable request matches."""
+
+    def __init__(self, job_id: str, reason: str | None) -> None:
+        which = f" with the reason {reason!r}" if reason else ""
+        super().__init__(
+            f"job {job_id} has no dead letter{which} that can be sent again "
+            "(rows that never parsed have no request): `penstock dlq list` shows what there is"
+        )
+
+
+class FeedLost(LedgerError):
+    """Another feeder has taken the feed over, or it was rewound."""
+
+    def __init__(self, job_id: str, generation: int, fence: int) -> None:
+        super().__init__(
+            f"feed {job_id}/{generation} is no longer ours at fence {fence}: stop feeding it; its new owner goes on"
+        )
+
+
+class SpoolConflict(LedgerError):
+    """The same document id was pushed twice with different bodies."""
+
+    def __init__(self, job_id: str, doc_ids: Sequence[str]) -> None:
+        self.doc_ids = tuple(doc_ids)
+        shown = ", ".join(map(repr, self.doc_ids[:3])) + (", …" if len(self.doc_ids) > 3 else "")
+        super().__init__(
+            f"job {job_id} holds {shown} with another body: nothing of this call was stored; give new documents new ids"
+        )
+
+
+class RedisForgot(LedgerError):
+    """The sentinel is missing or of another epoch: Redis was emptied, replaced or restored from a backup."""
+
+    def __init__(self, found: str | None, expected: str) -> None:
+        super().__init__(
+            f"Redis has epoch {found or 'none'}, the database has {expected}: it forgot what is finished; "
+            "nothing is published until the control loop has rebuilt it from SQL"
+        )
+
+
+class RedisUnfit(LedgerError):
+    """This Redis would lose work."""

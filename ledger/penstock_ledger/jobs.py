@@ -1,0 +1,186 @@
+"""Jobs: accepted once per key, moved between states by compare-and-set, replayed as new generations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, Row, func, literal_column, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from penstock_ledger.errors import JobConflict, JobNotFound, JobNotReplayable, JobSealed, NothingToReplay
+from penstock_ledger.feeds import FeedStore, add_feed
+from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob
+from penstock_ledger.outbox import FEED, add_to_outbox
+from penstock_ledger.outcome_insert import insert_outcomes
+from penstock_ledger.outcome_rows import letter_row
+from penstock_ledger.tables import jobs, outcomes, spool
+
+STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
+LIVE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING)
+REPLAYABLE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.COMPLETED)
+
+
+class JobStore(FeedStore):
+    """The jobs table and, inherited, the feeds."""
+
+    def create(self, job: NewJob, refused: Iterable[DeadLetter] = ()) -> tuple[Job, bool]:
+        """Accept a job, its first feed, its outbox row and its refused rows in one transaction.
+
+        Returns the job and whether it is new: the same key again returns the job that has it. ``refused`` must be
+        iterable again (a list, not a generator), because the transaction may be repeated.
+        Raises JobConflict when the key is taken by a job with another digest.
+        """
+        created, row = self._db.write(lambda connection: self._create(connection, job, refused))
+        if row.digest != job.digest:
+            raise JobConflict(job.job_key, row.job_id)
+        return _job(row), created
+
+    def get(self, job_id_or_key: str) -> Job:
+        """Raises JobNotFound. An id is preferred to an equal key."""
+        named = or_(jobs.c.job_id == job_id_or_key, jobs.c.job_key == job_id_or_key)
+        rows = self._db.read(lambda connection: connection.execute(select(jobs).where(named)).all())
+        if not rows:
+            raise JobNotFound(job_id_or_key)
+        return _job(next((row for row in rows if row.job_id == job_id_or_key), rows[0]))
+
+    def list(self, limit: int = 100, states: Collection[JobState] | None = None) -> list[Job]:
+        """Newest first."""
+        query = select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc()).limit(limit)
+        if states is not None:
+            query = query.where(jobs.c.state.in_([str(state) for state in states]))
+        return self._db.read(lambda connection: [_job(row) for row in connection.execute(query)])
+
+    def live(self) -> Sequence[Job]:
+        """Every job that is not final, oldest first."""
+        query = select(jobs).where(jobs.c.state.in_(LIVE)).order_by(jobs.c.created_at, jobs.c.job_id)
+        return self._db.read(lambda connection: [_job(row) for row in connection.execute(query)])
+
+    def set_state(self, job_id: str, to: JobState, *, reason: str | None = None, expect: Collection[JobState]) -> bool:
+        """Move a job to ``to`` if it is in one of ``expect``; False when it is not (or there is no such job)."""
+        query = (
+            update(jobs)
+            .where(jobs.c.job_id == job_id, jobs.c.state.in_([str(state) for state in expect]))
+            .values(state=str(to), reason=reason, finished_at=time.time() if to.final else None)
+        )
+        return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
+
+    def close(self, job_id: str, total: int | None = None) -> int:
+        """Seal an open job with ``total`` documents; None counts its spool in the same transaction.
+
+        Returns the total. Closing again with the same total changes nothing. Raises JobNotFound and JobSealed.
+        """
+        return self._db.write(lambda connection: _close(connection, job_id, total))
+
+    def replay(
+        self,
+        job_id: str,
+        *,
+        reason: str | None = None,
+        doc_ids: Sequence[str] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> tuple[Feed, int]:
+        """Send visible dead letters again, as the next generation; returns its feed and how many there are.
+
+        Rows that never parsed have no request and stay as they are. A completed job runs again.
+        Raises JobNotFound, JobNotReplayable and NothingToReplay.
+        """
+        chosen = dict(overrides or {})
+        return self._db.write(lambda connection: _replay(connection, job_id, reason, doc_ids, chosen))
+
+    def _create(self, connection: Connection, job: NewJob, refused: Iterable[DeadLetter]) -> tuple[bool, Row[Any]]:
+        dialect = sqlite if self._db.is_sqlite else postgresql
+        values = {
+            "job_id": job.job_id, "job_key": job.job_key, "spec": orjson.dumps(job.spec).decode(),
+            "source": orjson.dumps(job.source).decode(), "digest": job.digest, "state": str(JobState.RUNNING),
+            "generation": 1, "total": job.total, "created_at": time.time(),
+        }  # fmt: skip
+        created = connection.execute(dialect.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
+        if created:
+            add_feed(connection, job.job_id, 1, job.feed_kind)
+            add_to_outbox(connection, FEED, job.job_id, {"generation": 1})
+            _insert_refused(connection, job, refused)
+        return created, connection.execute(select(jobs).where(jobs.c.job_key == job.job_key)).one()
+
+
+def _insert_refused(connection: Connection, job: NewJob, refused: Iterable[DeadLetter]) -> None:
+    now = time.time()
+    rows = [letter_row(letter, now) for letter in refused]
+    for start in range(0, len(rows), STATEMENT_MAX):
+        insert_outcomes(connection, rows[start : start + STATEMENT_MAX])
+
+
+def _close(connection: Connection, job_id: str, total: int | None) -> int:
+    row = _locked(connection, job_id)
+    if total is None:
+        total = connection.execute(select(func.count()).where(spool.c.job_id == job_id)).scalar_one()
+    if row.total is None:
+        connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(total=total))
+    elif row.total != total:
+        raise JobSealed(job_id, row.total)
+    return total
+
+
+def _replay(
+    connection: Connection, job_id: str, reason: str | None, doc_ids: Sequence[str] | None, overrides: dict[str, Any]
+) -> tuple[Feed, int]:
+    row = _locked(connection, job_id)
+    if row.state not in REPLAYABLE:
+        raise JobNotReplayable(job_id, row.state)
+    generation = row.generation + 1
+    replayed = _supersede(connection, job_id, generation, reason, doc_ids)
+    if replayed == 0:
+        raise NothingToReplay(job_id, reason)
+    again = (
+        {"state": str(JobState.RUNNING), "reason": None, "finished_at": None} if row.state == JobState.COMPLETED else {}
+    )
+    connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(generation=generation, **again))
+    selection = {"reason": reason, "from_generation": row.generation, "documents": replayed}
+    feed = add_feed(connection, job_id, generation, FeedKind.REPLAY, selection=selection, overrides=overrides)
+    add_to_outbox(connection, FEED, job_id, {"generation": generation})
+    return feed, replayed
+
+
+def _supersede(
+    connection: Connection, job_id: str, generation: int, reason: str | None, doc_ids: Sequence[str] | None
+) -> int:
+    wanted: list[ColumnElement[bool]] = [
+        outcomes.c.job_id == job_id,
+        literal_column("kind = 'dead'"),  # literal, so that the partial index is used
+        outcomes.c.superseded_by.is_(None),
+        outcomes.c.request != b"",
+    ]
+    if reason is not None:
+        wanted.append(outcomes.c.reason == reason)
+    mark = update(outcomes).where(*wanted).values(superseded_by=generation)
+    if doc_ids is None:
+        return connection.execute(mark).rowcount
+    return sum(
+        connection.execute(mark.where(outcomes.c.doc_id.in_(doc_ids[start : start + STATEMENT_MAX]))).rowcount
+        for start in range(0, len(doc_ids), STATEMENT_MAX)
+    )
+
+
+def _locked(connection: Connection, job_id: str) -> Row[Any]:
+    row = connection.execute(select(jobs).where(jobs.c.job_id == job_id).with_for_update()).one_or_none()
+    if row is None:
+        raise JobNotFound(job_id)
+    return row
+
+
+def _job(row: Row[Any]) -> Job:
+    return Job(
+        job_id=row.job_id,
+        job_key=row.job_key,
+        spec=orjson.loads(row.spec),
+        source=orjson.loads(row.source),
+        digest=row.digest,
+        state=JobState(row.state),
+        reason=row.reason,
+        generation=row.generation,
+        total=row.total,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+    )

@@ -1,0 +1,86 @@
+"""Every Redis key of the ledger. One prefix, one place; the Lua files name the ones that they touch.
+
+All of it is a cache: it can be rebuilt from SQL and the sources. One Redis (with replicas if you like), not a cluster:
+one script call touches keys of several jobs.
+
+penstock:epoch                      string  the database's epoch: missing or different = Redis forgot
+penstock:epoch:run                  string  run id of the server that the epoch was written to: different = it has
+                                            restarted, and the last second before may be gone
+penstock:<job>:<gen>:done:<n>       hash    completed set, bucket n = crc32(doc) % buckets; field = document id (its
+                                            sha256 when longer than 64 bytes), value "" done, "!" dead
+penstock:<job>:<gen>:window         hash    document id -> position in the source: fed and not settled
+penstock:<job>:<gen>:starts         hash    document id -> starts that nobody concluded yet, plus counted retries
+penstock:<job>:stats                hash    counters: succeeded, succeeded_after_retry, dead, dead:<reason>, calls,
+                                            retries, rate_limited, prompt_tokens, completion_tokens, cost_microusd, skipped
+penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running
+penstock:<job>:parked               list    raw messages of a paused job
+penstock:delayed:<queue>            zset    tag -> not before (Unix seconds, this server's clock)
+penstock:delayed:<queue>:raw        hash    tag -> raw message
+penstock:workers                    zset    worker name -> last heartbeat (Unix seconds, this server's clock)
+penstock:worker:<name>              hash    what the worker said of itself; expires
+<queue>, unacked, unacked_index     kombu's own: list of raw messages, hash tag -> message, zset tag -> lease start
+
+Job ids are made by the producer and hold neither ":" nor glob characters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from math import ceil
+from typing import Final
+
+from penstock_ledger.model import FeedKind, Job
+
+PREFIX: Final = "penstock:"
+EPOCH: Final = PREFIX + "epoch"
+EPOCH_RUN: Final = PREFIX + "epoch:run"
+WORKERS: Final = PREFIX + "workers"
+
+DONE: Final = b""
+DEAD: Final = b"!"
+PER_BUCKET: Final = 80  # small hashes stay listpacks (up to 512 fields of up to 64 bytes in every Redis since 6.2)
+UNKNOWN_BUCKETS: Final = 12_500  # for open jobs: 80 per bucket at one million documents, still compact at six
+MAX_FIELD_BYTES: Final = 64  # longer fields would turn a whole bucket into a real hash table, 4 times as large
+
+
+def bucket_count(total: int | None) -> int:
+    """Buckets of a completed set for ``total`` documents. It must be the same for the whole life of a job."""
+    return UNKNOWN_BUCKETS if total is None else max(1, ceil(total / PER_BUCKET))
+
+
+def buckets_for(job: Job) -> int:
+    """Buckets of a job's completed set. Closing an open job gives it a total, but must not move its documents."""
+    return bucket_count(None if job.source.get("kind") == FeedKind.SPOOL else job.total)
+
+
+def done_field(doc_id: str) -> bytes:
+    """The document in the completed set: its id, or the digest of a long one."""
+    raw = doc_id.encode()
+    return raw if len(raw) <= MAX_FIELD_BYTES else hashlib.sha256(raw).digest()
+
+
+def done_bucket(field: bytes, buckets: int) -> int:
+    return zlib.crc32(field) % buckets
+
+
+def job_scope(job_id: str) -> str:
+    """Prefix of a job's keys; scripts append ``:stats``, ``:state`` and ``:parked``."""
+    return f"{PREFIX}{job_id}"
+
+
+def feed_scope(job_id: str, generation: int) -> str:
+    """Prefix of the keys of one generation; scripts append ``:done:<n>``, ``:window`` and ``:starts``."""
+    return f"{PREFIX}{job_id}:{generation}"
+
+
+def delayed(queue: str) -> str:
+    return f"{PREFIX}delayed:{queue}"
+
+
+def delayed_raw(queue: str) -> str:
+    return f"{PREFIX}delayed:{queue}:raw"
+
+
+def worker(name: str) -> str:
+    return f"{PREFIX}worker:{name}"

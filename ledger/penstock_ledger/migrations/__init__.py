@@ -1,0 +1,31 @@
+"""The one history of the schema, for SQLite and PostgreSQL, run by ``Database.migrate()``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, text
+
+# Serialises migrations of several processes on PostgreSQL; any number that nobody else uses ("penstock" on a keypad).
+ADVISORY_LOCK: Final = 73678625
+
+
+def upgrade(connection: Connection) -> None:
+    """Bring the schema to the newest revision inside the transaction of ``connection``.
+
+    SQLite's write lock is held already; on PostgreSQL an advisory lock makes others wait, and then find nothing to do.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK})
+    command.upgrade(alembic_config(connection), "head")
+
+
+def alembic_config(connection: Connection | None = None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config

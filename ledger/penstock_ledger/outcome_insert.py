@@ -1,0 +1,91 @@
+"""The group commit's insert: first writer wins, hundreds of rows per statement, and the losers by name.
+
+The statements are compiled once and handed to the driver with flat tuples: SQLAlchemy's per-row work would cost more
+than the database does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.types import TypeEngine
+
+from penstock_ledger.model import ItemKey
+from penstock_ledger.outcome_rows import COLUMNS, OutcomeRow, key_of
+from penstock_ledger.tables import outcomes
+
+KEYS_MAX: Final = 500  # ids per look-up
+
+_SQLITE_INSERT: Final = str(sqlite.insert(outcomes).on_conflict_do_nothing().compile(dialect=sqlite.dialect()))
+
+
+def insert_outcomes(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
+    """Insert rows that have different keys; returns the keys that had an outcome already.
+
+    ``rows`` should be sorted by key: two transactions that insert equal keys in unequal order deadlock on PostgreSQL.
+    """
+    if not rows:
+        return set()
+    if connection.dialect.name == "sqlite":
+        return _insert_sqlite(connection, rows)
+    return _insert_postgresql(connection, rows)
+
+
+def terminal_keys(connection: Connection, keys: Iterable[ItemKey]) -> set[ItemKey]:
+    """Those of ``keys`` that have an outcome, superseded or not."""
+    feeds: dict[tuple[str, int], list[str]] = {}
+    for job_id, generation, doc_id in keys:
+        feeds.setdefault((job_id, generation), []).append(doc_id)
+    found: set[ItemKey] = set()
+    for (job_id, generation), docs in feeds.items():
+        query = select(outcomes.c.doc_id).where(outcomes.c.job_id == job_id, outcomes.c.generation == generation)
+        for start in range(0, len(docs), KEYS_MAX):
+            chunk = connection.execute(query.where(outcomes.c.doc_id.in_(docs[start : start + KEYS_MAX])))
+            found.update(ItemKey(job_id, generation, doc_id) for doc_id in chunk.scalars())
+    return found
+
+
+def _insert_sqlite(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
+    """The write lock is ours, so nobody comes between: insert all, and look for losers only if the number is short."""
+    attempt = connection.begin_nested()
+    if connection.exec_driver_sql(_SQLITE_INSERT, list(rows)).rowcount == len(rows):
+        attempt.commit()
+        return set()
+    attempt.rollback()
+    losers = terminal_keys(connection, map(key_of, rows))
+    fresh = [row for row in rows if key_of(row) not in losers]
+    if fresh:
+        connection.exec_driver_sql(_SQLITE_INSERT, fresh)
+    return losers
+
+
+def _insert_postgresql(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
+    columns = tuple(list(column) for column in zip(*rows, strict=True))
+    won = connection.exec_driver_sql(_POSTGRESQL_INSERT, columns)
+    return _except(map(key_of, rows), {ItemKey(*row) for row in won})
+
+
+def _except(keys: Iterable[ItemKey], won: Collection[ItemKey]) -> set[ItemKey]:
+    return {key for key in keys if key not in won}
+
+
+def _postgresql_type(column_type: TypeEngine[object]) -> str:
+    return _ARRAYS[type(column_type).__name__]
+
+
+_ARRAYS: Final = {
+    "Text": "text[]",
+    "Integer": "integer[]",
+    "BigInteger": "bigint[]",
+    "Double": "double precision[]",
+    "LargeBinary": "bytea[]",
+}
+# One statement of constant text and one array per column, whatever the number of rows: nothing is parsed anew.
+_POSTGRESQL_INSERT: Final = (
+    f"INSERT INTO outcomes ({', '.join(COLUMNS)}) SELECT * FROM unnest("  # noqa: S608  # made of our own column names
+    + ", ".join(f"%s::{_postgresql_type(column.type)}" for column in outcomes.columns)
+    + ") ON CONFLICT DO NOTHING RETURNING job_id, generation, doc_id"
+)

@@ -1,0 +1,116 @@
+"""Outcomes as rows: one flat tuple per item, in the order of the table's columns."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import Row
+
+from penstock_ledger.model import DeadLetter, ItemKey, Result
+from penstock_ledger.tables import outcomes
+
+OutcomeRow = tuple[Any, ...]
+COLUMNS: Final = tuple(column.name for column in outcomes.columns)
+KEY_COLUMNS: Final = 3  # the first columns are the key: job_id, generation, doc_id
+RESULT: Final = "result"
+DEAD: Final = "dead"
+
+
+def key_of(row: OutcomeRow) -> ItemKey:
+    return ItemKey(*row[:KEY_COLUMNS])
+
+
+def result_row(result: Result, now: float) -> OutcomeRow:
+    return (
+        *result.key,
+        RESULT,
+        None,
+        None,
+        result.attempts,
+        result.calls,
+        result.prompt_tokens,
+        result.completion_tokens,
+        result.cost_microusd,
+        result.latency_ms,
+        result.status_code,
+        storable(result.request_id),
+        storable(result.model),
+        storable(result.finish_reason),
+        None,
+        None,
+        now,
+        None,
+        result.body,
+    )
+
+
+def letter_row(letter: DeadLetter, now: float) -> OutcomeRow:
+    return (
+        *letter.key,
+        DEAD,
+        None,
+        storable(letter.reason),
+        letter.attempts,
+        letter.calls,
+        letter.prompt_tokens,
+        letter.completion_tokens,
+        letter.cost_microusd,
+        letter.latency_ms,
+        letter.status_code,
+        None,
+        None,
+        None,
+        storable(letter.last_error),
+        letter.line,
+        now,
+        letter.request,
+        letter.response,
+    )
+
+
+def outcome_from(row: Row[Any]) -> Result | DeadLetter:
+    return result_from(row) if row.kind == RESULT else letter_from(row)
+
+
+def result_from(row: Row[Any]) -> Result:
+    return Result(
+        key=ItemKey(row.job_id, row.generation, row.doc_id),
+        status_code=row.status_code,
+        body=row.body,
+        request_id=row.request_id,
+        model=row.model,
+        finish_reason=row.finish_reason,
+        prompt_tokens=row.prompt_tokens,
+        completion_tokens=row.completion_tokens,
+        cost_microusd=row.cost_microusd,
+        latency_ms=row.latency_ms,
+        attempts=row.attempts,
+        calls=row.calls,
+    )
+
+
+def letter_from(row: Row[Any]) -> DeadLetter:
+    return DeadLetter(
+        key=ItemKey(row.job_id, row.generation, row.doc_id),
+        reason=row.reason,
+        attempts=row.attempts,
+        calls=row.calls,
+        last_error=row.last_error,
+        status_code=row.status_code,
+        request=row.request,
+        response=row.body,
+        line=row.line,
+        prompt_tokens=row.prompt_tokens,
+        completion_tokens=row.completion_tokens,
+        cost_microusd=row.cost_microusd,
+        latency_ms=row.latency_ms,
+        created_at=row.created_at,
+    )
+
+
+def storable(text: str | None) -> str | None:
+    """``text`` without what PostgreSQL or UTF-8 refuse (NUL, lone surrogates): a provider's odd error message must not
+    make an outcome impossible to store."""
+    if text is None or (text.isascii() and "\0" not in text):
+        return text
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,174 @@
+"""Results and dead letters: the system of record. The first outcome written for a key stays; later ones lose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, literal_column, select, tuple_
+
+from penstock_ledger.database import Database
+from penstock_ledger.model import Counts, DeadLetter, ItemKey, Result
+from penstock_ledger.outcome_insert import insert_outcomes, terminal_keys
+from penstock_ledger.outcome_rows import (
+    DEAD,
+    KEY_COLUMNS,
+    OutcomeRow,
+    key_of,
+    letter_from,
+    letter_row,
+    outcome_from,
+    result_from,
+    result_row,
+)
+from penstock_ledger.tables import feeds, outcomes
+
+PAGE: Final = 1_000  # rows read at a time: with bodies of some kilobytes a page is some megabytes
+
+_IS_RESULT: Final[ColumnElement[bool]] = literal_column("kind = 'result'")
+_IS_DEAD: Final[ColumnElement[bool]] = literal_column("kind = 'dead'")  # literal, so that the partial index is used
+_VISIBLE: Final = outcomes.c.superseded_by.is_(None)
+
+T = TypeVar("T")
+Query = Select[*tuple[Any, ...]]
+
+
+class OutcomeStore:
+    """Everything here reads in pages: memory stays flat however large a job is."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def settle(self, results: Sequence[Result], letters: Sequence[DeadLetter]) -> set[ItemKey]:
+        """Make outcomes durable in one transaction; returns the keys that were settled before (the losers).
+
+        When one key comes twice in a call, the first one counts, and results come before letters.
+        """
+        now = time.time()
+        rows: dict[tuple[Any, ...], OutcomeRow] = {}
+        for row in (*(result_row(one, now) for one in results), *(letter_row(one, now) for one in letters)):
+            rows.setdefault(row[:KEY_COLUMNS], row)
+        ordered = sorted(rows.values(), key=key_of)
+        return self._db.write(lambda connection: insert_outcomes(connection, ordered)) if ordered else set()
+
+    def terminal(self, keys: Iterable[ItemKey]) -> set[ItemKey]:
+        """Those of ``keys`` that have an outcome, visible or superseded."""
+        wanted = list(keys)
+        return self._db.read(lambda connection: terminal_keys(connection, wanted)) if wanted else set()
+
+    def counts(self, job_id: str) -> Counts:
+        """Visible outcomes of a job. Reads an index of all of them: some 0.2 s per million."""
+        return _counts(self._db.read(lambda connection: connection.execute(_count_query(job_id)).all()))
+
+    def get(self, job_id: str, doc_id: str) -> Result | DeadLetter | None:
+        """The visible outcome of a document; None while it has none (not finished, or being replayed)."""
+        generations = select(feeds.c.generation).where(feeds.c.job_id == job_id)
+        query = (
+            select(outcomes)
+            .where(outcomes.c.job_id == job_id, outcomes.c.generation.in_(generations), outcomes.c.doc_id == doc_id)
+            .where(_VISIBLE)
+        )
+        row = self._db.read(lambda connection: connection.execute(query).first())
+        return None if row is None else outcome_from(row)
+
+    def results(self, job_id: str, page: int = PAGE) -> Iterator[Result]:
+        """Visible results by generation and document id."""
+        query = _visible(job_id).where(_IS_RESULT)
+        return self._paged(query, page, result_from)
+
+    def dead_letters(
+        self, job_id: str, reason: str | None = None, include_superseded: bool = False, page: int = PAGE
+    ) -> Iterator[DeadLetter]:
+        """Dead letters by generation and document id; superseded ones have been replayed since."""
+        query = (select(outcomes).where(outcomes.c.job_id == job_id) if include_superseded else _visible(job_id)).where(
+            _IS_DEAD
+        )
+        if reason is not None:
+            query = query.where(outcomes.c.reason == reason)
+        return self._paged(query, page, letter_from)
+
+    def replayable(
+        self, job_id: str, generation: int, *, after: str | None = None, page: int = PAGE
+    ) -> Iterator[DeadLetter]:
+        """The dead letters that generation ``generation`` sends again, by document id, those after ``after``."""
+        query = (
+            select(outcomes)
+            .where(outcomes.c.job_id == job_id, outcomes.c.superseded_by == generation)
+            .where(outcomes.c.superseded_by.is_not(None))  # spelt out, so that the partial index is used
+            .order_by(outcomes.c.doc_id)
+            .limit(page)
+        )
+        while True:
+            rows = self._rows(query if after is None else query.where(outcomes.c.doc_id > after))
+            yield from map(letter_from, rows)
+            if len(rows) < page:
+                return
+            after = rows[-1].doc_id
+
+    def terminal_docs(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[list[tuple[str, bool]]]:
+        """Pages of (document id, is dead) of one generation: what the completed set is rebuilt from."""
+        query = (
+            select(outcomes.c.doc_id, outcomes.c.kind)
+            .where(outcomes.c.job_id == job_id, outcomes.c.generation == generation)
+            .order_by(outcomes.c.doc_id)
+            .limit(page)
+        )
+        rows = self._rows(query)
+        while rows:
+            yield [(row.doc_id, row.kind == DEAD) for row in rows]
+            rows = self._rows(query.where(outcomes.c.doc_id > rows[-1].doc_id)) if len(rows) == page else []
+
+    def _paged(self, query: Query, page: int, make: Callable[[Row[Any]], T]) -> Iterator[T]:
+        place = tuple_(outcomes.c.generation, outcomes.c.doc_id)
+        query = query.order_by(outcomes.c.generation, outcomes.c.doc_id).limit(page)
+        rows = self._rows(query)
+        while rows:
+            yield from map(make, rows)
+            last = (rows[-1].generation, rows[-1].doc_id)
+            rows = self._rows(query.where(place > last)) if len(rows) == page else []
+
+    def _rows(self, query: Query) -> Sequence[Row[Any]]:
+        def fetch(connection: Connection) -> Sequence[Row[Any]]:
+            return connection.execute(query).all()
+
+        return self._db.read(fetch)
+
+
+def _visible(job_id: str) -> Query:
+    return select(outcomes).where(outcomes.c.job_id == job_id, _VISIBLE)
+
+
+def _count_query(job_id: str) -> Query:
+    def total(column: Any) -> Any:
+        return func.coalesce(func.sum(column), 0)
+
+    return (
+        select(
+            outcomes.c.kind,
+            outcomes.c.reason,
+            func.count().label("number"),
+            func.count().filter(outcomes.c.attempts > 1).label("after_retry"),
+            total(outcomes.c.calls).label("calls"),
+            total(outcomes.c.prompt_tokens).label("prompt_tokens"),
+            total(outcomes.c.completion_tokens).label("completion_tokens"),
+            total(outcomes.c.cost_microusd).label("cost_microusd"),
+        )
+        .where(outcomes.c.job_id == job_id, _VISIBLE)
+        .group_by(outcomes.c.kind, outcomes.c.reason)
+    )
+
+
+def _counts(rows: Sequence[Row[Any]]) -> Counts:
+    dead = {row.reason: row.number for row in rows if row.kind == DEAD}
+    results = [row for row in rows if row.kind != DEAD]
+    return Counts(
+        succeeded=sum(row.number for row in results),
+        succeeded_after_retry=sum(row.after_retry for row in results),
+        dead=sum(dead.values()),
+        dead_by_reason=dead,
+        calls=sum(int(row.calls) for row in rows),
+        prompt_tokens=sum(int(row.prompt_tokens) for row in rows),
+        completion_tokens=sum(int(row.completion_tokens) for row in rows),
+        cost_microusd=sum(int(row.cost_microusd) for row in rows),
+    )

@@ -1,0 +1,46 @@
+"""Whether a Redis is fit to be worked with, and whether it still is the one that we know."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import redis
+
+from penstock_ledger.batches import Memory
+from penstock_ledger.errors import RedisUnfit
+
+MIN_VERSION: Final = (6, 2)  # RPOP and LPOP with a count, GETEX, and scripts that may read the clock before they write
+
+
+def memory(client: redis.Redis) -> Memory:
+    info = _info(client, "memory")
+    return Memory(
+        int(info["used_memory"]), int(info.get("maxmemory", 0)), str(info.get("maxmemory_policy", "noeviction"))
+    )
+
+
+def run_id(client: redis.Redis) -> str:
+    """Names one life of a server process: another one after every restart and every failover."""
+    return str(_info(client, "server")["run_id"])
+
+
+def check(client: redis.Redis) -> None:
+    """Raises RedisUnfit with the fix. Only INFO is asked: managed services often forbid CONFIG."""
+    server = _info(client, "server")
+    version = tuple(int(part) for part in str(server["redis_version"]).split(".")[:2])
+    if version < MIN_VERSION:
+        wanted = ".".join(map(str, MIN_VERSION))
+        raise RedisUnfit(f"redis_version is {server['redis_version']}; use Redis {wanted} or newer, or Valkey")
+    if str(server.get("redis_mode", "standalone")) == "cluster":
+        raise RedisUnfit("redis_mode is cluster: one step touches keys of several slots; use one Redis with replicas")
+    found = memory(client)
+    if found.maxmemory and found.policy != "noeviction":
+        raise RedisUnfit(
+            f"maxmemory-policy is {found.policy}: a full Redis would drop queued work in silence; "
+            "set maxmemory-policy noeviction"
+        )
+
+
+def _info(client: redis.Redis, section: str) -> dict[str, Any]:
+    info: Any = client.info(section)  # redis-py types the sync and async client as one
+    return dict(info)

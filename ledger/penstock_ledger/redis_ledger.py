@@ -1,0 +1,290 @@
+"""The hot half of the ledger: what is finished, fed, started and delayed, in Redis. All of it can be rebuilt from SQL.
+
+Every change is one atomic script call of at most 500 items; longer batches are cut, so a batch as a whole is
+not atomic. Reads that walk over large keys do so in bounded steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+import redis
+
+from penstock_ledger import keys, redis_health
+from penstock_ledger.batches import (
+    Begin,
+    Begun,
+    Depth,
+    Memory,
+    Publish,
+    PublishReport,
+    SettleBatch,
+    SettleReport,
+    WorkerSeen,
+)
+from penstock_ledger.errors import RedisForgot
+from penstock_ledger.lost import find_missing
+from penstock_ledger.model import ItemKey, JobState
+from penstock_ledger.redis_scripts import BATCH_MAX, Scripts
+from penstock_ledger.settle_chunks import settle_chunks
+
+PUBLISH_BYTES_MAX: Final = 4 * 1024 * 1024  # of messages per call: Redis copies them while everyone else waits
+SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
+HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
+WORKER_FORGOTTEN_S: Final = 60  # a worker that was silent for so long is not listed
+FOREIGN_TO_SQL: Final = ("skipped", "rate_limited")  # counters that only Redis has: a reset keeps them
+
+UNACKED: Final = "unacked"  # kombu's hash of messages that a worker holds
+
+_STATES: Final = {
+    JobState.PAUSED: b"paused",
+    JobState.CANCELLING: b"cancelled",
+    JobState.CANCELLED: b"cancelled",
+    JobState.FAILED: b"cancelled",
+}
+
+T = TypeVar("T")
+
+
+class RedisLedger:
+    """``client`` answers in bytes (``decode_responses=False``). Safe to share between threads, as the client is.
+
+    Besides RedisForgot and RedisUnfit, calls raise redis.RedisError.
+    """
+
+    def __init__(self, client: redis.Redis, epoch: str, *, unacked: str = UNACKED) -> None:
+        self._client: Any = (
+            client  # redis-py types the sync and async client as one, so that nothing can be awaited or used
+        )
+        self._redis = client
+        self._epoch = epoch
+        self._unacked = unacked
+        self._scripts = Scripts(client, self._unacked)
+        self._run_seen: str | None = None  # written by check_epoch, read by install_epoch
+
+    # -- the life of an item -------------------------------------------------------------------------------------------
+
+    def publish(self, queue: str, docs: Sequence[Publish], buckets: int) -> PublishReport:
+        """Queue documents that are neither finished nor in the window.
+
+        Raises RedisForgot when the sentinel is not ours; calls before the one that found out have been published.
+        """
+        published = done = in_window = 0
+        for feed, chunk in _feed_chunks(docs):
+            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch)
+            if isinstance(report, bytes):
+                raise RedisForgot(report.decode() or None, self._epoch)
+            published += report.published
+            done += report.done
+            in_window += report.in_window
+        return PublishReport(published, done, in_window)
+
+    def republish(self, queue: str, docs: Sequence[Publish]) -> int:
+        """Queue messages of documents that are in the window already and were lost. Returns how many.
+
+        A copy too many does no harm: the claim drops it while another is held, and begin when the item is finished.
+        """
+        for chunk in _chunks([doc.raw for doc in docs], BATCH_MAX):
+            self._client.lpush(queue, *chunk)
+        return len(docs)
+
+    def begin(self, items: Sequence[Begin]) -> list[Begun]:
+        """Count the starts of items, in their order, unless they are finished, paused or cancelled."""
+        return [begun for chunk in _chunks(items, BATCH_MAX) for begun in self._scripts.begin(chunk)]
+
+    def settle(self, batch: SettleBatch) -> SettleReport:
+        """Conclude items. Works in a full Redis too, because it is what frees memory."""
+        new = delayed = 0
+        for chunk in settle_chunks(batch, BATCH_MAX):
+            report = self._scripts.settle(chunk)
+            new += report.new
+            delayed += report.delayed
+        return SettleReport(new, delayed)
+
+    def promote(self, queue: str, limit: int = BATCH_MAX) -> int:
+        """Queue up to ``limit`` messages whose time has come; returns how many moved."""
+        return _until_short(limit, lambda step: self._scripts.promote(queue, step, HELD_S))
+
+    def next_due(self, queue: str) -> float | None:
+        """Seconds until the next delayed message is due (0 = now), on Redis's clock; None when there is none."""
+        first = self._client.zrange(keys.delayed(queue), 0, 0, withscores=True)
+        return max(0.0, first[0][1] - self._now()) if first else None
+
+    def park(self, job_id: str, raws: Sequence[bytes]) -> None:
+        """Keep messages of a paused job outside the queue."""
+        for chunk in _chunks(raws, BATCH_MAX):
+            self._client.rpush(f"{keys.job_scope(job_id)}:parked", *chunk)
+
+    def unpark(self, job_id: str, queue: str, limit: int = BATCH_MAX) -> int:
+        """Queue up to ``limit`` parked messages; returns how many moved. Call it for every running job now and then: a
+        worker may park a message just after the job was resumed."""
+        return _until_short(limit, lambda step: self._scripts.unpark(job_id, queue, step))
+
+    # -- the window ----------------------------------------------------------------------------------------------------
+
+    def outstanding(self, job_id: str, generation: int) -> int:
+        """Documents that were fed and are not finished."""
+        return int(self._client.hlen(_window(job_id, generation)))
+
+    def window(self, job_id: str, generation: int) -> Iterator[tuple[str, str]]:
+        """(document id, position) of all that were fed and are not finished; one may come twice while it changes."""
+        for doc, position in self._client.hscan_iter(_window(job_id, generation), count=SCAN_STEP):
+            yield doc.decode(), position.decode()
+
+    def missing(
+        self, queue: str, job_id: str, generation: int, tag_of: Callable[[ItemKey], str]
+    ) -> list[tuple[str, str]]:
+        """(document id, position) of those in the window that are neither queued nor unacked, delayed or parked.
+
+        A document that moves between two places during the look may be named wrongly: believe it the second time.
+        """
+        window = {ItemKey(job_id, generation, doc): position for doc, position in self.window(job_id, generation)}
+        lost = find_missing(self._client, self._scripts, self._unacked, queue, {tag_of(key): key for key in window})
+        still = self._still_in_window(job_id, generation, [key.doc_id for key in lost])
+        return [(key.doc_id, window[key]) for key in lost if key.doc_id in still]
+
+    def drop_from_window(self, items: Iterable[ItemKey]) -> None:
+        """Forget that items were fed, so that they may be published again (or because they are finished)."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for job_id, generation, doc_id in items:
+                pipe.hdel(_window(job_id, generation), doc_id)
+            pipe.execute()
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    def depth(self, queue: str) -> Depth:
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.llen(queue)
+            pipe.hlen(self._unacked)
+            pipe.zcard(keys.delayed(queue))
+            return Depth(*pipe.execute())
+
+    def stats(self, job_id: str) -> dict[str, int]:
+        """Counters since the job started, as far as Redis remembers. They decorate; SQL decides."""
+        found = self._client.hgetall(_stats(job_id))
+        return {name.decode(): max(0, int(value)) for name, value in found.items()}
+
+    def reset_stats(self, job_id: str, stats: Mapping[str, int]) -> None:
+        """Replace the counters by what SQL knows; those that SQL does not know stay."""
+        kept = {name: value for name, value in self.stats(job_id).items() if name in FOREIGN_TO_SQL}
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.delete(_stats(job_id))
+            if kept or stats:
+                pipe.hset(_stats(job_id), mapping={**kept, **stats})
+            pipe.execute()
+
+    def memory(self) -> Memory:
+        return redis_health.memory(self._redis)
+
+    def heartbeat(self, worker: str, info: Mapping[str, str]) -> None:
+        """A worker says that it lives, and something about itself (a few short texts)."""
+        self._scripts.heartbeat(worker, WORKER_FORGOTTEN_S, info or {"name": worker})
+
+    def workers(self) -> list[WorkerSeen]:
+        """Workers heard of in the last minute, by name."""
+        now = self._now()
+        seen = self._client.zrangebyscore(keys.WORKERS, now - WORKER_FORGOTTEN_S, "+inf", withscores=True)
+        with self._client.pipeline(transaction=False) as pipe:
+            for name, _ in seen:
+                pipe.hgetall(keys.worker(name.decode()))
+            infos = pipe.execute()
+        return sorted(
+            WorkerSeen(
+                name.decode(), max(0.0, now - at), {field.decode(): text.decode() for field, text in info.items()}
+            )
+            for (name, at), info in zip(seen, infos, strict=True)
+        )
+
+    # -- what Redis knows of itself, and its cure ----------------------------------------------------------------------
+
+    def preflight(self) -> None:
+        """Raises RedisUnfit, with the fix, for a Redis that would lose work."""
+        redis_health.check(self._redis)
+
+    def check_epoch(self) -> bool:
+        """Whether Redis still is what we knew: it holds our epoch and has not restarted since that was written."""
+        self._run_seen = redis_health.run_id(self._redis)
+        epoch, run = self._client.mget(keys.EPOCH, keys.EPOCH_RUN)
+        return bool(epoch == self._epoch.encode() and run == self._run_seen.encode())
+
+    def install_epoch(self) -> None:
+        """Declare Redis rebuilt, as of the server that ``check_epoch`` saw: a restart since then is found next time."""
+        run = self._run_seen or redis_health.run_id(self._redis)
+        self._client.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
+
+    def rehydrate(self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int) -> int:
+        """Write (document id, is dead) into the completed set; returns how many were missing there."""
+        feed = (job_id, generation)
+        return sum(self._scripts.rehydrate(feed, chunk, buckets) for chunk in _chunks(docs, BATCH_MAX))
+
+    def set_job_state(self, job_id: str, state: JobState) -> None:
+        """Tell workers. A job in a state that they need not know of has no key."""
+        seen_as = _STATES.get(state)
+        if seen_as is None:
+            self._client.delete(f"{keys.job_scope(job_id)}:state")
+        else:
+            self._client.set(f"{keys.job_scope(job_id)}:state", seen_as)
+
+    def forget(self, job_id: str) -> None:
+        """Delete all keys of a job. Walks over the whole key space in small steps: for jobs that are over."""
+        names = self._client.scan_iter(match=f"{_no_glob(keys.job_scope(job_id))}:*", count=SCAN_STEP)
+        for chunk in _chunks(names, SCAN_STEP):
+            self._client.unlink(*chunk)
+
+    def _still_in_window(self, job_id: str, generation: int, docs: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        for chunk in _chunks(docs, SCAN_STEP):
+            positions = self._client.hmget(_window(job_id, generation), chunk)
+            found.update(doc for doc, position in zip(chunk, positions, strict=True) if position is not None)
+        return found
+
+    def _now(self) -> float:
+        seconds, microseconds = self._client.time()
+        return float(seconds) + float(microseconds) / 1e6
+
+
+def _window(job_id: str, generation: int) -> str:
+    return f"{keys.feed_scope(job_id, generation)}:window"
+
+
+def _stats(job_id: str) -> str:
+    return f"{keys.job_scope(job_id)}:stats"
+
+
+def _no_glob(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text)
+
+
+def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while chunk := list(islice(rest, size)):
+        yield chunk
+
+
+def _feed_chunks(docs: Iterable[Publish]) -> Iterator[tuple[tuple[str, int], list[Publish]]]:
+    """Runs of one feed, at most BATCH_MAX documents and about PUBLISH_BYTES_MAX bytes each."""
+    feed, chunk, size = ("", 0), list[Publish](), 0
+    for doc in docs:
+        its_feed = (doc.key.job_id, doc.key.generation)
+        if chunk and (its_feed != feed or len(chunk) == BATCH_MAX or size + len(doc.raw) > PUBLISH_BYTES_MAX):
+            yield feed, chunk
+            chunk, size = [], 0
+        feed = its_feed
+        chunk.append(doc)
+        size += len(doc.raw)
+    if chunk:
+        yield feed, chunk
+
+
+def _until_short(limit: int, step: Callable[[int], int]) -> int:
+    """Repeat ``step`` with at most BATCH_MAX until ``limit`` is reached or less than asked for was moved."""
+    moved = 0
+    while moved < limit:
+        asked = min(BATCH_MAX, limit - moved)
+        now_moved = step(asked)
+        moved += now_moved
+        if now_moved < asked:
+            break
+    return moved

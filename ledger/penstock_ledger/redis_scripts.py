@@ -1,0 +1,141 @@
+"""A typed stub per Lua script: arguments in, values out. The steps themselves are explained on top of each script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+import redis
+
+from penstock_ledger import keys
+from penstock_ledger.batches import (
+    Begin,
+    BeginVerdict,
+    Begun,
+    Publish,
+    PublishReport,
+    SettleBatch,
+    SettledDead,
+    SettledDone,
+    SettledRetry,
+    SettleReport,
+)
+from penstock_ledger.model import ItemKey
+
+BATCH_MAX: Final = 500  # items per call: other clients wait a few milliseconds at most; Lua's stack ends near 8,000
+TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
+
+Argument = str | bytes | int | float
+
+
+class Scripts:
+    """Calls are atomic. Redis's own errors pass through (redis.RedisError)."""
+
+    def __init__(self, client: redis.Redis, unacked: str) -> None:
+        self._unacked = unacked
+        self._publish = _registered(client, "publish")
+        self._begin = _registered(client, "begin")
+        self._settle = _registered(client, "settle")
+        self._promote = _registered(client, "promote")
+        self._unpark = _registered(client, "unpark")
+        self._tags = _registered(client, "tags")
+        self._rehydrate = _registered(client, "rehydrate")
+        self._heartbeat = _registered(client, "heartbeat")
+
+    def publish(
+        self, queue: str, feed: tuple[str, int], docs: Sequence[Publish], buckets: int, epoch: str
+    ) -> PublishReport | bytes:
+        """One feed's documents. Returns the epoch found instead when it is not ``epoch``."""
+        scope = keys.feed_scope(*feed)
+        arguments: list[Argument] = [epoch, f"{scope}:done:"]
+        for key, position, _, raw in docs:
+            field = keys.done_field(key.doc_id)
+            arguments += (keys.done_bucket(field, buckets), field, key.doc_id, position, raw)
+        answer = self._publish([keys.EPOCH, queue, f"{scope}:window"], arguments)
+        return answer if isinstance(answer, bytes) else PublishReport(*answer)
+
+    def begin(self, items: Sequence[Begin]) -> list[Begun]:
+        arguments: list[Argument] = []
+        for key, retries, buckets in items:
+            arguments += (*_place(key, buckets), retries)
+        answer = self._begin([keys.EPOCH], arguments)
+        return [Begun(BeginVerdict(answer[i]), answer[i + 1]) for i in range(0, len(answer), 2)]
+
+    def settle(self, batch: SettleBatch) -> SettleReport:
+        finished = len(batch.done) + len(batch.dead)
+        arguments: list[Argument] = [finished, len(batch.retries), len(batch.released)]
+        for done in batch.done:
+            arguments += _done(done)
+        for dead in batch.dead:
+            arguments += _dead(dead)
+        for retry in batch.retries:
+            arguments += _retry(retry)
+        for key in batch.released:
+            arguments += (keys.feed_scope(key.job_id, key.generation), key.doc_id)
+        return SettleReport(*self._settle([keys.EPOCH], arguments))
+
+    def promote(self, queue: str, limit: int, held_s: float) -> int:
+        names = [keys.delayed(queue), keys.delayed_raw(queue), queue, self._unacked]
+        return int(self._promote(names, [limit, held_s]))
+
+    def unpark(self, job_id: str, queue: str, limit: int) -> int:
+        return int(self._unpark([f"{keys.job_scope(job_id)}:parked", queue, self._unacked], [limit]))
+
+    def tags(self, name: str, first: int, last: int) -> tuple[int, list[bytes]]:
+        """How many messages there are between the two indices, and their tags."""
+        seen, *tags = self._tags([name], [first, last])
+        return int(seen), tags
+
+    def rehydrate(self, feed: tuple[str, int], docs: Iterable[tuple[str, bool]], buckets: int) -> int:
+        scope = keys.feed_scope(*feed)
+        arguments: list[Argument] = [f"{scope}:done:"]
+        for doc_id, dead in docs:
+            field = keys.done_field(doc_id)
+            arguments += (keys.done_bucket(field, buckets), field, doc_id, keys.DEAD if dead else keys.DONE)
+        return int(self._rehydrate([f"{scope}:window", f"{scope}:starts"], arguments))
+
+    def heartbeat(self, name: str, forget_s: int, info: Mapping[str, str]) -> None:
+        pairs = [text for pair in info.items() for text in pair]
+        self._heartbeat([keys.WORKERS, keys.worker(name)], [name, forget_s, *pairs])
+
+
+def _place(key: ItemKey, buckets: int) -> tuple[Argument, ...]:
+    """Job prefix, feed prefix, bucket, field, document id: how every item starts in begin.lua and settle.lua."""
+    job_id, generation, doc_id = key
+    field = keys.done_field(doc_id)
+    scope = keys.job_scope(job_id)
+    return scope, f"{scope}:{generation}", keys.done_bucket(field, buckets), field, doc_id
+
+
+def _done(done: SettledDone) -> tuple[Argument, ...]:
+    key, buckets, after_retry, *figures = done
+    return *_place(key, buckets), keys.DONE, int(after_retry), *figures
+
+
+def _dead(dead: SettledDead) -> tuple[Argument, ...]:
+    key, buckets, reason, *figures = dead
+    return *_place(key, buckets), keys.DEAD, reason, *figures
+
+
+def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
+    return (
+        *_place(retry.key, retry.buckets),
+        keys.delayed(retry.queue),
+        retry.tag,
+        retry.raw,
+        retry.after_s,
+        int(retry.rate_limited),
+        int(retry.counted),
+        retry.calls,
+    )
+
+
+def _registered(client: redis.Redis, name: str) -> Any:
+    return client.register_script(_source(name))
+
+
+@cache
+def _source(name: str) -> str:
+    return (files("penstock_ledger") / "scripts" / f"{name}.lua").read_text("utf-8")

@@ -1,0 +1,26 @@
+-- Put documents of one feed into the queue, each at most once, unless Redis forgot who it is.
+--
+-- KEYS[1] penstock:epoch                 string, the epoch that callers expect
+-- KEYS[2] <queue>                        kombu's list: LPUSH here, consumers RPOP at the other end
+-- KEYS[3] penstock:<job>:<gen>:window    hash document id -> position
+-- computed: penstock:<job>:<gen>:done:<n>  hash, completed set (prefix in ARGV[2])
+-- ARGV[1] epoch, ARGV[2] prefix "penstock:<job>:<gen>:done:",
+-- then per document: bucket number, completed-set field, document id, position, raw message (at most 500 documents)
+-- Returns {published, done, in window}, or the epoch found (a string, "" for none) and nothing is done.
+-- The first write needs memory, so a full Redis refuses the whole call.
+
+local epoch = redis.call('GET', KEYS[1]) or ''
+if epoch ~= ARGV[1] then return epoch end
+
+local published, done, in_window = 0, 0, 0
+for i = 3, #ARGV, 5 do
+  if redis.call('HEXISTS', ARGV[2] .. ARGV[i], ARGV[i + 1]) == 1 then
+    done = done + 1
+  elseif redis.call('HSETNX', KEYS[3], ARGV[i + 2], ARGV[i + 3]) == 0 then
+    in_window = in_window + 1
+  else
+    redis.call('LPUSH', KEYS[2], ARGV[i + 4])
+    published = published + 1
+  end
+end
+return {published, done, in_window}

@@ -1,0 +1,113 @@
+"""The spool: documents that services push into an open job, durable before the push returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from penstock_ledger.database import Database
+from penstock_ledger.errors import JobNotFound, JobSealed, SpoolConflict
+from penstock_ledger.tables import jobs, spool
+
+STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
+
+
+class SpoolRow(NamedTuple):
+    """One pushed document."""
+
+    seq: int
+    doc_id: str
+    body: bytes
+
+
+class Spool:
+    """Rows are taken by flag, not by position: on PostgreSQL a lower number may become visible after a higher one."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def append(self, job_id: str, docs: Sequence[tuple[str, bytes]]) -> int:
+        """Store documents, all or none; returns how many are new. Pushing the same one again changes nothing.
+
+        Raises JobNotFound, JobSealed after ``close``, and SpoolConflict when an id comes with another body.
+        """
+        wanted = _distinct(job_id, docs)
+        return self._db.write(lambda connection: self._append(connection, job_id, wanted))
+
+    def take(self, job_id: str, limit: int) -> list[SpoolRow]:
+        """Documents that were not fed yet, in the order of their arrival."""
+        query = _rows(job_id).where(~spool.c.fed).order_by(spool.c.seq).limit(limit)
+        return self._db.read(lambda connection: [_row(row) for row in connection.execute(query)])
+
+    def mark_fed(self, job_id: str, seqs: Iterable[int]) -> None:
+        wanted = list(seqs)
+        fed = update(spool).where(spool.c.job_id == job_id).values(fed=True)
+
+        def mark(connection: Connection) -> None:
+            for start in range(0, len(wanted), STATEMENT_MAX):
+                connection.execute(fed.where(spool.c.seq.in_(wanted[start : start + STATEMENT_MAX])))
+
+        self._db.write(mark)
+
+    def fetch(self, job_id: str, seq: int) -> SpoolRow | None:
+        """One document by its number; None when there is none."""
+        query = _rows(job_id).where(spool.c.seq == seq)
+        row = self._db.read(lambda connection: connection.execute(query).first())
+        return None if row is None else _row(row)
+
+    def count(self, job_id: str) -> int:
+        """All documents of the job, fed or not."""
+        query = select(func.count()).where(spool.c.job_id == job_id)
+        return self._db.read(lambda connection: connection.execute(query).scalar_one())
+
+    def _append(self, connection: Connection, job_id: str, docs: dict[str, bytes]) -> int:
+        _check_open(connection, job_id)
+        dialect = sqlite if self._db.is_sqlite else postgresql
+        rows = [{"job_id": job_id, "doc_id": doc_id, "body": docs[doc_id], "fed": False} for doc_id in sorted(docs)]
+        if not rows:
+            return 0
+        new: int = connection.execute(dialect.insert(spool).on_conflict_do_nothing(), rows).rowcount
+        if new < len(rows):
+            _check_same(connection, job_id, docs)
+        return new
+
+
+def _distinct(job_id: str, docs: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
+    distinct: dict[str, bytes] = {}
+    for doc_id, body in docs:
+        if distinct.setdefault(doc_id, body) != body:
+            raise SpoolConflict(job_id, [doc_id])
+    return distinct
+
+
+def _check_open(connection: Connection, job_id: str) -> None:
+    """The row stays share-locked until we commit, so that a concurrent close counts our documents too."""
+    query = select(jobs.c.total).where(jobs.c.job_id == job_id).with_for_update(read=True)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise JobNotFound(job_id)
+    if row.total is not None:
+        raise JobSealed(job_id, row.total)
+
+
+def _check_same(connection: Connection, job_id: str, docs: dict[str, bytes]) -> None:
+    ids = sorted(docs)
+    stored: dict[str, bytes] = {}
+    for start in range(0, len(ids), STATEMENT_MAX):
+        query = select(spool.c.doc_id, spool.c.body).where(spool.c.job_id == job_id)
+        rows = connection.execute(query.where(spool.c.doc_id.in_(ids[start : start + STATEMENT_MAX])))
+        stored.update((row.doc_id, row.body) for row in rows)
+    different = [doc_id for doc_id in ids if stored[doc_id] != docs[doc_id]]
+    if different:
+        raise SpoolConflict(job_id, different)
+
+
+def _rows(job_id: str) -> Any:
+    return select(spool.c.seq, spool.c.doc_id, spool.c.body).where(spool.c.job_id == job_id)
+
+
+def _row(row: Row[Any]) -> SpoolRow:
+    return SpoolRow(row.seq, row.doc_id, row.body)

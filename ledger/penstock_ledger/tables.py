@@ -1,0 +1,156 @@
+"""The SQL tables, as queries see them. The migrations create them; a test holds both equal.
+
+Times are Unix seconds (UTC) as doubles. JSON travels as text: it is never searched. Ids compare byte by byte in both
+databases, so that sort orders agree with Python's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+HEAD: Final = "0001"  # the newest migration; revisions sort by their number
+
+metadata = MetaData()
+
+Id = Text().with_variant(Text(collation="C"), "postgresql")
+Serial = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers only INTEGER keys by itself
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("job_id", Id, primary_key=True),
+    Column("job_key", Id, nullable=False),
+    Column("spec", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("reason", Text),
+    Column("generation", Integer, nullable=False),
+    Column("total", BigInteger),
+    Column("created_at", Double, nullable=False),
+    Column("finished_at", Double),
+    UniqueConstraint("job_key", name="jobs_job_key"),
+    Index("jobs_created", "created_at", "job_id"),
+    Index("jobs_state", "state"),
+)
+
+feeds = Table(
+    "feeds",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("cursor", Text, nullable=False),
+    Column("exhausted", Boolean, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("owner", Text),  # written by the leader; read by everyone who would like to be it
+    Column("lease_until", Double),  # on the database server's clock
+    Column("selection", Text, nullable=False),
+    Column("overrides", Text, nullable=False),
+    PrimaryKeyConstraint("job_id", "generation", name="feeds_pkey"),
+)
+
+# One row per item that has ended: the primary key is what makes "one terminal state" true.
+outcomes = Table(
+    "outcomes",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("doc_id", Id, nullable=False),
+    Column("kind", Text, nullable=False),  # 'result' or 'dead'
+    Column("superseded_by", Integer),  # the generation that replays this dead letter; NULL = visible
+    Column("reason", Text),
+    Column("attempts", Integer, nullable=False),
+    Column("calls", Integer, nullable=False),
+    Column("prompt_tokens", BigInteger),
+    Column("completion_tokens", BigInteger),
+    Column("cost_microusd", BigInteger, nullable=False),
+    Column("latency_ms", BigInteger, nullable=False),
+    Column("status_code", Integer),
+    Column("request_id", Text),
+    Column("model", Text),
+    Column("finish_reason", Text),
+    Column("last_error", Text),
+    Column("line", BigInteger),
+    Column("created_at", Double, nullable=False),
+    Column("request", LargeBinary),  # dead letters only
+    Column("body", LargeBinary),  # a result's response, or the excerpt that a dead letter keeps
+    PrimaryKeyConstraint("job_id", "generation", "doc_id", name="outcomes_pkey"),
+    # Holds all that counting needs, so that a million bodies are not read to count a million rows.
+    Index(
+        "outcomes_visible",
+        "job_id",
+        "kind",
+        "reason",
+        "attempts",
+        "calls",
+        "prompt_tokens",
+        "completion_tokens",
+        "cost_microusd",
+        sqlite_where=text("superseded_by IS NULL"),
+        postgresql_where=text("superseded_by IS NULL"),
+    ),
+    Index(
+        "outcomes_dead",
+        "job_id",
+        "generation",
+        "doc_id",
+        sqlite_where=text("kind = 'dead'"),
+        postgresql_where=text("kind = 'dead'"),
+    ),
+    Index(
+        "outcomes_superseded",
+        "job_id",
+        "superseded_by",
+        "doc_id",
+        sqlite_where=text("superseded_by IS NOT NULL"),
+        postgresql_where=text("superseded_by IS NOT NULL"),
+    ),
+)
+
+spool = Table(
+    "spool",
+    metadata,
+    Column("seq", Serial, primary_key=True, autoincrement=True),
+    Column("job_id", Id, nullable=False),
+    Column("doc_id", Id, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("fed", Boolean, nullable=False),
+    UniqueConstraint("job_id", "doc_id", name="spool_doc"),
+    Index("spool_unfed", "job_id", "seq", sqlite_where=text("fed = 0"), postgresql_where=text("NOT fed")),
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("kind", Text, nullable=False),
+    Column("job_id", Id, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("sent_at", Double),
+    Index("outbox_pending", "id", sqlite_where=text("sent_at IS NULL"), postgresql_where=text("sent_at IS NULL")),
+)
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
