@@ -19,6 +19,7 @@ from penstock_cli.text import safe
 if TYPE_CHECKING:
     import redis
 
+    from penstock_ledger import Database
     from penstock_workers.settings import ProviderSettings
 
 MINIMUM_PYTHON = (3, 11)
@@ -43,8 +44,8 @@ class Finding:
     fix: str = ""
 
 
-def examine(state: Path | None, *, knock: bool) -> Iterator[Finding]:
-    """All checks, in the order in which to mend what they find."""
+def examine(state: Path | None, *, knock: bool, migrate: bool = False) -> Iterator[Finding]:
+    """All checks, in the order in which to mend what they find. ``migrate`` mends the tables on the way."""
     yield _python()
     yield _embedded()
     try:
@@ -52,7 +53,7 @@ def examine(state: Path | None, *, knock: bool) -> Iterator[Finding]:
     except Exception as error:
         yield Finding(Verdict.BAD, "settings", safe(message(error)))
         return
-    yield from _database(database_url)
+    yield from _database(database_url, migrate=migrate)
     if redis_url is None:
         yield Finding(Verdict.GOOD, "redis", "the private Redis is not running; `penstock run` starts it")
     else:
@@ -92,7 +93,7 @@ def _embedded() -> Finding:
         return Finding(Verdict.WARNING, "run", str(error))
 
 
-def _database(url: str) -> Iterator[Finding]:
+def _database(url: str, *, migrate: bool) -> Iterator[Finding]:
     from penstock_ledger import open_database
 
     shown = without_password(url)
@@ -102,21 +103,26 @@ def _database(url: str) -> Iterator[Finding]:
         yield Finding(Verdict.BAD, "database", f"{shown}: {safe(message(error))}")
         return
     try:
-        yield _migrated(database, shown)
+        yield _tables(database, shown, migrate=migrate)
     finally:
         database.close()
 
 
-def _migrated(database: Any, shown: str) -> Finding:
+def _tables(database: Database, shown: str, *, migrate: bool) -> Finding:
     from penstock_ledger import JobStore
+    from penstock_ledger.errors import SchemaMissing
 
     try:
+        if migrate:
+            database.migrate()
         JobStore(database).list(limit=1)
+    except SchemaMissing as error:
+        fix = "`penstock doctor --migrate` creates or upgrades the tables"
+        return Finding(Verdict.BAD, "database", f"{shown}: {safe(str(error).partition(':')[0])}", fix)
     except Exception as error:
-        fix = (
-            "`penstock submit` and workers create the tables at their first start; otherwise check that it is reachable"
+        return Finding(
+            Verdict.BAD, "database", f"{shown}: {safe(message(error))}", "check that it runs and is reachable"
         )
-        return Finding(Verdict.BAD, "database", f"{shown}: {safe(message(error))}", fix)
     return Finding(Verdict.GOOD, "database", f"{shown} answers and has its tables")
 
 

@@ -13,12 +13,16 @@ _USAGE = {  # raised by our other packages; by name, so that reading this table 
     "SourceChanged",
     "TooManyBadRows",
     "InvalidDocument",
+    "SinkError",
     "JobClosed",
     "JobNotFound",
     "JobConflict",
     "JobNotReplayable",
     "NothingToReplay",
     "SpoolConflict",
+    "JobSealed",
+    "DatabaseUnusable",
+    "SchemaError",
     "UnknownLane",
     "UnknownProvider",
     "MissingApiKey",
@@ -40,6 +44,8 @@ def message(error: BaseException) -> str:
     names = _names(error)
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if "SchemaMissing" in names:
+        return f"{str(error).partition(':')[0]}: `penstock doctor --migrate` creates or upgrades the tables"
     if isinstance(error, CliError) or names & _OUR_ROOTS:
         return str(error)
     if _from(error, "redis"):

@@ -6,13 +6,13 @@ Read ``run_local`` from top to bottom. Everything it starts is ended by the ``wi
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock_cli import files
 from penstock_cli.commandline import remember, this_command
 from penstock_cli.connect import Books, books
 from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, UsageProblem
@@ -37,7 +37,7 @@ class RunRequest:
     """What `penstock run` was asked to do."""
 
     source: str
-    out: Path
+    out: str
     state: Path
     job_key: str
     job: JobFlags
@@ -56,6 +56,15 @@ class Plan:
     settings: WorkerSettings
     state: StateFolder
     console: Console
+
+
+def default_state(out: str) -> Path:
+    """`.penstock` beside the results. Raises UsageProblem where those are not on this machine."""
+    if files.is_remote(out):
+        raise UsageProblem(
+            f"--out {out} is not on this machine: say with --state where queue and ledger may be kept here"
+        )
+    return Path(out) / ".penstock"
 
 
 def run_local(request: RunRequest) -> int:
@@ -84,26 +93,8 @@ def _checked(request: RunRequest, console: Console) -> Plan:
     settings = with_provider(
         WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency), spec.provider, request.provider
     )
-    _probe_out(request.out, request.source)
+    files.probe(request.out, request.source)
     return Plan(request, spec, settings, StateFolder.create(request.state), console)
-
-
-def _probe_out(out: Path, source: str) -> None:
-    """The result folder can be written, and writing to it does not overwrite the source."""
-    probe = out / f".penstock-probe-{os.getpid()}"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise UsageProblem(
-            f"--out {out}: cannot write there ({error.strerror}). Name a folder that you may write."
-        ) from error
-    for name in ("output.jsonl", "errors.jsonl", "report.json"):
-        if "://" not in source and (out / name).exists() and os.path.samefile(out / name, source):
-            raise UsageProblem(
-                f"--out {out}: {name} there is the source itself and would be overwritten; name another folder"
-            )
 
 
 @contextlib.contextmanager
@@ -183,25 +174,24 @@ def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts) -> Job:
 def _concluded(plan: Plan, ledger: Books, job: Job) -> int:
     """Write the files, print the report. Raises JobStopped for a job that is paused."""
     from penstock_cli import report as reports
-    from penstock_cli.files import write_outputs
 
-    report = _keep_report(plan, ledger, job)
+    report, place = _keep_report(plan, ledger, job)
     if not job.state.final:
         raise JobStopped(
             f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {count(report.finished)} of "
             f"{count(report.total)} documents are finished and kept. Mend that, then resume with:  {this_command()}"
         )
-    files = write_outputs(ledger, job, plan.request.out)
+    places = files.write_outputs(ledger, job, plan.request.out)
     command = f"penstock dlq list {shlex.quote(job.job_key)}{ledger.option()}"
-    reports.show(report, plan.console, dlq_command=command, files={**files, "report": plan.request.out / "report.json"})
+    reports.show(report, plan.console, dlq_command=command, files={**places, "report": place})
     return report.exit_status
 
 
-def _keep_report(plan: Plan, ledger: Books, job: Job) -> Report:
+def _keep_report(plan: Plan, ledger: Books, job: Job) -> tuple[Report, str]:
+    """Write `report.json` as of now; returns the report and its place."""
     from penstock_cli import report as reports
 
     counts = ledger.outcomes.counts(job.job_id)
     kept = KeptFigures.load(ledger.figures_path(job))
     report = reports.build(job, counts, stats=kept.stats, seconds=kept.seconds)
-    reports.write(report, plan.request.out / "report.json")
-    return report
+    return report, files.write_report(report, plan.request.out)

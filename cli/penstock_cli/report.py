@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
@@ -82,14 +80,7 @@ def build(job: Job, counts: Counts, *, stats: Mapping[str, int], seconds: float 
     )
 
 
-def write(report: Report, path: Path) -> None:
-    """Replace the file in one step, so that a reader never sees half of it."""
-    fresh = path.with_suffix(".json.new")
-    fresh.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-    fresh.replace(path)
-
-
-def show(report: Report, console: Console, *, dlq_command: str, files: Mapping[str, Path] | None = None) -> None:
+def show(report: Report, console: Console, *, dlq_command: str, files: Mapping[str, str] | None = None) -> None:
     """The report for people: shares, the reasons of the dead letters, what it took, and where the files are."""
     from rich.table import Table
     from rich.text import Text
@@ -103,8 +94,8 @@ def show(report: Report, console: Console, *, dlq_command: str, files: Mapping[s
         console.print(Text.assemble("list them:  ", (dlq_command, "bold")), soft_wrap=True)
     for text in _effort(report):
         console.print(text, style="dim")
-    for name, path in (files or {}).items():
-        console.print(Text(f"{name:<10} {path}"), soft_wrap=True)
+    for name, place in (files or {}).items():
+        console.print(Text(f"{name:<10} {place}"), soft_wrap=True)
 
 
 def _headline(report: Report) -> Any:

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
 from penstock_cli.figures import COUNT_SHARE, Counter, Figures, KeptFigures, Speed
+from penstock_cli.files import write_report
 from penstock_cli.progress import LINE_EVERY_S, Lines, line, panel
-from penstock_cli.report import build, show, write
+from penstock_cli.report import build, show
 from penstock_ledger.model import Counts, Job, JobState
 
 FIELDS = [
@@ -39,7 +40,7 @@ def rendered(renderable: object) -> str:
 def test_report_json_has_the_promised_fields_in_order(tmp_path: Path) -> None:
     """Other tools read report.json: its fields are a contract."""
     report = build(job(), counts(), stats={"retries": 3, "rate_limited": 2, "skipped": 1, "calls": 11}, seconds=4.0)
-    write(report, tmp_path / "report.json")
+    write_report(report, str(tmp_path))
     stored = json.loads((tmp_path / "report.json").read_text())
     assert list(stored) == FIELDS
     assert stored["job"] == "reviews"
@@ -59,7 +60,7 @@ def test_the_report_for_people_shows_shares_reasons_and_the_next_command() -> No
     """Whoever reads it knows what failed, why, and what to type."""
     console = Console(file=io.StringIO(), width=100, highlight=False)
     report = build(job(), counts(7, 3, {"[red]odd\x1b[0m": 1, "http_400": 2}), stats={"retries": 3}, seconds=4.0)
-    show(report, console, dlq_command="penstock dlq list reviews", files={"results": Path("/x/output.jsonl")})
+    show(report, console, dlq_command="penstock dlq list reviews", files={"results": "/x/output.jsonl"})
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "70 % succeeded, 10 % after retry, 30 % dead  (7 + 3 of 10 documents)" in text

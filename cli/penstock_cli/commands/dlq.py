@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -104,7 +103,7 @@ def show(
 @app.command()
 def export(
     job: options.JobName,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: OpenAI Batch error lines.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="A file, or s3://bucket/key.")],
     reason: Reason = None,
     state: options.StateOption = None,
 ) -> None:
@@ -137,6 +136,7 @@ def replay(
     """Try dead letters again, as a new generation of the job. Nothing is overwritten."""
     from penstock_cli.connect import books
     from penstock_cli.text import count, safe
+    from penstock_ledger.model import JobState
 
     overrides = _overrides(set_fields or [], edit_prompt)
     with books(state) as ledger:
@@ -144,7 +144,7 @@ def replay(
         feed, number = ledger.jobs.replay(found.job_id, reason=reason, doc_ids=doc, overrides=overrides)
         redis = ledger.redis_if_running()
         if redis is not None:
-            redis.set_job_state(found.job_id, "running")
+            redis.set_job_state(found.job_id, JobState.RUNNING)
         typer.echo(f"{count(number)} documents of {safe(found.job_key)} go again as generation {feed.generation}")
         if state is not None and redis is None:
             typer.echo(f"process them with:  {run_again(ledger, found)}")

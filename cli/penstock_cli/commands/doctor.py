@@ -12,6 +12,7 @@ from penstock_cli.errors import EXIT_FAILED
 
 def doctor(
     provider: Annotated[bool, typer.Option(help="Also knock at each configured provider.")] = True,
+    migrate: Annotated[bool, typer.Option("--migrate", help="Create or upgrade the tables of the database.")] = False,
     state: options.StateOption = None,
 ) -> None:
     """Check what a job needs, and say how to mend what is wrong."""
@@ -23,7 +24,7 @@ def doctor(
     console = Console(highlight=False)
     styles = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.BAD: "red"}
     failed = False
-    for finding in examine(state, knock=provider):
+    for finding in examine(state, knock=provider, migrate=migrate):
         failed = failed or finding.verdict is Verdict.BAD
         mark = Text.assemble((f"{finding.verdict:<5}", styles[finding.verdict]), f"{finding.subject:<12}", finding.seen)
         console.print(mark, soft_wrap=True)

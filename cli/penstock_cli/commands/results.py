@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,7 +39,14 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
 
 def results(
     job: options.JobName,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; it is replaced in one step.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="A file, or s3://bucket/key.")],
     state: options.StateOption = None,
 ) -> None:
     """Write the results so far as OpenAI Batch output lines."""
+    from penstock_cli.connect import books
+    from penstock_cli.files import write_results
+    from penstock_cli.text import count
+
+    with books(state) as ledger:
+        written = write_results(ledger, ledger.jobs.get(job), output)
+    typer.echo(f"{count(written)} results in {output}")

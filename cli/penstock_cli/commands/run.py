@@ -15,7 +15,7 @@ DEFAULT_WORKERS = 2  # one goes on while the other restarts; a single one alread
 
 def run(
     source: options.Source,
-    out: Annotated[Path, typer.Option(help="Folder for output.jsonl, errors.jsonl and report.json.")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="Folder or s3://bucket/prefix for the result files.")],
     lane: options.Lane = "api",
     model: options.Model = None,
     endpoint: options.Endpoint = "/v1/chat/completions",
@@ -61,12 +61,12 @@ def run(
     2 bad usage or input, 1 failed, 130 interrupted.
     """
     from penstock_cli.jobspec import default_job_key
-    from penstock_cli.local import RunRequest, run_local
+    from penstock_cli.local import RunRequest, default_state, run_local
 
     request = RunRequest(
         source=source,
         out=out,
-        state=state if state is not None else out / ".penstock",
+        state=state if state is not None else default_state(out),
         job_key=job if job is not None else default_job_key(source),
         job=JobFlags(
             lane=lane,
