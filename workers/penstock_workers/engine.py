@@ -92,3 +92,4 @@ class ItemEngine(Protocol):
 
     def stats(self) -> Mapping[str, int | float | str]:
         """Figures for `celery inspect stats`, read from the hub thread: must be cheap and safe to read there."""
+        ...

@@ -1,0 +1,149 @@
+"""The Celery app that workers run: ``celery -A penstock_workers.app worker``, or ``create_app`` with your settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from celery import Celery, Task
+from kombu.entity import Queue
+
+from penstock_producer.wire import TASK_NAME, queue_name
+from penstock_workers import transport
+from penstock_workers.engine import ItemEngine
+from penstock_workers.leases import Leases
+
+if TYPE_CHECKING:
+    from penstock_workers.settings import WorkerSettings
+
+EngineFactory = Callable[["PenstockApp", "WorkerSettings"], ItemEngine]
+
+CONTROL_QUEUE = "penstock.control"
+SOCKET_TIMEOUT_S = 15.0  # a dead peer blocks forever without one
+CONNECT_TIMEOUT_S = 5.0
+HEALTH_CHECK_S = 25  # kombu's: half-open consumer connections are noticed within some 50 s
+
+
+@dataclass
+class Parts:
+    """What the pool needs beside Celery's configuration."""
+
+    settings: WorkerSettings
+    build_engine: EngineFactory
+    leases: Leases = field(default_factory=Leases)
+
+
+class PenstockApp(Celery):  # type: ignore[misc]  # Celery is untyped
+    """A Celery app that carries the parts of a worker."""
+
+    parts: Parts
+
+
+class ItemTask(Task):  # type: ignore[misc]  # Celery is untyped
+    """One document. Its body is the engine's; Celery only sees it come and go."""
+
+    name = TASK_NAME
+    Strategy = "penstock_workers.strategy:item_strategy"
+    acks_late = True
+    acks_on_failure_or_timeout = True
+    ignore_result = True
+    typing = False
+
+    def run(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError(f"{TASK_NAME} runs in workers started with the penstock pool only")
+
+
+def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = None) -> PenstockApp:
+    """An app of its own: nothing global is touched but kombu's table of transports."""
+    transport.register()
+    parts = Parts(settings, build_engine or _build_engine)
+    app = PenstockApp("penstock", set_as_current=False)
+    app.parts = parts
+    app.conf.update(_configuration(parts))
+    app.register_task(ItemTask())
+    return app
+
+
+def broker_url(settings: WorkerSettings) -> str:
+    """The broker as kombu reads it; ``redis_url`` is written as redis-py reads it."""
+    parsed = urlsplit(settings.redis_url)
+    url = settings.redis_url
+    if parsed.scheme == "unix":
+        database = parse_qs(parsed.query).get("db", ["0"])[0]
+        url = f"socket://{quote(unquote(parsed.path))}?virtual_host={database}"
+    if settings.broker_transport == "penstock":
+        return f"penstock+{url}"
+    return f"redis+{url}" if parsed.scheme == "unix" else url
+
+
+def _configuration(parts: Parts) -> dict[str, Any]:
+    settings = parts.settings
+    queues = [CONTROL_QUEUE, queue_name(settings.lane)]  # in this order: control messages are few and must not wait
+    return {
+        "broker_url": broker_url(settings),
+        "broker_transport_options": _transport_options(parts),
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,  # outlive any outage of Redis
+        "broker_pool_acquire_timeout": 30,
+        "task_queues": [Queue(name, routing_key=name) for name in queues],
+        "task_default_queue": CONTROL_QUEUE,
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "result_backend": None,  # results live in the ledger
+        "task_ignore_result": True,
+        "task_store_errors_even_if_ignored": False,
+        "task_acks_late": True,
+        "task_send_sent_event": False,
+        "worker_pool": "penstock_workers.pool:AsyncioPool",
+        "worker_consumer": "penstock_workers.consumer:ItemConsumer",
+        "worker_concurrency": settings.concurrency,
+        "worker_prefetch_multiplier": settings.prefetch_multiplier,
+        "worker_enable_prefetch_count_reduction": False,  # restored by a promise that grouped acks pass by
+        "worker_cancel_long_running_tasks_on_connection_loss": False,  # what is in flight is paid for
+        "worker_disable_rate_limits": True,  # quotas are the engine's
+        "worker_soft_shutdown_timeout": 0,  # the drain has its own deadline
+        "worker_send_task_events": False,  # Flower switches them on
+        "worker_hijack_root_logger": False,
+        "event_queue_ttl": 5,
+        "event_queue_expires": 60,
+    }
+
+
+def _transport_options(parts: Parts) -> dict[str, Any]:
+    timeout_s = parts.settings.visibility_timeout_s
+    options: dict[str, Any] = {
+        "visibility_timeout": timeout_s,
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_keepalive": True,
+        "health_check_interval": HEALTH_CHECK_S,
+        "queue_order_strategy": "priority",
+        "priority_steps": [0],  # lanes are queues
+    }
+    if parts.settings.broker_transport == "penstock":
+        return options | {"leases": parts.leases}
+    # Stock kombu never renews: an item slower than this is run twice, which the ledger makes harmless but not free.
+    return options | {
+        "unacked_restore_interval": 10,
+        "unacked_restore_throttle": 1,
+        "unacked_restore_limit": 500,
+        "visibility_timeout": max(timeout_s, 3600.0),
+    }
+
+
+def _build_engine(_: PenstockApp, settings: WorkerSettings) -> ItemEngine:
+    from penstock_workers.build import build_engine
+
+    return build_engine(settings)
+
+
+def __getattr__(name: str) -> Any:
+    """``app``, made from the settings of this process when Celery's command line asks for it."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from penstock_workers.settings import WorkerSettings
+
+    app = globals()["app"] = create_app(WorkerSettings.load())
+    return app

@@ -1,0 +1,126 @@
+"""The thread whose asyncio loop runs the engine, and the bridge back to the hub thread.
+
+What crosses over goes through deques with one wake-up each: many items per thread switch when the worker is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+
+from penstock_workers.engine import Delivery, ItemEngine, Verdict
+
+log = logging.getLogger(__name__)
+
+
+class EngineHost:
+    """Implements ``engine.Bridge``. Methods say which thread calls them."""
+
+    def __init__(self, build: Callable[[], ItemEngine], wake_hub: Callable[[], None]) -> None:
+        self.commits = 0
+        self._build = build
+        self._wake_hub = wake_hub
+        self._inbox: deque[Delivery] = deque()  # hub -> loop; bounded by prefetch
+        self._outbox: deque[tuple[Delivery, Verdict | None]] = deque()  # loop -> hub; None = started; bounded likewise
+        self._loop_is_called = False
+        self._hub_is_called = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._engine: ItemEngine | None = None
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._main, name="penstock-items", daemon=True)
+
+    # -- hub thread --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Raises what the engine raises when it cannot start."""
+        self._thread.start()
+        self._ready.result()
+
+    def accept(self, delivery: Delivery) -> None:
+        self._inbox.append(delivery)
+        if not self._loop_is_called:
+            self._loop_is_called = True
+            self._call(self._take_inbox)
+
+    def abort(self, delivery: Delivery, why: str) -> None:
+        self._call(lambda: self._running().abort(delivery, why))
+
+    def resize(self, concurrency: int) -> None:
+        self._call(lambda: self._running().resize(concurrency))
+
+    def outcomes(self) -> Iterator[tuple[Delivery, Verdict | None]]:
+        """What the engine has said since the last call, in its order; None where an item has started."""
+        self._hub_is_called = False
+        while self._outbox:
+            yield self._outbox.popleft()
+
+    def drain(self, deadline_s: float) -> Future[None]:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(self._running().drain(deadline_s), self._loop)
+
+    def stop(self, timeout_s: float) -> bool:
+        """False when the engine did not stop in time; its thread is a daemon and dies with the process."""
+        self._call(lambda: self._ended.set())
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def stats(self) -> Mapping[str, int | float | str]:
+        return {} if self._engine is None else self._engine.stats()
+
+    # -- loop thread -------------------------------------------------------------------------------------------------
+
+    def started(self, delivery: Delivery) -> None:
+        self._outbox.append((delivery, None))
+        self._call_hub()
+
+    def conclude(self, pairs: Sequence[tuple[Delivery, Verdict]]) -> None:
+        self.commits += 1
+        self._outbox.extend(pairs)
+        self._call_hub()
+
+    def _call_hub(self) -> None:
+        if not self._hub_is_called:
+            self._hub_is_called = True
+            self._wake_hub()
+
+    def _take_inbox(self) -> None:
+        self._loop_is_called = False
+        engine = self._running()
+        while self._inbox:
+            engine.accept(self._inbox.popleft())
+
+    def _main(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        try:
+            self._engine = self._build()
+            await self._engine.start(self)
+        except BaseException as error:
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(None)
+        await self._ended.wait()
+        try:
+            await self._engine.stop()
+        except Exception:
+            log.exception("the engine did not stop cleanly; what it held has been given back")
+
+    # -- both --------------------------------------------------------------------------------------------------------
+
+    def _running(self) -> ItemEngine:
+        assert self._engine is not None, "start() comes first"
+        return self._engine
+
+    def _call(self, step: Callable[[], object]) -> None:
+        assert self._loop is not None, "start() comes first"
+        try:
+            self._loop.call_soon_threadsafe(step)
+        except RuntimeError:
+            log.debug("the item loop is closed already")

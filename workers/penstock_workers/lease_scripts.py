@@ -1,0 +1,100 @@
+"""Typed stubs of the Lua scripts, one per atomic step. ``scripts/record.lua`` documents the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import chain
+from typing import Any, NamedTuple
+
+import redis
+
+PARKED_KEY = "penstock:parked:unknown"
+SWEEP_KEY = "penstock:sweep"
+RESTORED_PER_SWEEP = 500  # each costs Redis some 20 us: a sweep keeps everybody waiting for 10 ms at most
+
+
+class Lease(NamedTuple):
+    """A message that this process holds."""
+
+    tag: str
+    seen: str  # its score in the index when we last heard of it, as the server wrote it
+
+
+class Keys(NamedTuple):
+    """Where a broker keeps its messages: transport options that all workers of a broker must share."""
+
+    unacked: str
+    unacked_index: str
+    visibility_timeout_s: float
+    prefix: str = ""
+    steps: tuple[int, ...] = (0,)
+
+    @property
+    def parked(self) -> str:
+        return self.prefix + PARKED_KEY
+
+    @property
+    def steps_text(self) -> str:
+        return ",".join(map(str, self.steps))
+
+
+@cache
+def script_text(name: str) -> str:
+    folder = files("penstock_workers") / "scripts"
+    return (folder / "record.lua").read_text("utf-8") + (folder / f"{name}.lua").read_text("utf-8")
+
+
+class LeaseScripts:
+    """The steps that the lease keeper takes, over a client of its own. All raise redis-py's errors."""
+
+    def __init__(self, client: redis.Redis, keys: Keys) -> None:
+        self._keys = keys
+        self._ack = client.register_script(script_text("ack"))
+        self._renew = client.register_script(script_text("renew"))
+        self._give_back = client.register_script(script_text("give_back"))
+        self._park = client.register_script(script_text("park"))
+        self._restore = client.register_script(script_text("restore"))
+
+    def ack(self, leases: Sequence[Lease]) -> list[str]:
+        """Forget concluded messages; returns the tags whose lease was lost."""
+        keys = self._keys
+        return _texts(self._ack([keys.unacked, keys.unacked_index], [keys.visibility_timeout_s, *_pairs(leases)]))
+
+    def renew(self, leases: Sequence[Lease]) -> tuple[str, list[str]]:
+        """Extend leases; returns their new score, and the tags whose lease was lost."""
+        keys = self._keys
+        score, *lost = _texts(self._renew([keys.unacked_index], [keys.visibility_timeout_s, *_pairs(leases)]))
+        return score, lost
+
+    def give_back(self, leases: Sequence[Lease]) -> list[str]:
+        """Return messages to the front of their queues; returns the tags whose lease was lost."""
+        keys = self._keys
+        arguments = [keys.visibility_timeout_s, keys.prefix, keys.steps_text, *_pairs(leases)]
+        return _texts(self._give_back([keys.unacked, keys.unacked_index, keys.parked], arguments))
+
+    def park(self, leases: Sequence[Lease]) -> list[str]:
+        """Keep messages aside that no task wants; returns the tags whose lease was lost."""
+        keys = self._keys
+        arguments = [keys.visibility_timeout_s, *_pairs(leases)]
+        return _texts(self._park([keys.unacked, keys.unacked_index, keys.parked], arguments))
+
+    def restore(self, next_sweep_s: float) -> int:
+        """Return messages whose lease has run out to their queues, at most ``RESTORED_PER_SWEEP``.
+
+        Returns how many; -1 when some worker did so less than ``next_sweep_s`` seconds ago.
+        """
+        keys = self._keys
+        pause_ms = max(1, int(next_sweep_s * 1000))
+        arguments: list[str | float] = [keys.visibility_timeout_s, keys.prefix, keys.steps_text]
+        arguments += [RESTORED_PER_SWEEP, pause_ms]
+        return int(self._restore([keys.unacked, keys.unacked_index, keys.parked, keys.prefix + SWEEP_KEY], arguments))
+
+
+def _pairs(leases: Sequence[Lease]) -> Iterable[str | float]:
+    return chain.from_iterable(leases)
+
+
+def _texts(reply: Any) -> list[str]:
+    return [part.decode() if isinstance(part, bytes) else str(part) for part in reply]

@@ -1,0 +1,315 @@
+"""A Celery pool that hosts an item engine: hundreds of items in flight on one asyncio loop, concluded in groups.
+
+All of Celery's state, and all of this class, belongs to the hub thread; ``_post`` and ``_wake`` alone may be called
+elsewhere. Ordinary tasks run in a few threads beside.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from time import monotonic
+from typing import Any
+
+from celery.concurrency.base import BasePool, apply_target
+from celery.exceptions import ImproperlyConfigured
+from celery.worker.state import task_ready, task_reserved
+from kombu.asynchronous import get_event_loop
+from kombu.common import ignore_errors
+
+from penstock_producer.wire import TASK_NAME
+from penstock_workers.acks import Acks
+from penstock_workers.drain import Drain
+from penstock_workers.engine import Delivery, GivenBack, Retried, Verdict
+from penstock_workers.host import EngineHost
+from penstock_workers.leases import Fate, Leases
+from penstock_workers.reports import failure_report, retry_report
+
+log = logging.getLogger(__name__)
+
+TASK_THREADS = 4  # for ordinary tasks such as `penstock.submit`: rare, short, and waiting for a database
+LATE_KEPT = 20_000  # acknowledgements that came too late, whose redelivered copies are still to be met; 2 MB
+
+
+@dataclass(slots=True, eq=False)
+class Hosted:
+    """An item in this worker, as the hub sees it."""
+
+    pid: int  # made up: Celery names a running task by the process that it thinks it runs in
+    delivery: Delivery
+    request: Any  # celery.worker.request.Request
+    message: Any  # kombu's; replaced when a redelivered copy is adopted
+    started: bool = False
+
+
+class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
+    """``worker_pool`` of the worker app. Expects ``app.parts``, see ``app.py``."""
+
+    signal_safe = False
+    body_can_be_buffer = True
+    task_join_will_block = False
+
+    limit: int
+    app: Any
+
+    # -- Celery's side: life -----------------------------------------------------------------------------------------
+
+    def on_start(self) -> None:
+        hub = get_event_loop()
+        if hub is None:
+            raise ImproperlyConfigured("items need Celery's event loop: use a Redis broker, and no -P option")
+        self._hub: Any = hub
+        parts = self.app.parts
+        self._drain_seconds: float = parts.settings.drain_seconds
+        self._leases: Leases = parts.leases
+        self._leases.on_lost = partial(self._post, self._lose)
+        self._leases.on_late = partial(self._post, self._note_late)
+        self._acks = Acks(self._leases, self._hub.call_soon)
+        self._acks.on_unsure = self._remember
+        self._pids = count(1)
+        self._hosted: dict[Delivery, Hosted] = {}
+        self._by_pid: dict[int, Hosted] = {}
+        self._by_tag: dict[str, Hosted] = {}
+        self._in_threads: set[str] = set()  # delivery tags of ordinary tasks
+        self._late: OrderedDict[str, None] = OrderedDict()
+        self._calls: deque[Callable[[], object]] = deque()  # other threads -> hub
+        self._counts = dict.fromkeys(("failed", "retried", "given-back", "adopted", "late", "lost-leases"), 0)
+        self._consumer: Any = None
+        self._drain: Drain | None = None
+        self._threads = ThreadPoolExecutor(TASK_THREADS, thread_name_prefix="penstock-task")
+        self._host = EngineHost(partial(parts.build_engine, self.app, parts.settings), self._wake)
+        self._host.start()
+
+    def on_stop(self) -> None:
+        """Warm shutdown, or the end of a cold one. Called again (a second signal) it ends the drain at once."""
+        if self._drain is not None:
+            self._drain.hurry()
+            return
+        self._drain = Drain(self, self._host, self._hub, self._drain_seconds)
+        self._drain.run()
+
+    def on_terminate(self) -> None:
+        self.on_stop()
+
+    def finish(self, timeout_s: float) -> None:
+        """The last act: events and conclusions leave the process."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.deliver()
+        if self._consumer is not None and self._consumer.event_dispatcher is not None:
+            ignore_errors(self._consumer, self._consumer.event_dispatcher.flush)
+        if not self._leases.flush(timeout_s):
+            log.warning("Redis is out of reach: %d messages return when their lease ends", len(self._leases))
+
+    def is_idle(self) -> bool:
+        """No ordinary task is running."""
+        return not self._in_threads
+
+    def meet(self, consumer: Any) -> None:
+        """Called at start and after each reconnect."""
+        self._consumer = consumer
+
+    def flush(self) -> None:
+        """The consumer has lost its connection and forgets what it has not handed to this pool: give that back."""
+        kept = self._by_tag.keys() | self._in_threads
+        self._acks.flush()
+        self._leases.conclude([tag for tag in self._leases.tags() if tag not in kept], Fate.GIVE_BACK)
+
+    def grow(self, n: int = 1) -> None:
+        self.limit += n
+        self._host.resize(self.limit)
+
+    def shrink(self, n: int = 1) -> None:
+        self.limit = max(1, self.limit - n)
+        self._host.resize(self.limit)
+
+    # -- Celery's side: work -----------------------------------------------------------------------------------------
+
+    def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> None:
+        """Run a request: Celery passes bound methods of it as the callbacks."""
+        request = options["accept_callback"].__self__
+        request._on_ack = self._acks.bind(request.message)
+        if args[0] == TASK_NAME:
+            self._accept(request)
+        else:
+            self._run_in_thread(request, target, args, options)
+
+    def terminate_job(self, pid: int, signal: int | None = None) -> None:
+        """A revoked item; Celery acknowledges it right after. In a cold shutdown Celery does not: then it goes back."""
+        hosted = self._by_pid.get(pid)
+        if hosted is not None:
+            self._forget(hosted)
+            self._host.abort(hosted.delivery, "it was revoked")
+            self._post(self._give_back_unless_acknowledged, hosted)
+
+    def absorb(self, message: Any) -> bool:
+        """True when a claimed message needs no run of its own: it is a redelivered copy of one that we know."""
+        tag = message.delivery_tag
+        hosted = self._by_tag.get(tag)
+        if hosted is not None:
+            self._adopt(hosted, message)
+            return True
+        if tag in self._late and message.delivery_info.get("redelivered"):
+            del self._late[tag]  # once: the same item may come again for a good reason
+            self._counts["late"] += 1
+            self._acks.bind(message)()
+            return True
+        return False
+
+    def _accept(self, request: Any) -> None:
+        message, headers = request.message, request.request_dict
+        retries = headers.get("retries")
+        delivery = Delivery(
+            task_id=request.id,
+            kwargs=headers["kwargs"],
+            headers=headers,
+            retries=retries if isinstance(retries, int) else 0,
+            redelivered=bool(request.delivery_info["redelivered"]),
+            queue=request.delivery_info["routing_key"] or "",
+            raw=getattr(message, "raw", None),
+        )
+        hosted = Hosted(next(self._pids), delivery, request, message)
+        self._hosted[delivery] = self._by_pid[hosted.pid] = self._by_tag[message.delivery_tag] = hosted
+        self._host.accept(delivery)
+
+    def _adopt(self, hosted: Hosted, message: Any) -> None:
+        """The lease was lost, or the connection: the broker sent what is still running here. The run goes on."""
+        self._counts["adopted"] += 1
+        hosted.message = message
+        hosted.request._on_ack = self._acks.bind(message)
+        task_reserved(hosted.request)
+
+    def _run_in_thread(self, request: Any, target: Any, args: Sequence[Any], options: dict[str, Any]) -> None:
+        tag = request.message.delivery_tag
+        self._in_threads.add(tag)
+        self._threads.submit(
+            apply_target,
+            target,
+            args,
+            callback=partial(self._post, options["callback"]),
+            accept_callback=partial(self._post, options["accept_callback"]),
+        ).add_done_callback(partial(self._post, self._end_thread, request))
+
+    def _end_thread(self, request: Any, future: Future[None]) -> None:
+        self._in_threads.discard(request.message.delivery_tag)
+        if future.cancelled():
+            self._acks.give_back(request.message)
+        elif (error := future.exception()) is not None:
+            log.error("task %s could not be run and is kept aside", request, exc_info=error)
+            request.reject(requeue=False)
+
+    # -- the engine's side -------------------------------------------------------------------------------------------
+
+    def deliver(self) -> None:
+        """Do what other threads have asked for. Called by the hub, and by the drain when the hub turns no more."""
+        while self._calls:
+            self._safely(self._calls.popleft())
+        for delivery, verdict in self._host.outcomes():
+            hosted = self._hosted.get(delivery)
+            if hosted is not None:  # else: aborted, and not ours to judge any more
+                self._safely(partial(self._note, hosted, verdict))
+        self._acks.flush()
+
+    def give_back_all(self) -> int:
+        """Whatever is still here returns to its queue; the engine is not asked."""
+        left = list(self._hosted.values())
+        for hosted in left:
+            self._give_back(hosted)
+        return len(left)
+
+    def _note(self, hosted: Hosted, verdict: Verdict | None) -> None:
+        if verdict is None:
+            self._start(hosted)
+            return
+        if isinstance(verdict, GivenBack):
+            self._give_back(hosted)
+            return
+        self._forget(hosted)
+        request = hosted.request
+        if isinstance(verdict, Retried):
+            self._counts["retried"] += 1
+            request.on_success((1, retry_report(verdict), 0.0))
+        elif verdict.ok:
+            request.on_success((0, None, verdict.runtime_s))
+        else:
+            self._counts["failed"] += 1
+            request.on_success((1, failure_report(verdict), verdict.runtime_s))
+
+    def _start(self, hosted: Hosted) -> None:
+        hosted.started = True
+        if hosted.request.revoked():  # while it waited here; this has acknowledged it
+            self._forget(hosted)
+            self._host.abort(hosted.delivery, "it was revoked")
+        else:
+            hosted.request.on_accepted(hosted.pid, monotonic())
+
+    def _give_back(self, hosted: Hosted) -> None:
+        self._counts["given-back"] += 1
+        self._forget(hosted)
+        hosted.request.acknowledged = True  # from here on nobody may acknowledge it
+        task_ready(hosted.request)
+        self._acks.give_back(hosted.message)
+
+    def _give_back_unless_acknowledged(self, hosted: Hosted) -> None:
+        if not hosted.request.acknowledged:
+            self._give_back(hosted)
+
+    def _lose(self, tags: Iterable[str]) -> None:
+        """Others may hold these by now: stop paying for them here."""
+        for tag in tags:
+            hosted = self._by_tag.get(tag)
+            if hosted is not None:
+                self._counts["lost-leases"] += 1
+                self._forget(hosted)
+                hosted.request.acknowledged = True
+                task_ready(hosted.request)
+                self._host.abort(hosted.delivery, "its lease was lost")
+
+    def _note_late(self, fate: Fate, tags: Sequence[str]) -> None:
+        self._counts["lost-leases"] += len(tags)
+        if fate is Fate.ACK:
+            self._remember(tags)
+
+    def _remember(self, tags: Iterable[str]) -> None:
+        for tag in tags:
+            self._late[tag] = None
+            if len(self._late) > LATE_KEPT:
+                self._late.popitem(last=False)
+
+    def _forget(self, hosted: Hosted) -> None:
+        self._hosted.pop(hosted.delivery, None)
+        self._by_pid.pop(hosted.pid, None)
+        if self._by_tag.get(hosted.message.delivery_tag) is hosted:
+            del self._by_tag[hosted.message.delivery_tag]
+
+    # -- any thread --------------------------------------------------------------------------------------------------
+
+    def _post(self, step: Callable[..., object], *arguments: Any, **_: Any) -> None:
+        self._calls.append(partial(step, *arguments))
+        self._wake()
+
+    def _wake(self) -> None:
+        self._hub.call_soon(self.deliver)
+
+    def _safely(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except Exception:
+            log.exception("a bug of ours while concluding a message; it returns when its lease ends")
+
+    # -- figures -----------------------------------------------------------------------------------------------------
+
+    def _get_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = super()._get_info()
+        leases = self._leases
+        info.update({
+            "items": len(self._hosted), "acks": self._acks.acked, "ack-groups": self._acks.groups,
+            "commits": self._host.commits, "leases": len(leases), "renewals": leases.renewals,
+            "duplicates-dropped": leases.dropped, "retries-put-off": leases.put_off, "restored": leases.restored,
+            **self._counts, **self._host.stats(),
+        })  # fmt: skip
+        return info

@@ -1,0 +1,34 @@
+"""What Celery wants to see of an item that did not succeed: the shape of an ExceptionInfo, without a traceback to format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celery.exceptions import Retry
+
+from penstock_workers.engine import Acked, Retried
+
+
+class ItemFailed(Exception):
+    """The item is a dead letter."""
+
+
+class ItemWillRetry(Exception):
+    """The item waits for its next try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Read by celery.worker.request.Request: an exception for the event, and the text under it."""
+
+    exception: Exception
+    traceback: str
+
+
+def failure_report(verdict: Acked) -> Report:
+    return Report(ItemFailed(verdict.error or "failed"), "")
+
+
+def retry_report(verdict: Retried) -> Report:
+    reason = ItemWillRetry(verdict.error)
+    return Report(Retry(verdict.error, exc=reason, when=verdict.after_s), "")

@@ -1,0 +1,62 @@
+-- Takes messages from the fronts of queues, in the order of the queues, and records each as unacked under one lease time.
+-- KEYS: unacked, unacked_index, penstock:parked:unknown, then the lists to take from
+-- ARGV: how many at most, then for each list the queue's name in JSON, or '' when its messages need no acknowledgement
+-- Returns {lease time, duplicates dropped, later tries put off, list number, tag, message, list number, tag, message, ...}
+
+local unacked, index, parked = KEYS[1], KEYS[2], KEYS[3]
+local room, started = tonumber(ARGV[1]), now()
+local reply, leases, dropped, put_off = {started, 0, 0}, {}, 0, {}
+
+local function tag_of(raw)
+  local read, message = pcall(cjson.decode, raw)
+  if not read or type(message) ~= 'table' or type(message.properties) ~= 'table' then return nil end
+  local tag = message.properties.delivery_tag
+  return type(tag) == 'string' and tag or nil
+end
+
+local function retries_of(raw)
+  local read, message = pcall(cjson.decode, raw or '')
+  local headers = read and type(message) == 'table' and message.headers
+  return type(headers) == 'table' and tonumber(headers.retries) or 0
+end
+
+-- The tag is held already. A later try of the same item can only exist once the earlier one is settled, so its holder is
+-- about to acknowledge it: the later one waits at the far end of its queue. Anything else is a hint we have: drop it.
+local function meet_holder(list, tag, raw)
+  if retries_of(raw) > retries_of((open_record(redis.call('HGET', unacked, tag)))) then
+    put_off[#put_off + 1] = {list, raw}
+  else
+    dropped = dropped + 1
+  end
+end
+
+local function hand_out(number, tag, raw)
+  local last = #reply
+  reply[last + 1], reply[last + 2], reply[last + 3] = number, tag, raw
+end
+
+local function take(number, raw, queue)
+  local tag = tag_of(raw)
+  if tag == nil then
+    redis.call('RPUSH', parked, raw)
+  elseif queue == '' then
+    hand_out(number, tag, raw)
+  elseif redis.call('HSETNX', unacked, tag, '[' .. raw .. ',"",' .. queue .. ']') == 0 then
+    meet_holder(KEYS[number + 3], tag, raw)
+  else
+    leases[#leases + 1], leases[#leases + 2] = started, tag
+    hand_out(number, tag, raw)
+  end
+end
+
+for number = 1, #KEYS - 3 do
+  if room <= 0 then break end
+  for _, raw in ipairs(redis.call('RPOP', KEYS[number + 3], room) or {}) do
+    room = room - 1
+    take(number, raw, ARGV[number + 1])
+  end
+end
+if #leases > 0 then redis.call('ZADD', index, unpack(leases)) end
+for _, later in ipairs(put_off) do redis.call('LPUSH', later[1], later[2]) end
+reply[2], reply[3] = dropped, #put_off
+return reply

@@ -1,0 +1,17 @@
+-- Keeps messages aside that no task wants, those that are still the caller's.
+-- KEYS: unacked, unacked_index, penstock:parked:unknown
+-- ARGV: visibility timeout in seconds, then pairs of delivery tag and lease time
+-- Returns the tags whose lease was lost
+
+local lost = {}
+for at = 2, #ARGV, 2 do
+  local tag = ARGV[at]
+  if is_held(KEYS[2], tag, ARGV[at + 1], ARGV[1]) then
+    local record = redis.call('HGET', KEYS[1], tag)
+    if record then redis.call('RPUSH', KEYS[3], (open_record(record)) or record) end
+    drop(KEYS[1], KEYS[2], tag)
+  else
+    lost[#lost + 1] = tag
+  end
+end
+return lost

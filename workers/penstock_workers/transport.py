@@ -1,0 +1,335 @@
+"""kombu's Redis transport, with messages claimed in bulk and leased by the server's clock.
+
+Stock kombu takes one message per round trip and records it as unacked in a second one: a process killed in between
+loses it. Here one script takes up to 64 messages and records them. The keys are kombu's own, so stock producers, workers
+and Flower share the broker. Redis Cluster is not supported: the keys of one step lie in different slots.
+
+Redis cannot wait inside a script, so an idle worker asks again every ``idle_poll_s``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from queue import Empty
+from time import monotonic
+from typing import Any, Literal, NamedTuple
+
+import orjson
+import redis
+from kombu.transport import TRANSPORT_ALIASES, virtual
+from kombu.transport import redis as kombu_redis
+from kombu.utils.json import dumps, loads
+from kombu.utils.url import parse_url
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError
+from redis.retry import Retry
+
+from penstock_workers.lease_scripts import PARKED_KEY, Keys, script_text
+from penstock_workers.leases import BROKER_ERRORS, Fate, Leases
+
+log = logging.getLogger(__name__)
+
+ALIASES = ("penstock", "redisbulk")  # broker URLs: penstock+redis://…, penstock+rediss://…, penstock+socket://…
+BULK_MAX = 64  # messages per claim: some 5 ms of the hub, after which control commands get their turn
+IDLE_POLL_S = 0.05  # an idle worker costs Redis 20 small scripts per second
+KEEPER_TIMEOUT_MIN_S = 1.0
+_RAW = "penstock:raw"  # carries a message's text through kombu to ``Message``
+
+
+def register() -> None:
+    """Make the broker URL schemes known to kombu."""
+    for alias in ALIASES:
+        TRANSPORT_ALIASES[alias] = f"{__name__}:Transport"
+
+
+class Claimed(NamedTuple):
+    """One message that this process now holds."""
+
+    queue: str
+    tag: str
+    raw: bytes  # as it lay in the queue
+
+
+class Message(virtual.Message):  # type: ignore[misc]  # kombu is untyped
+    """A message that remembers its text as it lay in the queue."""
+
+    def __init__(self, payload: dict[str, Any], channel: Any = None, **options: Any) -> None:
+        self.raw: bytes | None = payload.pop(_RAW, None)
+        super().__init__(payload, channel=channel, **options)
+
+
+class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
+    """Counts and concludes messages through the leases: these outlive the channel that claimed them."""
+
+    channel: Channel
+
+    def can_consume(self) -> bool:
+        return bool(self.channel._in_poll) or self.channel.room() > 0
+
+    def can_consume_max_estimate(self) -> int:
+        return max(0, self.channel.room())
+
+    def append(self, message: Message, delivery_tag: str) -> None:
+        """The claim has recorded it already."""
+
+    def ack(self, delivery_tag: str) -> None:
+        self.channel.leases.conclude([delivery_tag], Fate.ACK)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Without ``requeue`` the message is kept aside: nothing is dropped here."""
+        self.channel.leases.conclude([delivery_tag], Fate.GIVE_BACK if requeue else Fate.PARK)
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """A closed channel gives nothing back: what is in flight goes on, and its end is told over the leases."""
+        self._on_collect.cancel()
+
+    def restore_visible(self, *_: Any, **__: Any) -> None:
+        """The lease keeper sweeps."""
+
+
+class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is untyped
+    """Claims in bulk where stock kombu pops one."""
+
+    QoS = QoS
+    Message = Message
+    bulk_max = BULK_MAX
+    idle_poll_s = IDLE_POLL_S
+    from_transport_options = (*kombu_redis.Channel.from_transport_options, "bulk_max", "idle_poll_s")
+
+    def __init__(self, connection: Transport, **options: Any) -> None:
+        self.leases = connection.leases
+        self._unrecorded: set[str] = set()  # queues whose consumers need no acknowledgement
+        self._asked: list[str] = []  # the queues of the claim under way
+        self._next_claim_at = 0.0
+        self._script_is_loaded = False
+        super().__init__(connection, **options)
+
+    def room(self) -> int:
+        """How many messages the prefetch limit leaves. Counted is what the process holds, over all channels it has had."""
+        limit: int = self.qos.prefetch_count
+        return min(self.bulk_max, limit - len(self.leases)) if limit else self.bulk_max
+
+    def broker_keys(self) -> Keys:
+        prefix = self.global_keyprefix
+        return Keys(
+            unacked=prefix + self.unacked_key,
+            unacked_index=prefix + self.unacked_index_key,
+            visibility_timeout_s=float(self.visibility_timeout),
+            prefix=prefix,
+            steps=tuple(self.priority_steps),
+        )
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    def basic_consume(self, queue: str, no_ack: bool = False, *args: Any, **options: Any) -> Any:
+        if no_ack:
+            self._unrecorded.add(queue)
+        else:
+            self._unrecorded.discard(queue)
+            self.leases.open(self._connect_keeper, self.broker_keys())
+        return super().basic_consume(queue, no_ack, *args, **options)
+
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        cancelled = super()._basic_cancel(consumer_tag)
+        if not self.active_queues:
+            self._take_back_claim()
+        return cancelled
+
+    def close(self) -> None:
+        self._take_back_claim()
+        super().close()
+
+    def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
+        message = super().basic_get(queue, no_ack=False, **options)
+        if message is not None and no_ack:
+            self.qos.ack(message.delivery_tag)
+        return message
+
+    def _get(self, queue: str) -> dict[str, Any]:
+        """One message, now. Raises queue.Empty."""
+        self.leases.open(self._connect_keeper, self.broker_keys())
+        with self.conn_or_acquire() as client:
+            reply = client.eval(script_text("claim"), *self._claim_arguments([queue], 1))
+        for claimed in self._note_claim([queue], reply):
+            return read_message(claimed.raw)
+        raise Empty
+
+    # -- claiming: kombu's poller calls these two in place of BRPOP ---------------------------------------------------
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        room = self.room()
+        if room <= 0 or monotonic() < self._next_claim_at:
+            return
+        self._asked = self._queue_cycle.consume(len(self.active_queues))
+        if not self._asked:
+            return
+        script = script_text("claim")
+        command = ("EVALSHA", _sha(script)) if self._script_is_loaded else ("EVAL", script)
+        self._in_poll = self.client.connection
+        self._brpop_sent_at = monotonic()
+        self._in_poll.send_command(*command, *self._claim_arguments(self._asked, room))
+
+    def _brpop_read(self, **options: Any) -> Literal[True]:
+        messages = self._read_claim(**options)
+        if not messages:
+            self._next_claim_at = monotonic() + self.idle_poll_s
+            raise Empty
+        self._queue_cycle.rotate(messages[0].queue)
+        self._hand_over(messages)
+        return True
+
+    def _claim_arguments(self, queues: Sequence[str], room: int) -> list[Any]:
+        keys = self.broker_keys()
+        lists = [(queue, self._q_for_pri(queue, step)) for step in self.priority_steps for queue in queues]
+        names = ["" if queue in self._unrecorded else dumps(queue) for queue, _ in lists]
+        paths = [keys.unacked, keys.unacked_index, keys.parked, *(keys.prefix + path for _, path in lists)]
+        return [len(paths), *paths, room, *names]
+
+    def _read_claim(self, **options: Any) -> list[Claimed]:
+        try:
+            reply = self.client.parse_response(self.client.connection, "EVAL", **options)
+        except NoScriptError:  # the server was restarted: the next claim sends the text again
+            self._script_is_loaded = False
+            return []
+        except self.connection_errors:
+            self.client.connection.disconnect()
+            raise
+        finally:
+            self._in_poll = None
+            self._flush_brpop_reauth()
+        self._script_is_loaded = True
+        return self._note_claim(self._asked, reply)
+
+    def _note_claim(self, queues: list[str], reply: list[Any]) -> list[Claimed]:
+        score, dropped, put_off, *found = reply
+        messages = [
+            Claimed(queues[(number - 1) % len(queues)], tag.decode(), raw)
+            for number, tag, raw in zip(found[::3], found[1::3], found[2::3], strict=True)
+        ]
+        recorded = [claimed.tag for claimed in messages if claimed.queue not in self._unrecorded]
+        self.leases.claimed(recorded, score.decode(), dropped, put_off)
+        return messages
+
+    def _hand_over(self, messages: Sequence[Claimed]) -> None:
+        waiting = deque(messages)
+        try:
+            while waiting:
+                self._deliver(waiting.popleft())
+        finally:  # the connection was lost, or the worker told to stop, in the middle
+            self.leases.conclude([claimed.tag for claimed in waiting], Fate.GIVE_BACK)
+
+    def _deliver(self, claimed: Claimed) -> None:
+        """To the consumer of its queue. A message that makes the consumer fail must not take the worker with it."""
+        try:
+            payload = read_message(claimed.raw)
+            payload[_RAW] = claimed.raw
+            self.connection._deliver(payload, claimed.queue)
+        except BROKER_ERRORS:
+            raise
+        except Exception:
+            log.exception("message %s of queue %s cannot be taken; kept in %s", claimed.tag, claimed.queue, PARKED_KEY)
+            self.leases.conclude([claimed.tag], Fate.PARK)
+
+    def _take_back_claim(self) -> None:
+        """What a claim under way brings, once nobody consumes any more, returns to its queue at once."""
+        if not self._in_poll:
+            return
+        try:
+            messages = self._read_claim()
+        except BROKER_ERRORS:
+            return  # what it brought returns when its lease ends
+        self.leases.conclude([claimed.tag for claimed in messages], Fate.GIVE_BACK)
+
+    # -- connecting --------------------------------------------------------------------------------------------------
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        parameters = dict(super()._connparams(asynchronous))
+        url = self.connection.url
+        if url is not None:
+            parameters.update(
+                host=url["hostname"] or "127.0.0.1",
+                port=url["port"] or self.connection.default_port,
+                username=url["userid"],
+                password=url["password"],
+                db=self._prepare_virtual_host(url["virtual_host"]),
+            )
+        return parameters
+
+    def _connect_keeper(self) -> redis.Redis:
+        """A client for the lease keeper: it must notice a dead peer well before a lease ends."""
+        parameters = self._connparams()
+        patience_s = max(KEEPER_TIMEOUT_MIN_S, float(self.visibility_timeout) / 6)
+        parameters["socket_timeout"] = min(parameters.get("socket_timeout") or patience_s, patience_s)
+        parameters["retry"] = Retry(NoBackoff(), 0)  # the keeper has retries of its own
+        return redis.Redis(connection_pool=redis.ConnectionPool(**parameters))
+
+
+class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]  # kombu is untyped
+    """For consumers without an event loop: they wake up in time to ask again."""
+
+    def get(self, callback: Any, timeout: float | None = None) -> Any:
+        return super().get(callback, IDLE_POLL_S if timeout is None else min(timeout, IDLE_POLL_S))
+
+
+class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untyped
+    """Option ``leases`` lends it those of a worker, which outlive connections; else it has its own, and ends them."""
+
+    Channel = Channel
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        super().__init__(client, **options)
+        self.url = _parse_inner_url(client)
+        lent: Leases | None = client.transport_options.get("leases")
+        self.leases = Leases() if lent is None else lent
+        self.cycle = Poller()
+        self._owns_leases = lent is None
+        self._leave_loop: list[Callable[[], object]] = []
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        before = set(loop.on_tick)
+        super().register_with_event_loop(connection, loop)
+        for callback in loop.on_tick - before:  # kombu leaves one behind per connection
+            self._leave_loop.append(partial(loop.on_tick.discard, callback))
+        idle_poll_s = self.client.transport_options.get("idle_poll_s", IDLE_POLL_S)
+        wake_up = loop.call_repeatedly(idle_poll_s, _nothing)  # each turn of the loop asks for messages
+        self._leave_loop.append(wake_up.cancel)
+
+    def close_connection(self, connection: Any) -> None:
+        while self._leave_loop:
+            self._leave_loop.pop()()
+        super().close_connection(connection)
+        if self._owns_leases:
+            self.leases.close()
+
+
+def _parse_inner_url(client: Any) -> dict[str, Any] | None:
+    """Of penstock+redis://… kombu keeps all behind the plus as the host name, and reads it only for unix sockets."""
+    if not (client.hostname or "").startswith(("redis://", "rediss://")):
+        return None
+    url = dict(parse_url(client.hostname))
+    if url["transport"] == "rediss" and not client.ssl:
+        client.ssl = url.get("ssl") or {"ssl_cert_reqs": "required"}
+    return url
+
+
+def read_message(raw: bytes) -> dict[str, Any]:
+    """A queue message as kombu reads it. Raises ValueError."""
+    if b"__type__" not in raw:  # how kombu marks dates and the like
+        try:
+            return dict(orjson.loads(raw))
+        except orjson.JSONDecodeError:
+            pass  # integers beyond 64 bit, NaN: kombu's reader takes them
+    return dict(loads(raw.decode()))
+
+
+@cache
+def _sha(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+
+
+def _nothing() -> None:
+    return None
