@@ -97,7 +97,9 @@ class Feeder:
         for start in range(0, len(missing), DOCUMENTS_PER_PUBLISH):
             group = missing[start : start + DOCUMENTS_PER_PUBLISH]
             items = [self._item(self._source.fetch(position)) for _, position in group]
-            published += self._redis.republish(self._queue, items)
+            # A death between these two takes the documents out of the window: a rewind of the feed brings them back.
+            self._redis.drop_from_window([item.key for item in items])
+            published += self._redis.publish(self._queue, items, self._buckets).published
         return published
 
     def _run(self, limit: int, handle: _Handler) -> FeedStep:
@@ -123,6 +125,7 @@ class Feeder:
 
     def _take(self, limit: int) -> tuple[list[Document | BadRow], bool]:
         """Up to ``limit`` rows of bounded size, and whether the source has ended with them."""
+        fresh = self._rows is None
         if self._rows is None:
             self._rows = iter(self._source.documents(self._cursor))
         rows: list[Document | BadRow] = []
@@ -133,7 +136,8 @@ class Feeder:
             if len(rows) >= limit or size >= BYTES_PER_PUBLISH:
                 return rows, False
         self._rows = None
-        return rows, self._source.ended()
+        ended = self._source.ended()
+        return (rows, ended) if rows or ended or fresh else self._take(limit)
 
     def _handle(self, rows: Sequence[Document | BadRow], handle: _Handler) -> FeedStep:
         if not rows:

@@ -186,7 +186,7 @@ def _digest(spec: JobSpec, pin: Mapping[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps([spec.to_json(), content], option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def _check_key(job_key: str) -> None:
+def _check_key(job_key: object) -> None:
     if not isinstance(job_key, str) or not 0 < len(job_key) <= _MAX_JOB_KEY_CHARS or not job_key.isprintable():
         fix = f"give 1 to {_MAX_JOB_KEY_CHARS} printable characters"
         raise SpecError([Problem("invalid_value", "/job_key", f"{seen(job_key)} is refused", fix)])

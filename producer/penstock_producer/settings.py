@@ -75,7 +75,7 @@ class ProducerSettings(BaseSettings):
     @field_validator("database_url", check_fields=False)
     @classmethod
     def _check_database_url(cls, url: str) -> str:
-        return _with_scheme(url, ("sqlite", "postgresql", "postgresql+psycopg"))
+        return _with_scheme(url, ("sqlite", "postgresql", "postgres", "postgresql+psycopg"))
 
     @field_validator("s3_endpoint_url", check_fields=False)
     @classmethod

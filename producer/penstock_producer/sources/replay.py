@@ -1,7 +1,7 @@
 """Dead letters that are being replayed: their stored requests, with the replay's overrides applied.
 
-The ledger yields letters in the order of their ids, and which letters a replay has never changes: a cursor is the last id
-read, and a position is the id before the document.
+The ledger yields letters in the order of their ids, and which letters a replay has never changes: a cursor is the last
+id read, and a position is the id before the document.
 """
 
 from __future__ import annotations
