@@ -41,7 +41,7 @@ class Dispatcher:
         self._settlements = Settlements()
         self._version = ""  # of the terms in force; "" = not installed
         self._declared = False  # our own terms were put in force once; from then on we follow
-        self._processes = 0  # written by beat; 0 = never counted
+        self._processes = 0  # that share the quota, as last heard; 0 = never
         self._retry_at = 0.0  # loop time: Redis said "later" to the head of the line
         self._pause_until = 0.0  # loop time
         self._pause_untold = False  # written by not_before, cleared once Redis knows
@@ -99,7 +99,7 @@ class Dispatcher:
         )
 
     async def beat(self) -> None:
-        """Count the processes that share this quota. An outage is for ``_run`` to notice; the last count stays."""
+        """Say that we are here. An outage is for ``_run`` to notice; the last count of processes stays."""
         try:
             self._processes = await self._hash.heartbeat(self._process, HEARTBEAT_TTL_S)
         except _AWAY as error:
@@ -196,7 +196,9 @@ class Dispatcher:
         for waiter, wait_s in zip(batch, reply.waits_s, strict=False):
             self._issue(waiter, wait_s, now)
         self._room.put_back(batch[len(reply.waits_s) :])
-        self._window.resize(reply.pace_s, self._processes)
+        if reply.processes:
+            self._processes = reply.processes
+            self._window.resize(reply.pace_s, reply.processes)
         self._room.arm()
         self._retry_at = now + reply.retry_s
         if reply.verdict is Verdict.MISSING:
@@ -223,6 +225,7 @@ class Dispatcher:
     def _give_back(self, waiter: Waiter) -> None:
         if waiter.reserved:
             waiter.reserved = False
+            self._room.forget(waiter)
             refund(self, waiter.terms.dims, waiter.amounts)
 
     def _recall(self) -> None:

@@ -54,6 +54,8 @@ class Reserved:
     pause_left_s: float = 0.0
     pause_id: int = 0
     """Grows with each new pause."""
+    processes: int = 0
+    """Those who share the quota, by their heartbeats."""
     pace_s: float = 0.0
     """Seconds per item at which the whole fleet can go, learned from what items cost; 0 = unknown."""
     in_force: InForce | None = None
@@ -96,6 +98,7 @@ class QuotaHash:
     ) -> None:
         self._quota_id = quota_id
         self.key = f"{prefix}{{q:{quota_id}}}"
+        self._processes_key = f"{self.key}:w"
         self._clock_us = clock_us
         self._reserve = client.register_script(_script("reserve.lua"))
         self._install = client.register_script(_script("install.lua"))
@@ -116,7 +119,7 @@ class QuotaHash:
         for item in ask.items:
             args += item
         async with asyncio.timeout(CALL_TIMEOUT_S):
-            reply = await self._reserve(keys=[self.key], args=args)
+            reply = await self._reserve(keys=[self.key, self._processes_key], args=args)
         return self._read(reply)
 
     async def install(self, terms: Terms, *, replaces: str = "", empty: bool = False) -> InForce:
@@ -131,7 +134,7 @@ class QuotaHash:
     async def heartbeat(self, process: str, ttl_s: float) -> int:
         """Count the processes that share this quota; ``ttl_s`` 0 leaves them."""
         async with asyncio.timeout(CALL_TIMEOUT_S):
-            return int(await self._heartbeat(keys=[f"{self.key}:w"], args=[self._now(), process, int(ttl_s * _US)]))
+            return int(await self._heartbeat(keys=[self._processes_key], args=[self._now(), process, int(ttl_s * _US)]))
 
     def _now(self) -> int | str:
         return "" if self._clock_us is None else self._clock_us()
@@ -145,9 +148,10 @@ class QuotaHash:
             )
         return Reserved(
             Verdict.OK,
-            waits_s=[wait / _US for wait in reply[5:]],
+            waits_s=[wait / _US for wait in reply[6:]],
             retry_s=reply[1] / _US,
             pause_left_s=reply[2] / _US,
             pause_id=reply[3],
             pace_s=reply[4] / _US,
+            processes=reply[5],
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from penstock_ratelimit.dispatcher import HEARTBEAT_S, Dispatcher
-from penstock_ratelimit.errors import UnknownQuota
+from penstock_ratelimit.errors import LimiterClosed, UnknownQuota
 from penstock_ratelimit.limits import Quota, by_id, pause_seconds
 from penstock_ratelimit.local import LocalLane
 from penstock_ratelimit.quota_hash import QuotaHash, ScriptClient
@@ -35,8 +35,9 @@ class SharedLimiter:
         self._client, self._prefix, self._clock_us = client, prefix, clock_us
         self._process = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._quotas = by_id(quotas)
-        self._unlimited = {quota.id: LocalLane(quota.terms()) for quota in self._quotas.values() if not quota.limits}
         self._dispatchers: dict[str, Dispatcher] = {}
+        self._unlimited = {quota.id: LocalLane(quota.terms()) for quota in self._quotas.values() if not quota.limits}
+        self._lanes: dict[str, Dispatcher | LocalLane] = {**self._unlimited}
         self._heart: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -54,10 +55,11 @@ class SharedLimiter:
         self._lane(quota_id).not_before(pause_seconds(seconds))
 
     def stats(self) -> dict[str, QuotaStats]:
-        lanes: Mapping[str, Dispatcher | LocalLane] = {**self._unlimited, **self._dispatchers}
-        return {quota_id: lane.stats() for quota_id, lane in lanes.items()}
+        """Of the quotas that were used or have no limits."""
+        return {quota_id: lane.stats() for quota_id, lane in self._lanes.items()}
 
     async def aclose(self) -> None:
+        self._closed = True
         if self._heart is not None:
             self._heart.cancel()
             await asyncio.gather(self._heart, return_exceptions=True)
@@ -66,20 +68,24 @@ class SharedLimiter:
         await asyncio.gather(*(dispatcher.aclose() for dispatcher in self._dispatchers.values()))
 
     def _lane(self, quota_id: str) -> Dispatcher | LocalLane:
-        lane = self._dispatchers.get(quota_id) or self._unlimited.get(quota_id)
+        lane = self._lanes.get(quota_id)
         return lane if lane is not None else self._open(quota_id)
 
     def _open(self, quota_id: str) -> Dispatcher:
+        if self._closed:
+            raise LimiterClosed(quota_id)
         quota = self._quotas.get(quota_id)
         if quota is None:
             raise UnknownQuota(quota_id, self._quotas)
         quota_hash = QuotaHash(self._client, quota_id, prefix=self._prefix, clock_us=self._clock_us)
-        self._dispatchers[quota_id] = Dispatcher(quota, quota_hash, self._process)
+        dispatcher = Dispatcher(quota, quota_hash, self._process)
+        self._lanes[quota_id] = self._dispatchers[quota_id] = dispatcher
         if self._heart is None:
             self._heart = asyncio.get_running_loop().create_task(self._beat(), name="quota heartbeats")
-        return self._dispatchers[quota_id]
+        return dispatcher
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            await asyncio.gather(*(dispatcher.beat() for dispatcher in self._dispatchers.values()))
+            beats = (dispatcher.beat() for dispatcher in self._dispatchers.values())
+            await asyncio.gather(*beats, return_exceptions=True)  # a fault that matters shows in the dispatcher

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -88,15 +89,14 @@ class Ticket:
         self.start()
         if self.state is TicketState.RELEASED or not self._dims:
             return
-        charged = []
-        for dim, before in zip(self._dims, self._charged, strict=True):
-            after = actual.get(dim, before)
-            if not 0 <= after < float("inf"):
+        charged = tuple(actual.get(dim, before) for dim, before in zip(self._dims, self._charged, strict=True))
+        for dim, after in zip(self._dims, charged, strict=True):
+            if not 0 <= after < math.inf:
                 raise BadCost(dim, after)
+        for dim, before, after in zip(self._dims, self._charged, charged, strict=True):
             if after != before:
                 self._account.adjust(dim, after - before)
-            charged.append(after)
-        self._charged = tuple(charged)
+        self._charged = charged
 
     def release(self) -> None:
         """Give the ticket back: nothing was sent. Does nothing once started, so it is safe in a ``finally``."""

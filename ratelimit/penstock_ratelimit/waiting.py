@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import Final
 
 from penstock_ratelimit.limits import Terms
+
+GATHER_S: Final = 0.005
+"""At hundreds of starts a second one may be so late to go with the next: a turn of the loop costs more than a start."""
 
 
 class Waiter:
@@ -94,12 +98,25 @@ class WaitingRoom:
         """Hold the waiter until its start time; call ``arm`` after a batch of these."""
         heappush(self._issued, (start_at, next(self._order), waiter))
 
+    def forget(self, waiter: Waiter) -> None:
+        """Its caller gave up; at most a window of others is looked through."""
+        self._issued = [entry for entry in self._issued if entry[2] is not waiter]
+        heapify(self._issued)
+        self.arm()
+
     def arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._issued:
-            self._timer = self._loop.call_at(self._issued[0][0], self._start_due)
+            self._timer = self._loop.call_at(self._next_wake(), self._start_due)
+
+    def _next_wake(self) -> float:
+        """The earliest start; a moment later when another follows closely, to let both go in one turn of the loop."""
+        first = self._issued[0][0]
+        second = min(self._issued[1:3], default=None)  # a heap: the second smallest is one of these
+        follows_closely = second is not None and 0 < second[0] - first <= GATHER_S
+        return first + GATHER_S if follows_closely else first
 
     def recall(self) -> list[tuple[float, Waiter]]:
         """Take every unstarted ticket back, with its start time; the callers are at the head of the line again."""

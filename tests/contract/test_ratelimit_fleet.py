@@ -256,13 +256,13 @@ def test_a_cost_that_new_limits_rule_out_fails_its_caller_only(play: Callable[[P
         lowered = Quota("q", {"requests": PerSecond(10)}, margin=1.0)
         async with fleet.process(lowered).ticket("q", {"requests": 1}):
             pass
-        big, small = await asyncio.gather(
+        outcomes = await asyncio.gather(
             old.acquire("q", {"requests": 30}, certain={"requests": 30}),
             old.acquire("q", {"requests": 1}),
             return_exceptions=True,
         )
-        assert isinstance(big, NeverFits)
-        assert not isinstance(small, BaseException)
+        assert isinstance(outcomes[0], NeverFits)
+        assert not isinstance(outcomes[1], BaseException)
 
     play(body)
 

@@ -343,6 +343,17 @@ def test_closing_wakes_those_who_wait(check: Check) -> None:
     check(TOKENS, body)
 
 
+def test_a_closed_limiter_opens_no_quota(check: Check) -> None:
+    """A limiter that was closed before its first use stays closed."""
+
+    async def body(limiter: Limiter) -> None:
+        await limiter.aclose()
+        with pytest.raises(LimiterClosed, match="'q': the limiter is closed; open a new one"):
+            await limiter.acquire("q", {"tokens": 1})
+
+    check(TOKENS, body)
+
+
 def test_the_books_add_up(check: Check) -> None:
     """Stats say what may be used, what was, and who waits."""
 

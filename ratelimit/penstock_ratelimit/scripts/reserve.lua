@@ -9,11 +9,14 @@
 --   nb       nobody starts before this time, us                             written here
 --   lt       latest time seen, us                                           written here and by install
 --
+-- KEYS[2]  <prefix>{q:<id>}:w  the processes that share the quota, described in heartbeat.lua
+--
 -- ARGV  1 now_us or ''   2 version   3 max_ahead_us   4 share_us (0 = any)   5 pause_us (0 = none)   6 n dimensions
 --       then n times: dim, settlement (+ charge, - refund); then the items' costs, row by row, in the same order
 -- No items: settle only.
 --
--- returns {granted, retry_us, pause_left_us, pause_at_us, pace_us per item (0 = unknown), wait_1_us, ...}
+-- returns {granted, retry_us, pause_left_us, pause_at_us, pace_us per item (0 = unknown), processes,
+--          wait_1_us, ...}
 --         {-1}                       no such quota: install first (Redis forgot); nothing was done
 --         {-3, version, config}      other terms are in force: adopt them; nothing was done
 -- Guarantee per dimension: in any interval of t seconds, starts cost at most r*t + b (+ one item larger than b).
@@ -90,4 +93,5 @@ for i = 1, n do
   end
 end
 redis.call('HSET', KEYS[1], unpack(writes))
-return {granted, retry_us, math.max(0, math.ceil(pause_at - now)), pause_at, pace_us, unpack(waits)}
+return {granted, retry_us, math.max(0, math.ceil(pause_at - now)), pause_at, pace_us,
+  redis.call('ZCARD', KEYS[2]), unpack(waits)}
