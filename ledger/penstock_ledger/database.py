@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT_MS: Final = 30_000  # one writer at a time, each holds the lock for milliseconds; half a minute is a hang
 CACHE_KIB: Final = 32 * 1024  # per connection, so that the index pages of a million rows stay at hand
+CHECKPOINT_PAGES: Final = 8_000  # 32 MiB of log: pages that many commits touch are written back once, not each time
 WRITE_ATTEMPTS: Final = 5  # of one transaction that lost a deadlock or the wait for the lock
 RETRY_BASE_S: Final = 0.02  # doubles with each attempt, with full jitter: deadlock partners must not meet again
 WAL_ATTEMPTS: Final = 50  # switching to WAL needs the file alone and does not wait for it by itself
@@ -56,7 +57,8 @@ class Database:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
-        self._writer = engine.execution_options(**{_WRITES: True})
+        # preserve_rowcount: SQLAlchemy answers -1 for inserts on PostgreSQL otherwise, and we count on the number.
+        self._writer = engine.execution_options(preserve_rowcount=True, **{_WRITES: True})
         self._schema_ok = False
 
     def write(self, work: Callable[[Connection], T]) -> T:
@@ -153,6 +155,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     _switch_to_wal(cursor)
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    cursor.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     cursor.close()
 
 

@@ -99,6 +99,8 @@ class LocalFile:
             raise self._changed()
 
     def _changed(self) -> SourceChanged:
+        if self._pinned is None:
+            return SourceChanged(f"{self.uri} changed while it was read; submit it once its writer has finished")
         return SourceChanged(
             f"{self.uri} is not the file that was submitted; restore it, or submit the new content as a new job"
         )
