@@ -37,6 +37,7 @@ ALIASES = ("penstock", "redisbulk")  # broker URLs: penstock+redis://…, pensto
 BULK_MAX = 64  # messages per claim: some 5 ms of the hub, after which control commands get their turn
 IDLE_POLL_S = 0.05  # an idle worker costs Redis 20 small scripts per second
 KEEPER_TIMEOUT_MIN_S = 1.0
+JSON_TYPE = "application/json"
 _RAW = "penstock:raw"  # carries a message's text through kombu to ``Message``
 
 
@@ -60,6 +61,17 @@ class Message(virtual.Message):  # type: ignore[misc]  # kombu is untyped
     def __init__(self, payload: dict[str, Any], channel: Any = None, **options: Any) -> None:
         self.raw: bytes | None = payload.pop(_RAW, None)
         super().__init__(payload, channel=channel, **options)
+
+    def _decode(self) -> Any:
+        """kombu's reader for its own extensions, and for what must be refused; a third of an item's cost without this."""
+        body: Any = self.body
+        trusted = self.accept is None or JSON_TYPE in self.accept
+        if trusted and self.content_type == JSON_TYPE and isinstance(body, bytes) and _is_plain(body):
+            try:
+                return orjson.loads(body)
+            except orjson.JSONDecodeError:
+                pass
+        return super()._decode()
 
 
 class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
@@ -318,12 +330,17 @@ def _parse_inner_url(client: Any) -> dict[str, Any] | None:
 
 def read_message(raw: bytes) -> dict[str, Any]:
     """A queue message as kombu reads it. Raises ValueError."""
-    if b"__type__" not in raw:  # how kombu marks dates and the like
+    if _is_plain(raw):
         try:
             return dict(orjson.loads(raw))
         except orjson.JSONDecodeError:
             pass  # integers beyond 64 bit, NaN: kombu's reader takes them
     return dict(loads(raw.decode()))
+
+
+def _is_plain(text: bytes) -> bool:
+    """Without kombu's marks for dates and the like."""
+    return b"__type__" not in text
 
 
 @cache
