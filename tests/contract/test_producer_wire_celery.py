@@ -19,7 +19,7 @@ KEY = ItemKey("job_a", 2, "doc-1")
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
 QUEUE = "penstock.api"
 # Left out because their null or default means the same to a worker.
-OMITTED_HEADERS = {
+OMITTED_HEADERS: dict[str, Any] = {
     "shadow": None,
     "eta": None,
     "expires": None,
@@ -50,7 +50,9 @@ def sent_by_celery(app: Celery, redis_server: RedisServer) -> dict[str, Any]:
         (), kwargs, task_id=wire.item_tag(KEY), queue=QUEUE, root_id=KEY.job_id, priority=0,
         argsrepr="()", kwargsrepr="<job_a doc-1>", origin=wire.ORIGIN, headers={wire.GENERATION_HEADER: 2},
     )  # fmt: skip
-    return json.loads(redis_server.client().lpop(QUEUE))  # type: ignore[no-any-return, arg-type]  # redis-py is loose
+    raw: Any = redis_server.client().lpop(QUEUE)
+    envelope: dict[str, Any] = json.loads(raw)
+    return envelope
 
 
 def ours() -> bytes:

@@ -19,10 +19,12 @@ from penstock_ledger import (
     OutcomeStore,
     RedisForgot,
     RedisLedger,
+    Spool,
     open_database,
 )
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job, JobState, Result
 from penstock_producer import JobSpec, Producer
+from penstock_producer.errors import JobClosed, SourceChanged
 from penstock_producer.feeder import Feeder, open_feed_source, open_feeder
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.wire import Envelope, decode_envelope
@@ -69,18 +71,19 @@ class House:
     def queued(self) -> list[Envelope]:
         """The queue's messages, oldest first."""
         raws = self.server.client().lrange(QUEUE, 0, -1)
-        return [decode_envelope(raw) for raw in reversed(raws)]  # type: ignore[arg-type]  # redis-py is loose
+        return [decode_envelope(raw) for raw in reversed(raws)]
 
     def queued_docs(self) -> list[str]:
         return [envelope.message.key.doc_id for envelope in self.queued()]
 
 
-@pytest.fixture
-def house(tmp_path: Path, redis_server: RedisServer) -> Iterator[House]:
-    url = f"sqlite:///{tmp_path}/ledger.db"
+@pytest.fixture(params=["sqlite", "postgresql"])
+def house(request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServer) -> Iterator[House]:
+    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
     settings = ProducerSettings(database_url=url, redis_url=redis_server.url)
+    database = open_database(url)
+    database.migrate()
     with Producer(settings) as producer:
-        database = open_database(url)
         redis = RedisLedger(redis_server.client(), Meta(database).epoch())
         redis.install_epoch()
         yield House(tmp_path, producer, database, redis, redis_server)
@@ -249,6 +252,49 @@ def test_a_large_spool_is_fed_in_one_step(house: House) -> None:
     opened.close()
     step = house.feeder(opened.job).step(5000)
     assert (step.published, step.exhausted) == (1300, True)
+
+
+def test_a_spool_whose_marks_are_lost_queues_nothing_twice(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A feeder that dies between publishing and marking pushed documents as fed is continued without a duplicate."""
+    opened = house.producer.open_job(SPEC)
+    for number in range(5):
+        opened.enqueue(number, {"text": "t"})
+    opened.close()
+
+    def die(*_: Any) -> None:
+        raise ConnectionError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "mark_fed", die)
+        with pytest.raises(ConnectionError):
+            house.feeder(opened.job).step(10)
+    step = house.feeder(opened.job).step(10)
+    assert (step.read, step.published, step.skipped, step.exhausted) == (5, 0, 5, True)
+    assert len(house.queued_docs()) == 5
+
+
+def test_a_cancelled_open_job_ends(house: House) -> None:
+    """Writing off an open job closes it, so that nothing is pushed into a job that will never run."""
+    opened = house.producer.open_job(SPEC)
+    opened.enqueue("a", {"text": "t"})
+    opened.flush()
+    opened.enqueue("late", {"text": "t"})
+    assert house.producer.cancel(opened.job_id)
+    with pytest.raises(JobClosed, match="1 documents were not accepted"):
+        opened.flush()
+    assert house.feeder(opened.job).write_off(10).exhausted
+    assert house.outcomes.counts(opened.job_id).dead_by_reason == {"cancelled": 1}
+    assert house.jobs.get(opened.job_id).total == 1
+
+
+def test_a_source_that_changed_feeds_nothing(house: House) -> None:
+    """A file that was edited after submit stops its feed with the cursor where it was."""
+    job = house.submit(records(5))
+    house.write(records(5, text="u"))
+    with pytest.raises(SourceChanged, match="restore it"):
+        house.feeder(job).step(10)
+    assert house.feed(job).cursor == {}
+    assert house.queued_docs() == []
 
 
 def settle_all_dead(house: House, job: Job, generation: int = 1) -> None:

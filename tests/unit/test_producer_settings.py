@@ -90,4 +90,4 @@ def test_other_roles_share_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_are_frozen() -> None:
     """Settings do not change once loaded."""
     with pytest.raises(Exception, match="frozen"):
-        ProducerSettings.load().redis_url = "redis://x"  # type: ignore[misc]  # the promise under test
+        ProducerSettings.load().redis_url = "redis://x"

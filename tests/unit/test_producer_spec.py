@@ -103,4 +103,4 @@ def test_a_system_text_without_a_prompt_is_refused() -> None:
 def test_specs_are_frozen() -> None:
     """A spec does not change once it is accepted."""
     with pytest.raises(Exception, match="frozen"):
-        JobSpec().model = "other"  # type: ignore[misc]  # the promise under test
+        JobSpec().model = "other"
