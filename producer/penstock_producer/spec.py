@@ -27,7 +27,6 @@ EMBEDDINGS = "/v1/embeddings"
 MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is a file given by mistake
 
-PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 _COUNT_PARAMS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "top_logprobs", "dimensions")
