@@ -17,6 +17,7 @@ from penstock_ledger.outbox import FEED, add_to_outbox
 from penstock_ledger.outcome_insert import insert_outcomes
 from penstock_ledger.outcome_rows import letter_row
 from penstock_ledger.tables import jobs, outcomes, spool
+from penstock_ledger.tallies import grouped, subtract
 
 STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
 LIVE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING)
@@ -146,6 +147,7 @@ def _replay(
 def _supersede(
     connection: Connection, job_id: str, generation: int, reason: str | None, doc_ids: Sequence[str] | None
 ) -> int:
+    """Mark the chosen dead letters, take them out of the tallies, and return how many they are."""
     wanted: list[ColumnElement[bool]] = [
         outcomes.c.job_id == job_id,
         literal_column("kind = 'dead'"),  # literal, so that the partial index is used
@@ -156,11 +158,12 @@ def _supersede(
         wanted.append(outcomes.c.reason == reason)
     mark = update(outcomes).where(*wanted).values(superseded_by=generation)
     if doc_ids is None:
-        return connection.execute(mark).rowcount
-    return sum(
-        connection.execute(mark.where(outcomes.c.doc_id.in_(doc_ids[start : start + STATEMENT_MAX]))).rowcount
-        for start in range(0, len(doc_ids), STATEMENT_MAX)
-    )
+        connection.execute(mark)
+    for start in range(0, len(doc_ids or ()), STATEMENT_MAX):
+        connection.execute(mark.where(outcomes.c.doc_id.in_((doc_ids or ())[start : start + STATEMENT_MAX])))
+    marked = connection.execute(grouped(outcomes.c.job_id == job_id, outcomes.c.superseded_by == generation)).all()
+    subtract(connection, job_id, marked)
+    return sum(row.number for row in marked)
 
 
 def _locked(connection: Connection, job_id: str) -> Row[Any]:

@@ -6,16 +6,17 @@ than the database does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.types import TypeEngine
 
+from penstock_ledger.array_literals import ARRAY_TYPES, array_literals
 from penstock_ledger.model import ItemKey
-from penstock_ledger.outcome_rows import COLUMNS, OutcomeRow, key_of
+from penstock_ledger.outcome_rows import COLUMNS, KEY_COLUMNS, OutcomeRow, key_of
 from penstock_ledger.tables import outcomes
+from penstock_ledger.tallies import add_rows
 
 KEYS_MAX: Final = 500  # ids per look-up
 
@@ -29,9 +30,10 @@ def insert_outcomes(connection: Connection, rows: Sequence[OutcomeRow]) -> set[I
     """
     if not rows:
         return set()
-    if connection.dialect.name == "sqlite":
-        return _insert_sqlite(connection, rows)
-    return _insert_postgresql(connection, rows)
+    insert = _insert_sqlite if connection.dialect.name == "sqlite" else _insert_postgresql
+    losers = insert(connection, rows)
+    add_rows(connection, (row for row in rows if key_of(row) not in losers) if losers else rows)
+    return losers
 
 
 def terminal_keys(connection: Connection, keys: Iterable[ItemKey]) -> set[ItemKey]:
@@ -63,29 +65,17 @@ def _insert_sqlite(connection: Connection, rows: Sequence[OutcomeRow]) -> set[It
 
 
 def _insert_postgresql(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
-    columns = tuple(list(column) for column in zip(*rows, strict=True))
-    won = connection.exec_driver_sql(_POSTGRESQL_INSERT, columns)
-    return _except(map(key_of, rows), {ItemKey(*row) for row in won})
+    won = connection.exec_driver_sql(_POSTGRESQL_INSERT, array_literals(_COLUMN_TYPES, rows))
+    if won.rowcount == len(rows):
+        return set()
+    winners = {tuple(row) for row in won}
+    return {key_of(row) for row in rows if row[:KEY_COLUMNS] not in winners}
 
 
-def _except(keys: Iterable[ItemKey], won: Collection[ItemKey]) -> set[ItemKey]:
-    return {key for key in keys if key not in won}
-
-
-def _postgresql_type(column_type: TypeEngine[object]) -> str:
-    return _ARRAYS[type(column_type).__name__]
-
-
-_ARRAYS: Final = {
-    "Text": "text[]",
-    "Integer": "integer[]",
-    "BigInteger": "bigint[]",
-    "Double": "double precision[]",
-    "LargeBinary": "bytea[]",
-}
+_COLUMN_TYPES: Final = tuple(type(column.type).__name__ for column in outcomes.columns)
 # One statement of constant text and one array per column, whatever the number of rows: nothing is parsed anew.
 _POSTGRESQL_INSERT: Final = (
     f"INSERT INTO outcomes ({', '.join(COLUMNS)}) SELECT * FROM unnest("  # noqa: S608  # made of our own column names
-    + ", ".join(f"%s::{_postgresql_type(column.type)}" for column in outcomes.columns)
+    + ", ".join(f"%s::{ARRAY_TYPES[kind][0]}" for kind in _COLUMN_TYPES)
     + ") ON CONFLICT DO NOTHING RETURNING job_id, generation, doc_id"
 )

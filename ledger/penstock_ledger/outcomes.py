@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, literal_column, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, literal_column, select, tuple_
 
 from penstock_ledger.database import Database
 from penstock_ledger.model import Counts, DeadLetter, ItemKey, Result
@@ -15,7 +15,6 @@ from penstock_ledger.outcome_rows import (
     DEAD,
     KEY_COLUMNS,
     OutcomeRow,
-    key_of,
     letter_from,
     letter_row,
     outcome_from,
@@ -23,6 +22,7 @@ from penstock_ledger.outcome_rows import (
     result_row,
 )
 from penstock_ledger.tables import feeds, outcomes
+from penstock_ledger.tallies import counts_from, grouped, tallied
 
 PAGE: Final = 1_000  # rows read at a time: with bodies of some kilobytes a page is some megabytes
 
@@ -49,7 +49,7 @@ class OutcomeStore:
         rows: dict[tuple[Any, ...], OutcomeRow] = {}
         for row in (*(result_row(one, now) for one in results), *(letter_row(one, now) for one in letters)):
             rows.setdefault(row[:KEY_COLUMNS], row)
-        ordered = sorted(rows.values(), key=key_of)
+        ordered = [rows[key] for key in sorted(rows)]
         return self._db.write(lambda connection: insert_outcomes(connection, ordered)) if ordered else set()
 
     def terminal(self, keys: Iterable[ItemKey]) -> set[ItemKey]:
@@ -58,8 +58,12 @@ class OutcomeStore:
         return self._db.read(lambda connection: terminal_keys(connection, wanted)) if wanted else set()
 
     def counts(self, job_id: str) -> Counts:
-        """Visible outcomes of a job. Reads an index of all of them: some 0.2 s per million."""
-        return _counts(self._db.read(lambda connection: connection.execute(_count_query(job_id)).all()))
+        """Visible outcomes of a job, as its transactions have tallied them: as cheap for a million rows as for ten."""
+        return counts_from(self._rows(tallied(job_id)))
+
+    def recount(self, job_id: str) -> Counts:
+        """The same, by reading every row of the job: the proof of the tallies."""
+        return counts_from(self._rows(grouped(outcomes.c.job_id == job_id, _VISIBLE)))
 
     def get(self, job_id: str, doc_id: str) -> Result | DeadLetter | None:
         """The visible outcome of a document; None while it has none (not finished, or being replayed)."""
@@ -137,38 +141,3 @@ class OutcomeStore:
 
 def _visible(job_id: str) -> Query:
     return select(outcomes).where(outcomes.c.job_id == job_id, _VISIBLE)
-
-
-def _count_query(job_id: str) -> Query:
-    def total(column: Any) -> Any:
-        return func.coalesce(func.sum(column), 0)
-
-    return (
-        select(
-            outcomes.c.kind,
-            outcomes.c.reason,
-            func.count().label("number"),
-            func.count().filter(outcomes.c.attempts > 1).label("after_retry"),
-            total(outcomes.c.calls).label("calls"),
-            total(outcomes.c.prompt_tokens).label("prompt_tokens"),
-            total(outcomes.c.completion_tokens).label("completion_tokens"),
-            total(outcomes.c.cost_microusd).label("cost_microusd"),
-        )
-        .where(outcomes.c.job_id == job_id, _VISIBLE)
-        .group_by(outcomes.c.kind, outcomes.c.reason)
-    )
-
-
-def _counts(rows: Sequence[Row[Any]]) -> Counts:
-    dead = {row.reason: row.number for row in rows if row.kind == DEAD}
-    results = [row for row in rows if row.kind != DEAD]
-    return Counts(
-        succeeded=sum(row.number for row in results),
-        succeeded_after_retry=sum(row.after_retry for row in results),
-        dead=sum(dead.values()),
-        dead_by_reason=dead,
-        calls=sum(int(row.calls) for row in rows),
-        prompt_tokens=sum(int(row.prompt_tokens) for row in rows),
-        completion_tokens=sum(int(row.completion_tokens) for row in rows),
-        cost_microusd=sum(int(row.cost_microusd) for row in rows),
-    )

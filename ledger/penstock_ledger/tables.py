@@ -92,20 +92,6 @@ outcomes = Table(
     Column("request", LargeBinary),  # dead letters only
     Column("body", LargeBinary),  # a result's response, or the excerpt that a dead letter keeps
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="outcomes_pkey"),
-    # Holds all that counting needs, so that a million bodies are not read to count a million rows.
-    Index(
-        "outcomes_visible",
-        "job_id",
-        "kind",
-        "reason",
-        "attempts",
-        "calls",
-        "prompt_tokens",
-        "completion_tokens",
-        "cost_microusd",
-        sqlite_where=text("superseded_by IS NULL"),
-        postgresql_where=text("superseded_by IS NULL"),
-    ),
     Index(
         "outcomes_dead",
         "job_id",
@@ -122,6 +108,23 @@ outcomes = Table(
         sqlite_where=text("superseded_by IS NOT NULL"),
         postgresql_where=text("superseded_by IS NOT NULL"),
     ),
+)
+
+# Sums over visible outcomes, written in the same transaction as they are. See tallies.py.
+tallies = Table(
+    "tallies",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("shard", Integer, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("reason", Text, nullable=False),  # "" for results
+    Column("number", BigInteger, nullable=False),
+    Column("after_retry", BigInteger, nullable=False),
+    Column("calls", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("cost_microusd", BigInteger, nullable=False),
+    PrimaryKeyConstraint("job_id", "shard", "kind", "reason", name="tallies_pkey"),
 )
 
 spool = Table(

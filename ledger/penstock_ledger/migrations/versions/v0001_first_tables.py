@@ -30,6 +30,7 @@ def upgrade() -> None:
     _create_jobs()
     _create_feeds()
     _create_outcomes()
+    _create_tallies()
     _create_spool()
     _create_outbox_and_meta()
     op.execute(RESULTS_VIEW)
@@ -39,7 +40,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.execute("DROP VIEW dead_letters")
     op.execute("DROP VIEW results")
-    for table in ("meta", "outbox", "spool", "outcomes", "feeds", "jobs"):
+    for table in ("meta", "outbox", "spool", "tallies", "outcomes", "feeds", "jobs"):
         op.drop_table(table)
 
 
@@ -106,11 +107,22 @@ def _create_outcomes() -> None:
         sa.Column("body", sa.LargeBinary),
         sa.PrimaryKeyConstraint("job_id", "generation", "doc_id", name="outcomes_pkey"),
     )
-    counted = ["reason", "attempts", "calls", "prompt_tokens", "completion_tokens", "cost_microusd"]
-    _partial_index("outcomes_visible", "outcomes", ["job_id", "kind", *counted], "superseded_by IS NULL")
     _partial_index("outcomes_dead", "outcomes", ["job_id", "generation", "doc_id"], "kind = 'dead'")
     _partial_index(
         "outcomes_superseded", "outcomes", ["job_id", "superseded_by", "doc_id"], "superseded_by IS NOT NULL"
+    )
+
+
+def _create_tallies() -> None:
+    figures = ("number", "after_retry", "calls", "prompt_tokens", "completion_tokens", "cost_microusd")
+    op.create_table(
+        "tallies",
+        sa.Column("job_id", ID, nullable=False),
+        sa.Column("shard", sa.Integer, nullable=False),
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("reason", sa.Text, nullable=False),
+        *(sa.Column(name, sa.BigInteger, nullable=False) for name in figures),
+        sa.PrimaryKeyConstraint("job_id", "shard", "kind", "reason", name="tallies_pkey"),
     )
 
 
