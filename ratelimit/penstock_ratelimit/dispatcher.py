@@ -79,7 +79,10 @@ class Dispatcher:
 
     def not_before(self, seconds: float) -> None:
         self.tally.throttled += 1
-        self._pause_until = max(self._pause_until, self._loop.time() + seconds)
+        until = self._loop.time() + seconds
+        if until <= self._pause_until or seconds <= 0:
+            return
+        self._pause_until = until
         self._pause_untold = True
         if self._share is not None:
             self._share.lane.not_before(seconds)
@@ -204,6 +207,7 @@ class Dispatcher:
         if reply.verdict is Verdict.MISSING:
             log.warning("quota %s: Redis forgot it; installing it again with an empty bucket", self._quota.id)
             self._settlements.drop_refunds()
+            self._pause_untold = self._pause_until > now
             self._version = ""
         elif reply.in_force is not None:
             self._adopt(reply.in_force)

@@ -21,7 +21,8 @@ class SharedLimiter:
     """A ``Limiter`` over Redis. Use it on one event loop; nothing is started before the first ``acquire`` of a quota.
 
     ``client`` is a ``redis.asyncio.Redis``; it stays the caller's to close. A quota without limits never touches Redis
-    (its ``not_before`` then holds in this process only). ``clock_us`` replaces Redis's own clock in tests.
+    (its ``not_before`` then holds in this process only). Of processes that declare different limits for one quota, the
+    last one started wins and the others follow. ``clock_us`` replaces Redis's own clock in tests.
     """
 
     def __init__(

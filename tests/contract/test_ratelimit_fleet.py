@@ -172,6 +172,25 @@ def test_a_redis_that_forgets_costs_one_burst_of_patience(play: Callable[[Play],
     play(body)
 
 
+def test_a_redis_that_forgets_a_pause_is_told_again(play: Callable[[Play], None]) -> None:
+    """A pause outlives FLUSHALL: whoever knows of it says so with its next call."""
+
+    async def body(fleet: Fleet) -> None:
+        limiter, other = fleet.process(), fleet.process()
+        for one in (limiter, other):
+            async with one.ticket("q", {"requests": 1}):
+                pass
+        began = now()
+        limiter.not_before("q", 5.0)
+        await asyncio.sleep(1)
+        fleet.raw.flushall()
+        for one in (limiter, other):
+            async with one.ticket("q", {"requests": 1}):
+                assert now() - began == pytest.approx(5.0, abs=0.1)
+
+    play(body)
+
+
 def test_a_short_outage_makes_callers_wait_and_then_go_on(play: Callable[[Play], None]) -> None:
     """While Redis is away for less than the grace, nobody starts beyond the tickets in hand; then the pace goes on."""
 

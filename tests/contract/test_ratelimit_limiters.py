@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
@@ -68,10 +68,10 @@ def about(*seconds: float) -> Any:
     return pytest.approx(list(seconds), abs=1e-5)
 
 
-async def start_times(limiter: Limiter, *costs: dict[str, float]) -> list[float]:
+async def start_times(limiter: Limiter, *costs: Mapping[str, float]) -> list[float]:
     """When each of the callers, asking one after the other without waiting, was let go."""
 
-    async def one(cost: dict[str, float]) -> float:
+    async def one(cost: Mapping[str, float]) -> float:
         (await limiter.acquire("q", cost)).start()
         return now()
 
