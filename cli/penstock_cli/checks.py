@@ -61,7 +61,8 @@ def examine(state: Path | None, *, knock: bool, migrate: bool = False) -> Iterat
     yield _disk(state)
     if knock:
         for name, provider in providers.items():
-            yield _provider(name, provider)
+            if _is_configured(provider):
+                yield _provider(name, provider)
 
 
 def _configuration(state: Path | None) -> tuple[str | None, str, dict[str, ProviderSettings]]:
@@ -186,6 +187,13 @@ def _disk(state: Path | None) -> Finding:
     if free >= LOW_DISK_BYTES:
         return Finding(Verdict.GOOD, "disk", seen)
     return Finding(Verdict.WARNING, "disk", seen, "make room: results, the queue's log and outputs are written here")
+
+
+def _is_configured(provider: ProviderSettings) -> bool:
+    """Nobody has chosen a provider that is all defaults."""
+    from penstock_workers.settings import ProviderSettings
+
+    return provider != ProviderSettings()
 
 
 def _provider(name: str, provider: ProviderSettings) -> Finding:

@@ -21,6 +21,7 @@ from penstock_cli.interrupts import Interrupts
 from penstock_cli.jobspec import job_spec, with_provider
 from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_cli.state import StateFolder
+from penstock_cli.terminal import console as make_console
 from penstock_cli.text import count
 
 if TYPE_CHECKING:
@@ -69,9 +70,7 @@ def default_state(out: str) -> Path:
 
 def run_local(request: RunRequest) -> int:
     """Returns the exit status. Raises CliError and the errors of the producer, the ledger and the workers."""
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=False)
+    console = make_console()
     with Interrupts() as interrupts:
         plan = _checked(request, console)
         with plan.state.locked(), _ledger(plan.state) as ledger:
@@ -81,7 +80,7 @@ def run_local(request: RunRequest) -> int:
                     job = _worked(plan, ledger, job, interrupts)
                 return _concluded(plan, ledger, job)
             except Interrupted:
-                console.print(f"interrupted; resume with:  {this_command()}", soft_wrap=True, markup=False)
+                console.print(f"interrupted; resume with:  {this_command()}", soft_wrap=True)
                 return EXIT_INTERRUPTED
 
 
@@ -93,6 +92,10 @@ def _checked(request: RunRequest, console: Console) -> Plan:
     settings = with_provider(
         WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency), spec.provider, request.provider
     )
+    if not files.is_remote(request.source) and not Path(request.source).is_file():
+        raise UsageProblem(
+            f"{request.source}: there is no such file here ({Path.cwd()}); name a JSONL file or s3://bucket/key"
+        )
     files.probe(request.out, request.source)
     return Plan(request, spec, settings, StateFolder.create(request.state), console)
 
@@ -144,7 +147,7 @@ def _say_where_it_stands(console: Console, ledger: Books, job: Job) -> None:
         message = f"job {job.job_key}: {count(total)} documents"
         if counts.dead:
             message += f", {count(counts.dead)} of them unusable and dead letters already"
-    console.print(message, soft_wrap=True, markup=False)
+    console.print(message, soft_wrap=True)
 
 
 def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts) -> Job:

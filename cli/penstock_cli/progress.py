@@ -50,10 +50,10 @@ class Lines:
         if self._clock() < self._next:
             return
         self._next = self._clock() + LINE_EVERY_S
-        self._console.print(line(figures), soft_wrap=True, highlight=False, markup=False)
+        self._console.print(line(figures), soft_wrap=True)
 
     def say(self, message: str) -> None:
-        self._console.print(safe(message), soft_wrap=True, highlight=False, markup=False)
+        self._console.print(safe(message), soft_wrap=True)
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +83,7 @@ class Panel:
         self._live.update(panel(figures, self._title), refresh=True)
 
     def say(self, message: str) -> None:
-        self._console.print(safe(message), highlight=False, markup=False)
+        self._console.print(safe(message))
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -98,6 +98,11 @@ class Panel:
 def line(figures: Figures) -> str:
     """``12.3 %  1,234 of 10,000 · 204/s · 43 s left · in flight 256 · …``"""
     return " · ".join([_share(figures), _speed(figures), *_traffic(figures), *_trouble(figures), *_spent(figures)])
+
+
+def final_line(figures: Figures) -> str:
+    """``line`` for a job that is over: nothing moves any more."""
+    return " · ".join([_share(figures), *_trouble(figures), *_spent(figures)])
 
 
 def panel(figures: Figures, title: str) -> RenderableType:

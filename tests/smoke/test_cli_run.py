@@ -127,7 +127,7 @@ def test_a_clean_job_ends_with_all_results_and_status_0(machine: Machine) -> Non
     with simulator() as provider:
         status, told = machine.penstock(*machine.run_arguments(provider))
         assert status == 0, told + machine.logs()
-        assert provider.stats()["calls"] == 300
+        assert provider.stats()["requests"] == 300
     assert {line["custom_id"] for line in machine.lines("output.jsonl")} == {f"doc-{n}" for n in range(300)}
     assert machine.lines("errors.jsonl") == []
     report = machine.report()
@@ -185,7 +185,7 @@ def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
     with simulator("--latency-ms", "100") as provider:
         arguments = machine.run_arguments(provider, "--concurrency", "10")
         process = machine.start(*arguments)
-        eventually(lambda: provider.stats()["calls"] > 100)
+        eventually(lambda: provider.stats()["requests"] > 100)
         process.send_signal(signal.SIGINT)
         told, _ = process.communicate(timeout=RUN_TIMEOUT_S)
         assert process.returncode == 130, told + machine.logs()
@@ -196,7 +196,7 @@ def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
         status, told = machine.penstock(*arguments)
         assert status == 0, told + machine.logs()
         assert f"resuming: {finished} of 600 already finished" in told
-        assert provider.stats()["calls"] <= 600 + 20
+        assert provider.stats()["requests"] <= 600 + 20
     assert machine.report()["succeeded"] == 600
     assert len(machine.lines("output.jsonl")) == 600
 
@@ -207,7 +207,7 @@ def test_killed_run_leaves_no_worker_and_resumes(machine: Machine) -> None:
     with simulator("--latency-ms", "100") as provider:
         arguments = machine.run_arguments(provider, "--concurrency", "10")
         process = machine.start(*arguments)
-        eventually(lambda: provider.stats()["calls"] > 60)
+        eventually(lambda: provider.stats()["requests"] > 60)
         process.kill()
         process.communicate()
         eventually(lambda: not any("penstock_cli" in line for line in machine.leftovers()))
@@ -225,7 +225,7 @@ def test_a_finished_job_is_not_paid_twice(machine: Machine) -> None:
         status, told = machine.penstock(*machine.run_arguments(provider))
         assert status == 0
         assert "completed already: 20 of 20" in told
-        assert provider.stats()["calls"] == 20
+        assert provider.stats()["requests"] == 20
 
 
 def test_another_job_under_the_same_key_is_refused(machine: Machine) -> None:
@@ -266,7 +266,7 @@ def test_bad_input_is_refused_before_anything_is_spent(machine: Machine, content
     (machine.folder / "reviews.jsonl").write_text(content)
     with simulator() as provider:
         status, told = machine.penstock(*machine.run_arguments(provider))
-        assert provider.stats()["calls"] == 0
+        assert provider.stats()["requests"] == 0
     assert status == 2, told
     for part in told_parts:
         assert part in told

@@ -33,18 +33,18 @@ def list_letters(
     state: options.StateOption = None,
 ) -> None:
     """List the dead letters of a job: one line each, with what went wrong."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from penstock_cli.connect import books
+    from penstock_cli.terminal import console as make_console
     from penstock_cli.text import count, one_line
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
         letters = list(islice(ledger.outcomes.dead_letters(found.job_id, reason=reason), limit))
         by_reason = ledger.outcomes.counts(found.job_id).dead_by_reason
-        console = Console(highlight=False)
+        console = make_console()
         if as_json:
             for letter in letters:
                 typer.echo(json.dumps(_as_json(letter)))
@@ -82,10 +82,10 @@ def show(
     state: options.StateOption = None,
 ) -> None:
     """Show one dead letter: its error, its request and the provider's last answer."""
-    from rich.console import Console
     from rich.text import Text
 
     from penstock_cli.connect import books
+    from penstock_cli.terminal import console as make_console
 
     doc_id = doc or doc_option
     if doc_id is None:
@@ -95,7 +95,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(_as_json(letter)))
         return
-    console = Console(highlight=False)
+    console = make_console()
     for name, value in _shown(letter).items():
         console.print(Text.assemble((f"{name:<12}", "dim"), value), soft_wrap=True)
 

@@ -16,12 +16,12 @@ def doctor(
     state: options.StateOption = None,
 ) -> None:
     """Check what a job needs, and say how to mend what is wrong."""
-    from rich.console import Console
     from rich.text import Text
 
     from penstock_cli.checks import Verdict, examine
+    from penstock_cli.terminal import console as make_console
 
-    console = Console(highlight=False)
+    console = make_console()
     styles = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.BAD: "red"}
     failed = False
     for finding in examine(state, knock=provider, migrate=migrate):

@@ -28,10 +28,9 @@ def status(
     state: options.StateOption = None,
 ) -> None:
     """Show how far a job is."""
-    from rich.console import Console
-
     from penstock_cli.connect import books
     from penstock_cli.progress import for_console
+    from penstock_cli.terminal import console as make_console
     from penstock_cli.watch import Watch
 
     with books(state) as ledger:
@@ -39,7 +38,7 @@ def status(
         if as_json:
             typer.echo(_as_json(ledger, watched.job))
             return
-        console = Console(highlight=False)
+        console = make_console()
         if not watch:
             _print_status(console, watched.job, watched.look())
             return
@@ -54,12 +53,12 @@ def status(
 def _print_status(console: Console, job: Job, figures: Figures) -> None:
     from rich.text import Text
 
-    from penstock_cli.progress import line
+    from penstock_cli.progress import final_line, line
     from penstock_cli.text import safe
 
     reason = f" ({safe(job.reason)})" if job.reason else ""
     console.print(Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"))
-    console.print(Text(line(figures)), soft_wrap=True)
+    console.print(Text(final_line(figures) if job.state.final else line(figures)), soft_wrap=True)
 
 
 def _as_json(ledger: Books, job: Job) -> str:
@@ -79,11 +78,11 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     import orjson
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from penstock_cli.connect import books
+    from penstock_cli.terminal import console as make_console
     from penstock_cli.text import count, one_line, percent
 
     with books(state) as ledger:
@@ -119,7 +118,7 @@ def list_jobs(
             time.strftime("%Y-%m-%d %H:%M", time.localtime(job.created_at)),
             job.job_id,
         )
-    Console(highlight=False).print(table if rows else "no jobs yet")
+    make_console().print(table if rows else "no jobs yet")
 
 
 def pause(

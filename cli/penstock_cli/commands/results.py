@@ -16,10 +16,10 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
     1 not completed.
     """
     import orjson
-    from rich.console import Console
 
     from penstock_cli import report as reports
     from penstock_cli.connect import books
+    from penstock_cli.terminal import console as make_console
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -33,7 +33,7 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
             typer.echo(orjson.dumps(figures.to_json()).decode())
         else:
             command = f"penstock dlq list {found.job_key}{ledger.option()}"
-            reports.show(figures, Console(highlight=False), dlq_command=command)
+            reports.show(figures, make_console(), dlq_command=command)
     raise typer.Exit(figures.exit_status)
 
 

@@ -1,0 +1,45 @@
+"""Forget a job: every row of it, in small transactions so that others write in between."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import Connection, Delete, Table, delete, select, tuple_
+
+from penstock_ledger.database import Database
+from penstock_ledger.tables import jobs, metadata, outcomes
+
+ROWS_PER_STEP: Final = 1_000  # with bodies of some kilobytes, a step writes some megabytes of journal
+
+
+def purge_job(database: Database, job_id: str) -> int:
+    """Delete all of a job; returns how many outcomes it had. For jobs that are final: nothing here looks.
+
+    The job's own row goes last, so that an interrupted purge can be repeated.
+    """
+    outcomes_deleted = _empty(database, outcomes, job_id)
+    for table in metadata.sorted_tables:
+        if "job_id" in table.columns and table not in (outcomes, jobs):
+            _empty(database, table, job_id)
+    _empty(database, jobs, job_id)
+    return outcomes_deleted
+
+
+def _empty(database: Database, table: Table, job_id: str) -> int:
+    deleted = 0
+    while found := _step(database, _delete_some(table, job_id)):
+        deleted += found
+    return deleted
+
+
+def _delete_some(table: Table, job_id: str) -> Delete:
+    key = list(table.primary_key.columns)
+    some = select(*key).where(table.c.job_id == job_id).limit(ROWS_PER_STEP)
+    return delete(table).where(tuple_(*key).in_(some))
+
+
+def _step(database: Database, statement: Delete) -> int:
+    def work(connection: Connection) -> int:
+        return connection.execute(statement).rowcount
+
+    return database.write(work)
