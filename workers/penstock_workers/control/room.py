@@ -48,5 +48,5 @@ class Room:
             )  # fmt: skip
         self._full = full
         if self._fixed is None:
-            slots = sum(int(info.get("concurrency", 0)) for info in self._hot.workers().values())
+            slots = sum(int(seen.info.get("concurrency", 0)) for seen in self._hot.workers())
             self._window = min(WINDOW_MAX, max(WINDOW_MIN, WINDOW_PER_SLOT * slots))

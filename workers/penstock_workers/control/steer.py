@@ -34,7 +34,6 @@ class _Led:
 
     feeder: Feeder
     reconciler: Reconciler
-    fence: int
     next_round: float  # monotonic time of the next reconciliation
 
 
@@ -73,13 +72,12 @@ class Steering:
         self._live_jobs = max(1, sum(job.state is JobState.RUNNING for job in live))
         names = {job.job_id for job in live}
         for job_id, generation in [name for name in self._led if name[0] not in names]:
-            self._led.pop((job_id, generation)).feeder.close()
+            del self._led[(job_id, generation)]
 
     def release_all(self) -> None:
         """Hand the leases over at once instead of letting them run out."""
-        for (job_id, generation), led in self._led.items():
-            led.feeder.close()
-            self._jobs.release_feed(job_id, generation, self._owner)
+        for led in self._led.values():
+            self._jobs.release_feed(led.feeder.feed, self._owner)
         self._led.clear()
 
     def _lead(self, job: Job, feed: Feed) -> _Led | None:
@@ -88,14 +86,14 @@ class Steering:
         leased = self._jobs.lease_feed(feed.job_id, feed.generation, self._owner, FEED_LEASE_S)
         led = self._led.get(name)
         if leased is None:
-            if led is not None:
-                self._led.pop(name).feeder.close()
+            self._led.pop(name, None)
             return None
-        if led is None or led.fence != leased.fence:
+        if led is not None and led.feeder.feed.fence == leased.fence:
+            led.feeder.lead(leased)
+        else:
             led = self._led[name] = _Led(
                 feeder=open_feeder(self._database, self._hot, job, leased, owner=self._owner, settings=self._settings),
                 reconciler=Reconciler(self._outcomes, self._hot),
-                fence=leased.fence,
                 next_round=time.monotonic() + self._settings.reconcile_interval_s,
             )
         return led
@@ -110,7 +108,7 @@ class Steering:
                 led.next_round = time.monotonic() + self._settings.reconcile_interval_s
                 led.reconciler.round(job, feed, led.feeder, self._queue(job))
         except FeedLost:
-            self._led.pop((feed.job_id, feed.generation)).feeder.close()
+            self._led.pop((feed.job_id, feed.generation), None)
         except RedisForgot:
             log.warning("job %s: Redis forgot while it was fed; the next tick rebuilds it", job.job_id)
         except SourceChanged as error:
