@@ -34,7 +34,7 @@ check: $(STAMP) ## lint, format, types (mypy strict and pyright) and package bou
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/pyright --warnings
+	@$(BIN)/pyright --warnings --pythonpath $(BIN)/python
 	@$(BIN)/python -m pytest -q tests/contract/test_boundaries.py
 
 format: $(STAMP) ## put the code into house format

@@ -37,7 +37,7 @@ class ProducerSettings(BaseSettings):
 
     redis_url: str = "redis://127.0.0.1:6379/0"
     database_url: str = "sqlite:///penstock.db"
-    results_url: str | None = None  # a folder or s3://bucket/prefix for result bodies; None keeps them in SQL
+    results_url: str | None = None  # folder or s3://bucket/prefix that gets each finished job's files; None = none
     s3_endpoint_url: str | None = None  # None leaves it to AWS_ENDPOINT_URL_S3 and the profile, as boto3 does
     max_line_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_LINE_BYTES
 

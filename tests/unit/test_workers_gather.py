@@ -11,12 +11,14 @@ from penstock_workers.gather import Gatherer
 class Recorder:
     def __init__(self) -> None:
         self.groups: list[list[int]] = []
+        self.flushed = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def flush(self, group: Sequence[int]) -> None:
         await self.gate.wait()
         self.groups.append(list(group))
+        self.flushed.set()
 
 
 async def test_a_full_group_goes_at_once() -> None:
@@ -26,9 +28,7 @@ async def test_a_full_group_goes_at_once() -> None:
     gatherer.start()
     for number in range(3):
         gatherer.put(number)
-    async with asyncio.timeout(5):
-        while not recorder.groups:
-            await asyncio.sleep(0)
+    await asyncio.wait_for(recorder.flushed.wait(), 5)
     assert recorder.groups == [[0, 1, 2]]
     await gatherer.close()
 

@@ -12,6 +12,7 @@ from kombu.entity import Queue
 
 from penstock_producer.wire import TASK_NAME, queue_name
 from penstock_workers import transport
+from penstock_workers.doors import SubmitTask
 from penstock_workers.engine import ItemEngine
 from penstock_workers.leases import Leases
 
@@ -63,6 +64,7 @@ def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = No
     app.parts = parts
     app.conf.update(_configuration(parts))
     app.register_task(ItemTask())
+    app.register_task(SubmitTask())
     return app
 
 

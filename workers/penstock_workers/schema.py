@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-import jsonschema
 import orjson
+from jsonschema.validators import validator_for
 
 from penstock_workers.flight import Flight
-from penstock_workers.judge import Failure, Reply
+from penstock_workers.judge import DETAIL_CHARS, Failure, Reply
 
 VALIDATORS_KEPT = 100  # compiled schemas; one per job that has one
 
@@ -29,15 +29,15 @@ class SchemaChecks:
             value = orjson.loads(reply.content or "")
         except orjson.JSONDecodeError as error:
             return Failure("schema_mismatch", f"the answer is not JSON: {error}", reply.status)
-        error = next(self._validator(flight.job.job_id, schema).iter_errors(value), None)
-        if error is None:
+        fault = next(self._validator(flight.job.job_id, schema).iter_errors(value), None)
+        if fault is None:
             return reply
-        return Failure("schema_mismatch", f"{error.json_path}: {error.message}"[:500], reply.status)
+        return Failure("schema_mismatch", f"{fault.json_path}: {fault.message}"[:DETAIL_CHARS], reply.status)
 
     def _validator(self, job_id: str, schema: dict[str, Any]) -> Any:
         validator = self._validators.get(job_id)
         if validator is None:
-            validator = self._validators[job_id] = jsonschema.validators.validator_for(schema)(schema)
+            validator = self._validators[job_id] = validator_for(schema)(schema)
             if len(self._validators) > VALIDATORS_KEPT:
                 self._validators.popitem(last=False)
         return validator

@@ -13,6 +13,7 @@ from penstock_producer.errors import SourceChanged, SourceUnavailable
 from penstock_producer.feeder import Feeder, open_feeder
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import queue_name
+from penstock_workers.control.finish import Finisher
 from penstock_workers.control.reconcile import Reconciler
 from penstock_workers.control.room import Room
 from penstock_workers.settings import WorkerSettings
@@ -48,6 +49,7 @@ class Steering:
         self._hot = hot
         self._owner = owner
         self._room = Room(hot, settings.window)
+        self._finisher = Finisher(settings, self._outcomes)
         self._led: dict[tuple[str, int], _Led] = {}
         self._live_jobs = 1
 
@@ -76,6 +78,7 @@ class Steering:
 
     def release_all(self) -> None:
         """Hand the leases over at once instead of letting them run out."""
+        self._finisher.close()
         for led in self._led.values():
             self._jobs.release_feed(led.feeder.feed, self._owner)
         self._led.clear()
@@ -144,7 +147,7 @@ class Steering:
             return
         if any(self._hot.outstanding(feed.job_id, feed.generation) for feed in feeds):
             return
-        if self._complete(job) is not None:
+        if self._complete(job) is not None and self._finisher.finished(job):
             self._jobs.set_state(job.job_id, JobState.COMPLETED, expect={JobState.RUNNING})
 
     def _complete(self, job: Job) -> Counts | None:
