@@ -23,10 +23,14 @@ def is_remote(place: str) -> bool:
 
 
 def probe(out: str, source: str) -> None:
-    """Find out now whether the files can be written at the end. Raises UsageProblem and SinkError."""
+    """Find out now whether the files can be written at the end. Raises UsageProblem."""
+    from penstock_producer.errors import SinkError
     from penstock_producer.outputs import ERRORS_NAME, OUTPUT_NAME, probe_sink
 
-    probe_sink(out)
+    try:
+        probe_sink(out)
+    except SinkError as error:
+        raise UsageProblem(f"--out {out}: {error}") from error
     for name in () if is_remote(out) or is_remote(source) else (OUTPUT_NAME, ERRORS_NAME, REPORT_NAME):
         written = Path(out) / name
         if written.exists() and Path(source).exists() and os.path.samefile(written, source):

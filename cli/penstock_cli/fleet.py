@@ -19,6 +19,7 @@ from penstock_cli.figures import Figures, KeptFigures
 from penstock_cli.settings import child_environment
 from penstock_cli.state import StateFolder
 from penstock_cli.supervisor import MAX_LOG_BYTES, Supervisor
+from penstock_cli.text import duration
 from penstock_cli.watch import Watch
 
 if TYPE_CHECKING:
@@ -96,6 +97,9 @@ class Fleet:
                         break
                     show(watch.look(self._supervisor.alive))
                 time.sleep(TICK_S)
+            if asked_to_stop():
+                drain = duration(self._settings.drain_seconds)
+                self._tell(f"stopping: what is in flight may finish, for at most {drain}; Ctrl-C again stops now")
         finally:
             self._keep(job, seconds(), kept)
         return job
@@ -172,6 +176,7 @@ class Fleet:
         return supervisor
 
     def _stop_workers(self) -> None:
+        """Let workers finish what they hold; whatever takes too long is tried again when the job resumes."""
         self._supervisor.stop(self._settings.drain_seconds + DRAIN_MARGIN_S, self._hurry)
 
 

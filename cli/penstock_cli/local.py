@@ -22,13 +22,14 @@ from penstock_cli.jobspec import job_spec, with_provider
 from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_cli.state import StateFolder
 from penstock_cli.terminal import console as make_console
-from penstock_cli.text import count
+from penstock_cli.text import count, duration, usd
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock_cli.report import Report
     from penstock_ledger.model import Job
+    from penstock_producer import Producer
     from penstock_producer.spec import JobSpec
     from penstock_workers.settings import WorkerSettings
 
@@ -124,6 +125,7 @@ def _accepted(plan: Plan, ledger: Books) -> Job:
             plan.console.status("checking the source …"),
             Producer(plan.settings.model_copy(update={"database_url": plan.state.database_url})) as producer,
         ):
+            changed = _change_limits(plan, ledger, producer)
             job_id = producer.submit(request.source, plan.spec, job_key=request.job_key).job_id
     except JobConflict as error:
         raise UsageProblem(
@@ -131,9 +133,33 @@ def _accepted(plan: Plan, ledger: Books) -> Job:
             f"repeat its command unchanged; to start anew, give --job NAME or another --out. ({error})"
         ) from error
     job = ledger.jobs.get(job_id)
+    if changed:
+        plan.console.print(changed)
     _say_where_it_stands(plan.console, ledger, job)
     remember(plan.state, job.job_id)
     return job
+
+
+def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
+    """Budget and deadline of an unfinished job may be given anew; returns what to say about it.
+
+    Everything else in a spec decides what results are, so that a difference there is another job.
+    """
+    from penstock_ledger import JobNotFound
+    from penstock_producer.spec import JobSpec
+
+    try:
+        job = ledger.jobs.get(plan.request.job_key)
+    except JobNotFound:
+        return ""
+    now = {"budget_usd": plan.spec.budget_usd, "deadline_s": plan.spec.deadline_s}
+    stored = JobSpec.from_json(job.spec)
+    if job.state.final or stored == plan.spec or stored.model_copy(update=now) != plan.spec:
+        return ""
+    producer.limit(job.job_id, budget_usd=plan.spec.budget_usd, deadline_s=plan.spec.deadline_s)
+    budget = "none" if plan.spec.budget_usd is None else usd(plan.spec.budget_usd)
+    deadline = "none" if plan.spec.deadline_s is None else duration(plan.spec.deadline_s)
+    return f"limits of the job are now: budget {budget}, deadline {deadline} from its submit"
 
 
 def _say_where_it_stands(console: Console, ledger: Books, job: Job) -> None:

@@ -68,6 +68,18 @@ class JobStore(FeedStore):
         )
         return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
 
+    def amend(self, job_id: str, spec: Mapping[str, Any], digest: str, *, expect: str) -> bool:
+        """Replace the spec of a job whose digest still is ``expect``; False when somebody else was first.
+
+        For limits of the job as a whole only: workers keep what they have read of a spec.
+        """
+        query = (
+            update(jobs)
+            .where(jobs.c.job_id == job_id, jobs.c.digest == expect)
+            .values(spec=orjson.dumps(dict(spec)).decode(), digest=digest)
+        )
+        return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
+
     def close(self, job_id: str, total: int | None = None) -> int:
         """Seal an open job with ``total`` documents; None counts its spool in the same transaction.
 

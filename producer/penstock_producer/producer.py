@@ -116,6 +116,15 @@ class Producer:
         """False when the job is not paused."""
         return self._move(job, JobState.RUNNING, (JobState.PAUSED,), None)
 
+    def limit(self, job: str, *, budget_usd: float | None, deadline_s: float | None) -> bool:
+        """Give a job another budget and deadline; None lifts one. Submitting with them again then is the same job.
+
+        False when the job was changed by somebody else meanwhile. Raises SpecError.
+        """
+        found = self._jobs.get(job)
+        spec = JobSpec.from_json({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
+        return self._jobs.amend(found.job_id, spec.to_json(), _digest(spec, found.source), expect=found.digest)
+
     def cancel(self, job: str) -> bool:
         """Documents not yet started become dead letters `cancelled`. False when the job has already ended."""
         return self._move(job, JobState.CANCELLING, (JobState.RUNNING, JobState.PAUSED), "cancelled by its producer")

@@ -151,13 +151,13 @@ def test_dead_letters_are_listed_shown_and_replayed(machine: Machine) -> None:
         listed = machine.penstock(*command[1].split(), "--json")[1]
         letters = [json.loads(line) for line in listed.splitlines()]
         assert len(letters) == report["dead"]
-        poisoned = next(letter["doc_id"] for letter in letters if letter["reason"] == "http_400")
+        poisoned = next(letter["doc_id"] for letter in letters if letter["status_code"] == 400)
         state = command[1].split()[-1]
         shown = machine.penstock("dlq", "show", "reviews", poisoned, "--state", state)[1]
-        assert "http_400" in shown
+        assert "HTTP 400" in shown
         assert "Summarise: review" in shown
     with simulator() as healed:
-        status, told = machine.penstock("dlq", "replay", "reviews", "--reason", "http_400", "--state", state)
+        status, told = machine.penstock("dlq", "replay", "reviews", "--state", state)
         assert status == 0, told
         assert "as generation 2" in told
         assert "penstock run reviews.jsonl" in told
@@ -251,6 +251,24 @@ def test_an_account_without_credit_pauses_the_job(machine: Machine) -> None:
         status, told = machine.penstock(*machine.run_arguments(rich, "--concurrency", "5"))
         assert status == 0, told + machine.logs()
     assert machine.report()["succeeded"] == 100
+
+
+def test_a_spent_budget_pauses_and_a_higher_one_resumes(machine: Machine) -> None:
+    """The budget is the one flag that the printed advice asks to change, so changing it resumes the same job."""
+    machine.source(400)
+    with simulator("--latency-ms", "100") as provider:
+        priced = ("--concurrency", "5", "--workers", "1", "--usd-per-mtok-out", "1000")
+        status, told = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "0.5"))
+        assert status == 1, told + machine.logs()
+        assert "budget_exhausted" in told
+        spent = machine.report()["succeeded"]
+        assert 0 < spent < 400
+        status, told = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "100"))
+        assert status == 0, told + machine.logs()
+        assert "budget $100.00" in told
+        assert f"resuming: {spent} of 400" in told
+        assert provider.stats()["requests"] <= 400 + 5
+    assert machine.report()["succeeded"] == 400
 
 
 @pytest.mark.parametrize(
