@@ -1,0 +1,506 @@
+"""What the SQL stores promise, on SQLite and on a real PostgreSQL alike."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_ledger import (
+    Counts,
+    Database,
+    DeadLetter,
+    FeedKind,
+    FeedLost,
+    ItemKey,
+    Job,
+    JobConflict,
+    JobNotFound,
+    JobNotReplayable,
+    JobSealed,
+    JobState,
+    JobStore,
+    Meta,
+    NewJob,
+    NothingToReplay,
+    Outbox,
+    OutcomeStore,
+    Result,
+    Spool,
+    SpoolConflict,
+    open_database,
+)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ledger.db"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+@pytest.fixture
+def db(database_url: str) -> Iterator[Database]:
+    database = open_database(database_url, pool_size=8)
+    database.migrate()
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def jobs(db: Database) -> JobStore:
+    return JobStore(db)
+
+
+@pytest.fixture
+def outcomes(db: Database) -> OutcomeStore:
+    return OutcomeStore(db)
+
+
+def new_job(job_id: str = "job-a", *, key: str | None = None, **changes: Any) -> NewJob:
+    job = NewJob(job_id, key or job_id, {"lane": "api"}, {"kind": "file", "uri": "x"}, "digest-1", total=10)
+    return replace(job, **changes)
+
+
+def key(doc: str, generation: int = 1, job_id: str = "job-a") -> ItemKey:
+    return ItemKey(job_id, generation, doc)
+
+
+def result(doc: str, generation: int = 1, **changes: Any) -> Result:
+    made = Result(key(doc, generation), 200, b'{"n": "\xc3\xa9"}', "req_1", "m", "stop", 10, 20, 5, 100, 1, 1)
+    return replace(made, **changes)
+
+
+def letter(doc: str, reason: str = "http_400", generation: int = 1, **changes: Any) -> DeadLetter:
+    made = DeadLetter(key(doc, generation), reason, 4, 4, "no", 400, b'{"q": 1}', b'{"error": 1}', prompt_tokens=3)
+    return replace(made, **changes)
+
+
+def docs(found: Any) -> list[str]:
+    return [one.key.doc_id for one in found]
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_accepted_with_its_feed_its_outbox_row_and_its_refused_rows(
+    db: Database, jobs: JobStore, outcomes: OutcomeStore
+) -> None:
+    """Once create returns, everything that the job needs to run and to be complete is there."""
+    refused = [letter(f"bad-{n}", "invalid_json_line", request=b"", line=n) for n in range(1_200)]
+    job, created = jobs.create(new_job(total=None), refused)
+    assert created
+    assert job == jobs.get("job-a") == jobs.get(job.job_key)
+    assert (job.state, job.generation, job.spec, job.total) == (JobState.RUNNING, 1, {"lane": "api"}, None)
+    assert [(feed.generation, feed.kind, feed.cursor) for feed in jobs.feeds("job-a")] == [(1, FeedKind.SOURCE, {})]
+    assert [(row.kind, row.job_id, row.payload) for row in Outbox(db).pending()] == [
+        ("feed", "job-a", {"generation": 1})
+    ]
+    assert outcomes.counts("job-a").dead_by_reason == {"invalid_json_line": 1_200}
+    stored = outcomes.get("job-a", "bad-7")
+    assert isinstance(stored, DeadLetter)
+    assert stored.line == 7
+
+
+def test_the_same_submit_returns_the_same_job(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """A repeated submit finds the first job and leaves no trace of its own."""
+    first, _ = jobs.create(new_job("job-a", key="nightly"))
+    again, created = jobs.create(new_job("job-b", key="nightly"), [letter("bad")])
+    assert (again, created) == (first, False)
+    assert len(jobs.list()) == len(Outbox(db).pending()) == 1
+    assert outcomes.counts("job-a").dead == outcomes.counts("job-b").dead == 0
+
+
+def test_a_key_with_another_body_is_refused(jobs: JobStore) -> None:
+    """A job key never silently means another spec or source; the error names the job that has it."""
+    jobs.create(new_job("job-a", key="nightly"))
+    with pytest.raises(JobConflict, match="job-a"):
+        jobs.create(new_job("job-b", key="nightly", digest="digest-2"))
+
+
+def test_racing_submits_make_one_job(jobs: JobStore) -> None:
+    """Of many submits with one key at the same moment, one creates the job and all get it."""
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda n: jobs.create(new_job(f"job-{n}", key="nightly")), range(8)))
+    assert sum(created for _, created in answers) == 1
+    assert len({job.job_id for job, _ in answers}) == 1
+
+
+def test_unknown_jobs_are_named(jobs: JobStore) -> None:
+    """Asking for a job that is not there says which name was asked for."""
+    with pytest.raises(JobNotFound, match="nightly"):
+        jobs.get("nightly")
+
+
+def test_states_move_only_from_where_they_are_expected(jobs: JobStore) -> None:
+    """A state change is a compare-and-set: the second of two that expect the same state fails."""
+    jobs.create(new_job())
+    assert jobs.set_state("job-a", JobState.PAUSED, reason="no money", expect={JobState.RUNNING})
+    assert not jobs.set_state("job-a", JobState.PAUSED, expect={JobState.RUNNING})
+    assert jobs.get("job-a").reason == "no money"
+    assert jobs.set_state("job-a", JobState.CANCELLED, expect=[JobState.PAUSED])
+    job = jobs.get("job-a")
+    assert job.finished_at is not None
+    assert job.finished_at >= job.created_at
+    assert job.reason is None
+    assert not jobs.set_state("job-x", JobState.PAUSED, expect={JobState.RUNNING})
+
+
+def test_lists_are_newest_first_and_live_ones_are_not_final(jobs: JobStore) -> None:
+    """People see the newest job first; the control loop sees each job that is not over."""
+    for n in range(5):
+        jobs.create(new_job(f"job-{n}"))
+    jobs.set_state("job-1", JobState.COMPLETED, expect={JobState.RUNNING})
+    jobs.set_state("job-2", JobState.PAUSED, expect={JobState.RUNNING})
+    jobs.set_state("job-3", JobState.CANCELLING, expect={JobState.RUNNING})
+    assert [job.job_id for job in jobs.list(limit=3)] == ["job-4", "job-3", "job-2"]
+    assert [job.job_id for job in jobs.list(states=[JobState.COMPLETED])] == ["job-1"]
+    assert [job.job_id for job in jobs.live()] == ["job-0", "job-2", "job-3", "job-4"]
+
+
+# -- feeds -------------------------------------------------------------------------------------------------------------
+
+
+def test_one_feeder_leads_until_its_lease_ends_or_is_released(jobs: JobStore) -> None:
+    """A second feeder gets the feed only after the first let it go; the fence tells them apart."""
+    jobs.create(new_job())
+    first = jobs.lease_feed("job-a", 1, "one", 60)
+    assert first is not None
+    assert jobs.lease_feed("job-a", 1, "two", 60) is None
+    assert jobs.lease_feed("job-a", 1, "one", 60) == first
+    jobs.release_feed(first, "one")
+    second = jobs.lease_feed("job-a", 1, "two", 60)
+    assert second is not None
+    assert second.fence > first.fence
+    assert jobs.lease_feed("job-a", 9, "two", 60) is None
+
+
+def test_an_expired_feeder_cannot_move_its_successors_cursor(jobs: JobStore) -> None:
+    """A feeder that was frozen past its lease is told so and changes nothing."""
+    jobs.create(new_job())
+    frozen = jobs.lease_feed("job-a", 1, "one", 0.0)
+    assert frozen is not None
+    jobs.advance_feed(frozen, "one", cursor={"offset": 1}, exhausted=False)  # late, but nobody took over
+    second = jobs.lease_feed("job-a", 1, "two", 60)
+    assert second is not None
+    assert second.cursor == {"offset": 1}
+    with pytest.raises(FeedLost):
+        jobs.advance_feed(frozen, "one", cursor={"offset": 2}, exhausted=True)
+    jobs.release_feed(frozen, "one")
+    assert jobs.lease_feed("job-a", 1, "one", 60) is None
+    jobs.advance_feed(second, "two", cursor={"offset": 3}, exhausted=True)
+    assert [(feed.cursor, feed.exhausted) for feed in jobs.feeds("job-a")] == [({"offset": 3}, True)]
+
+
+def test_a_rewind_stops_the_feeder_that_is_at_work(jobs: JobStore) -> None:
+    """After a rewind the cursor is at the start, and a step that began before cannot move it past unfed documents."""
+    jobs.create(new_job())
+    feed = jobs.lease_feed("job-a", 1, "one", 60)
+    assert feed is not None
+    jobs.advance_feed(feed, "one", cursor={"offset": 5}, exhausted=True)
+    jobs.rewind_feeds("job-a")
+    with pytest.raises(FeedLost):
+        jobs.advance_feed(feed, "one", cursor={"offset": 6}, exhausted=True)
+    again = jobs.lease_feed("job-a", 1, "one", 60)
+    assert again is not None
+    assert (again.cursor, again.exhausted) == ({}, False)
+
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------
+
+
+def test_outcomes_come_back_as_they_went_in(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """Every field of a result and of a dead letter survives the store, absent ones included."""
+    jobs.create(new_job())
+    sparse = Result(key("sparse"), 200, b"", None, None, None, None, None, 0, 0, 1, 1)
+    whole = result("whole é ✓ \\ \" ' {},NULL", body=bytes(range(256)), model='a"b\\c', attempts=3, calls=5)
+    dead = letter(
+        "dead", last_error='line\n"quoted" \\ {curly}, NULL', response=None, status_code=None, cost_microusd=7
+    )
+    assert outcomes.settle([sparse, whole], [dead]) == set()
+    assert outcomes.get("job-a", sparse.key.doc_id) == sparse
+    assert outcomes.get("job-a", whole.key.doc_id) == whole
+    stored = outcomes.get("job-a", "dead")
+    assert isinstance(stored, DeadLetter)
+    assert stored.created_at is not None
+    assert replace(stored, created_at=None) == dead
+    assert outcomes.get("job-a", "never seen") is None
+
+
+def test_unstorable_text_of_a_provider_does_not_block_its_outcome(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """NUL characters and lone surrogates in an error message are replaced, never an error."""
+    jobs.create(new_job())
+    outcomes.settle([], [letter("odd", last_error="a\0b\ud800c")])
+    stored = outcomes.get("job-a", "odd")
+    assert isinstance(stored, DeadLetter)
+    assert stored.last_error == "a\N{REPLACEMENT CHARACTER}b?c"
+
+
+def test_the_first_writer_wins_and_the_losers_are_named(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """A second outcome for a key changes nothing, whatever its kind, and the others of its batch are stored."""
+    jobs.create(new_job())
+    assert outcomes.settle([result("a")], [letter("b")]) == set()
+    losers = outcomes.settle([result("b", model="late"), result("c")], [letter("a", "late"), letter("d")])
+    assert losers == {key("a"), key("b")}
+    assert outcomes.get("job-a", "a") == result("a")
+    assert isinstance(outcomes.get("job-a", "b"), DeadLetter)
+    assert outcomes.settle([result(doc) for doc in "abcd"], []) == {key(doc) for doc in "abcd"}
+    assert outcomes.counts("job-a").succeeded == outcomes.counts("job-a").dead == 2
+
+
+def test_one_key_twice_in_a_batch_has_one_outcome(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """The first outcome in a call counts, and a result before a dead letter."""
+    jobs.create(new_job())
+    assert outcomes.settle([result("a"), result("a", model="second")], [letter("a")]) == set()
+    assert outcomes.get("job-a", "a") == result("a")
+    assert outcomes.counts("job-a") == outcomes.recount("job-a")
+    assert outcomes.settle([], []) == set()
+
+
+def test_terminal_knows_exactly_the_settled_keys(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """Any number of keys of any jobs and generations can be asked for at once."""
+    jobs.create(new_job())
+    outcomes.settle([result(f"{n}") for n in range(1_100)], [letter("x", generation=2)])
+    asked = [key(f"{n}") for n in range(1_000, 1_300)] + [key("x"), key("x", 2), key("1", job_id="job-b")]
+    expected = {key(f"{n}") for n in range(1_000, 1_100)} | {key("x", 2)}
+    assert outcomes.terminal(asked) == expected
+    assert outcomes.terminal([]) == set()
+
+
+def test_counts_are_sums_over_visible_outcomes(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """The figures that decide completeness are those of the rows, by reason."""
+    jobs.create(new_job())
+    assert outcomes.counts("job-a") == Counts(0, 0, 0, {}, 0, 0, 0, 0)
+    results = [result("a"), result("b", attempts=2, calls=3, prompt_tokens=None)]
+    outcomes.settle(results, [letter("c"), letter("d", "timeout"), letter("e", "timeout")])
+    expected = Counts(2, 1, 3, {"http_400": 1, "timeout": 2}, 1 + 3 + 12, 10 + 9, 40, 10)
+    assert outcomes.counts("job-a") == outcomes.recount("job-a") == expected
+
+
+def test_listings_are_complete_whatever_the_page(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """Pages join without a gap or a repetition, in the order of generation and bytes of the document id."""
+    jobs.create(new_job())
+    names = sorted(["a", "B", "é", "z", "0", "~", "aa", "a b", "Ω"])
+    outcomes.settle([result(doc) for doc in names], [letter(f"dead {doc}") for doc in names])
+    for page in (1, 2, 3, len(names), 100):
+        assert docs(outcomes.results("job-a", page)) == names
+        assert docs(outcomes.dead_letters("job-a", page=page)) == [f"dead {doc}" for doc in names]
+        pages = list(outcomes.terminal_docs("job-a", 1, page))
+        assert all(len(rows) <= page for rows in pages)
+        joined = [row for rows in pages for row in rows]
+        assert joined == sorted([(doc, False) for doc in names] + [(f"dead {doc}", True) for doc in names])
+    assert docs(outcomes.dead_letters("job-a", "timeout")) == []
+
+
+def test_other_tools_read_two_views(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """`results` and `dead_letters` show each document's one visible state, and nothing twice."""
+    jobs.create(new_job())
+    outcomes.settle([result("a")], [letter("b"), letter("c")])
+    jobs.replay("job-a", doc_ids=["c"])
+    with db.engine.connect() as connection:
+        seen = [
+            connection.exec_driver_sql(f"SELECT doc_id FROM {view}").scalars().all()
+            for view in ("results", "dead_letters")
+        ]
+    assert seen == [["a"], ["b"]]
+
+
+# -- replays -----------------------------------------------------------------------------------------------------------
+
+
+def finished(jobs: JobStore) -> Job:
+    jobs.set_state("job-a", JobState.COMPLETED, expect={JobState.RUNNING})
+    return jobs.get("job-a")
+
+
+def test_a_replay_is_a_new_generation_of_the_chosen_dead_letters(
+    db: Database, jobs: JobStore, outcomes: OutcomeStore
+) -> None:
+    """Chosen dead letters stop being visible, become a feed, and end once more; others stay as they are."""
+    jobs.create(new_job())
+    outcomes.settle([result("a")], [letter("b"), letter("c", "timeout"), letter("d", "timeout")])
+    finished(jobs)
+    feed, replayed = jobs.replay("job-a", reason="timeout", overrides={"set": {"model": "big"}})
+    assert (feed.generation, feed.kind, replayed, feed.overrides) == (2, FeedKind.REPLAY, 2, {"set": {"model": "big"}})
+    assert jobs.feeds("job-a")[1] == feed
+    job = jobs.get("job-a")
+    assert (job.state, job.generation, job.finished_at) == (JobState.RUNNING, 2, None)
+    assert Outbox(db).pending()[-1].payload == {"generation": 2}
+    assert outcomes.counts("job-a").dead_by_reason == {"http_400": 1}
+    assert outcomes.get("job-a", "c") is None
+    assert docs(outcomes.replayable("job-a", 2, page=1)) == ["c", "d"]
+    assert docs(outcomes.replayable("job-a", 2, after="c")) == ["d"]
+    assert docs(outcomes.dead_letters("job-a", include_superseded=True)) == ["b", "c", "d"]
+    outcomes.settle([result("c", 2)], [letter("d", "timeout", 2)])
+    assert outcomes.get("job-a", "c") == result("c", 2)
+    assert docs(outcomes.results("job-a", 1)) == ["a", "c"]
+    counts = outcomes.counts("job-a")
+    assert counts == outcomes.recount("job-a")
+    assert (counts.succeeded, counts.dead) == (2, 2)
+
+
+def test_a_late_answer_of_an_old_generation_changes_nothing(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """A worker that was frozen before a replay cannot add a second visible state after it."""
+    jobs.create(new_job())
+    outcomes.settle([], [letter("a")])
+    jobs.replay("job-a")
+    assert outcomes.settle([result("a")], []) == {key("a")}
+    assert outcomes.get("job-a", "a") is None
+    assert outcomes.counts("job-a").succeeded == 0
+
+
+def test_replays_that_cannot_be_are_refused_without_a_trace(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """Nothing matches, nothing can be sent, or the job is over for good: an error, and no new generation."""
+    jobs.create(new_job())
+    with pytest.raises(JobNotFound):
+        jobs.replay("job-b")
+    outcomes.settle([result("a")], [letter("unparsed", request=b""), letter("b")])
+    for choice in ({"reason": "timeout"}, {"doc_ids": ["a", "unparsed"]}, {"doc_ids": []}):
+        with pytest.raises(NothingToReplay):
+            jobs.replay("job-a", **choice)
+    jobs.set_state("job-a", JobState.CANCELLED, expect={JobState.RUNNING})
+    with pytest.raises(JobNotReplayable, match="cancelled"):
+        jobs.replay("job-a")
+    assert (jobs.get("job-a").generation, len(jobs.feeds("job-a")), outcomes.counts("job-a").dead) == (1, 1, 2)
+
+
+def test_racing_replays_never_send_a_letter_twice(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """Of two replays of the same dead letters one gets them, the other finds nothing."""
+    jobs.create(new_job())
+    outcomes.settle([], [letter(f"{n}") for n in range(50)])
+
+    def replay(_: int) -> int:
+        try:
+            return jobs.replay("job-a")[1]
+        except NothingToReplay:
+            return 0
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(replay, range(4))) == [0, 0, 0, 50]
+    assert jobs.get("job-a").generation == 2
+
+
+# -- races -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_racing_settlers_leave_exactly_one_state_per_key(jobs: JobStore, outcomes: OutcomeStore, seed: int) -> None:
+    """However many workers settle overlapping batches in whatever order, each key has one winner, and one only."""
+    jobs.create(new_job())
+    rng = random.Random(seed)
+    names = [f"doc-{n}" for n in range(200)]
+    batches = [rng.sample(names, 60) for _ in range(24)]
+    won: list[ItemKey] = []
+    lock = threading.Lock()
+
+    def settle(number: int) -> None:
+        batch = batches[number]
+        results = [result(doc, model=f"writer-{number}") for doc in batch[:40]]
+        letters = [letter(doc, f"writer-{number}") for doc in batch[40:]]
+        losers = outcomes.settle(results, letters)
+        with lock:
+            won.extend({key(doc) for doc in batch} - losers)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(settle, range(len(batches))))
+    touched = {key(doc) for batch in batches for doc in batch}
+    assert len(won) == len(set(won))
+    assert set(won) == touched == outcomes.terminal(touched)
+    assert outcomes.counts("job-a") == outcomes.recount("job-a")
+    assert outcomes.counts("job-a").succeeded + outcomes.counts("job-a").dead == len(touched)
+
+
+# -- spool, outbox, meta -----------------------------------------------------------------------------------------------
+
+
+def test_a_pushed_document_is_kept_once_until_it_is_fed(db: Database, jobs: JobStore) -> None:
+    """Pushing again is harmless, feeding marks rows, and a rewind brings them back."""
+    jobs.create(new_job(total=None, feed_kind=FeedKind.SPOOL))
+    spool = Spool(db)
+    assert spool.append("job-a", [(f"d{n}", b"%d" % n) for n in range(1_100)]) == 1_100
+    assert spool.append("job-a", [("d0", b"0"), ("new", b"x"), ("new", b"x")]) == 1
+    assert spool.append("job-a", []) == 0
+    assert spool.count("job-a") == 1_101
+    first = spool.take("job-a", 1_050)
+    assert len(first) == 1_050
+    assert spool.fetch("job-a", first[3].seq) == first[3]
+    spool.mark_fed("job-a", [row.seq for row in first])
+    rest = spool.take("job-a", 1_000)
+    assert {row.doc_id for row in first}.isdisjoint(row.doc_id for row in rest)
+    assert len(rest) == 51
+    jobs.rewind_feeds("job-a")
+    assert len(spool.take("job-a", 2_000)) == 1_101
+    assert spool.fetch("job-a", 10**9) is None
+
+
+def test_a_document_with_another_body_is_refused_whole(db: Database, jobs: JobStore) -> None:
+    """A conflicting push stores nothing of its batch and names the document."""
+    jobs.create(new_job(total=None, feed_kind=FeedKind.SPOOL))
+    spool = Spool(db)
+    spool.append("job-a", [("a", b"1")])
+    for batch in ([("b", b"1"), ("a", b"2")], [("c", b"1"), ("c", b"2")]):
+        with pytest.raises(SpoolConflict, match=r"'a'|'c'"):
+            spool.append("job-a", batch)
+    assert spool.count("job-a") == 1
+
+
+def test_a_closed_job_counts_its_spool_and_takes_no_more(db: Database, jobs: JobStore) -> None:
+    """The total of an open job is what was pushed before it closed: never one less, never one more."""
+    jobs.create(new_job(total=None, feed_kind=FeedKind.SPOOL))
+    spool = Spool(db)
+    spool.append("job-a", [("a", b"1"), ("b", b"2")])
+    assert jobs.close("job-a") == 2
+    assert jobs.close("job-a", 2) == 2
+    assert jobs.get("job-a").total == 2
+    with pytest.raises(JobSealed):
+        jobs.close("job-a", 3)
+    with pytest.raises(JobSealed):
+        spool.append("job-a", [("c", b"3")])
+    with pytest.raises(JobNotFound):
+        spool.append("job-x", [("c", b"3")])
+
+
+def test_racing_pushes_and_a_close_agree_on_the_total(db: Database, jobs: JobStore) -> None:
+    """A push that returned before or during the close is in the total; one that was refused is not."""
+    jobs.create(new_job(total=None, feed_kind=FeedKind.SPOOL))
+    spool = Spool(db)
+
+    def push(number: int) -> int:
+        try:
+            return spool.append("job-a", [(f"{number}-{n}", b"") for n in range(20)])
+        except JobSealed:
+            return 0
+
+    steps: list[Callable[[], int]] = [lambda number=number: push(number) for number in range(20)]
+    steps.insert(8, lambda: jobs.close("job-a"))
+    with ThreadPoolExecutor(6) as pool:
+        answers = [future.result() for future in [pool.submit(step) for step in steps]]
+    total = answers.pop(8)
+    assert total == sum(answers) == spool.count("job-a") == jobs.get("job-a").total
+
+
+def test_the_outbox_is_read_until_marked(db: Database, jobs: JobStore) -> None:
+    """What was not marked as sent is pending, oldest first."""
+    for n in range(3):
+        jobs.create(new_job(f"job-{n}"))
+    outbox = Outbox(db)
+    assert [row.job_id for row in outbox.pending(2)] == ["job-0", "job-1"]
+    outbox.mark_sent([row.id for row in outbox.pending(2)])
+    assert [row.job_id for row in outbox.pending()] == ["job-2"]
+
+
+def test_everyone_sees_one_epoch(db: Database) -> None:
+    """Processes that ask for the epoch at the same moment get the same one; a new epoch replaces it."""
+    with ThreadPoolExecutor(6) as pool:
+        epochs = set(pool.map(lambda _: Meta(db).epoch(), range(6)))
+    assert len(epochs) == 1
+    fresh = Meta(db).new_epoch()
+    assert fresh not in epochs
+    assert Meta(db).epoch() == fresh
