@@ -70,6 +70,10 @@ class Leases:
         """Messages held, those on their way out included."""
         return len(self._held) + self._settling + sum(map(len, self._leaving.values()))
 
+    def __json__(self) -> str:
+        """`inspect stats` shows the transport options, of which this is one."""
+        return f"{len(self)} held"
+
     def __contains__(self, tag: str) -> bool:
         return tag in self._held
 

@@ -1,0 +1,261 @@
+"""Worker processes for tests: the real app with an engine that sleeps, and writes down in Redis what it ran and finished.
+
+Run as a program it is such a worker; imported it starts, signals and awaits them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+from servers import RedisServer
+
+from penstock_ledger.model import ItemKey
+from penstock_producer.wire import encode_item
+from penstock_workers.engine import Acked, Bridge, Delivery, GivenBack, Retried
+
+QUEUE = "penstock.api"
+RUNS = "test:runs"  # hash: task id -> how often it was started
+DONE = "test:done"  # set: task ids that were concluded durably
+READY = "test:ready"  # set: worker names
+LINGER_S = 0.02
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The part of WorkerSettings that the Celery edge reads, and what the test engine does."""
+
+    redis_url: str
+    broker_transport: str = "penstock"
+    lane: str = "api"
+    concurrency: int = 32
+    prefetch_multiplier: int = 2
+    drain_seconds: float = 5.0
+    visibility_timeout_s: float = 3.0
+    seconds: float = 0.0  # how long each item runs
+    name: str = "w"
+
+
+class RecordingEngine:
+    """Runs up to ``concurrency`` items at once; kwargs may ask for another verdict than success."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._redis = redis.Redis.from_url(settings.redis_url)
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._tasks: dict[Delivery, asyncio.Task[None]] = {}
+        self._running: set[Delivery] = set()
+        self._settled: list[Any] = []
+        self.aborted: dict[str, int] = {}
+
+    async def start(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    def accept(self, delivery: Delivery) -> None:
+        self._tasks[delivery] = asyncio.create_task(self._run(delivery))
+
+    def abort(self, delivery: Delivery, why: str) -> None:
+        self.aborted[why] = self.aborted.get(why, 0) + 1
+        task = self._tasks.pop(delivery, None)
+        if task is not None:
+            task.cancel()
+
+    async def drain(self, deadline_s: float) -> None:
+        waiting = [delivery for delivery in self._tasks if delivery not in self._running]
+        for delivery in waiting:
+            self._tasks.pop(delivery).cancel()
+        self._bridge.conclude([(delivery, GivenBack("drain")) for delivery in waiting])
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=deadline_s)
+        self._flush()
+        self._bridge.conclude([(delivery, GivenBack("drain")) for delivery in self._tasks])
+
+    async def stop(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+
+    def resize(self, concurrency: int) -> None:
+        self.size = concurrency
+
+    def stats(self) -> Mapping[str, int | float | str]:
+        return {"aborted": sum(self.aborted.values()), "resized": getattr(self, "size", 0)}
+
+    async def _run(self, delivery: Delivery) -> None:
+        async with self._slots:
+            self._running.add(delivery)
+            try:
+                self._bridge.started(delivery)
+                with contextlib.suppress(redis.ConnectionError):
+                    self._redis.hincrby(RUNS, delivery.task_id, 1)
+                await asyncio.sleep(self._settings.seconds)
+                self._settle(delivery)
+            finally:
+                self._running.discard(delivery)
+
+    def _settle(self, delivery: Delivery) -> None:
+        self._tasks.pop(delivery, None)
+        self._settled.append((delivery, _verdict(delivery)))
+        if len(self._settled) == 1:
+            asyncio.get_running_loop().call_later(LINGER_S, self._flush)
+
+    def _flush(self) -> None:
+        if not self._settled:
+            return
+        try:
+            self._redis.sadd(DONE, *[delivery.task_id for delivery, _ in self._settled])
+        except redis.RedisError:  # the store is away: try until it is back, as a real one does
+            asyncio.get_running_loop().call_later(LINGER_S, self._flush)
+            return
+        settled, self._settled = self._settled, []
+        self._bridge.conclude(settled)
+
+
+def _verdict(delivery: Delivery) -> Any:
+    body = delivery.kwargs.get("body") if isinstance(delivery.kwargs, dict) else None
+    wish = (body or {}).get("verdict")
+    if wish == "failed":
+        return Acked(ok=False, error="the provider said no", runtime_s=0.1)
+    if wish == "retried":
+        return Retried("rate limited", 1.5)
+    return Acked(runtime_s=0.1)
+
+
+@dataclass
+class WorkerProcess:
+    """One worker in a process of its own."""
+
+    settings: Settings
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @classmethod
+    def start(cls, settings: Settings, folder: Path, *options: str) -> WorkerProcess:
+        log = folder / f"{settings.name}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, __file__, json.dumps(asdict(settings)), *options], stdout=out, stderr=subprocess.STDOUT
+            )
+        worker = cls(settings, process, log)
+        client = redis.Redis.from_url(settings.redis_url)
+        until(lambda: worker.is_alive() and client.sismember(READY, settings.name), 30, worker.text)
+        return worker
+
+    def is_alive(self) -> bool:
+        assert self.process.poll() is None, f"the worker has ended:\n{self.text()}"
+        return True
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:]
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 30) -> int:
+        self.send(number)
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class Fleet:
+    """Starts workers on one broker, and ends those that are left."""
+
+    server: RedisServer
+    folder: Path
+    workers: list[WorkerProcess] = field(default_factory=list)
+
+    def start(self, *options: str, **settings: Any) -> WorkerProcess:
+        settings.setdefault("name", f"w{len(self.workers)}")
+        worker = WorkerProcess.start(Settings(self.server.url, **settings), self.folder, *options)
+        self.workers.append(worker)
+        return worker
+
+    def publish(self, number: int, *, first: int = 0, **body: Any) -> list[str]:
+        keys = [ItemKey("job", 1, f"d{n}") for n in range(first, first + number)]
+        text = json.dumps({"model": "m", **body}).encode()
+        pipe = self.server.client().pipeline(transaction=False)
+        for key in keys:
+            pipe.lpush(QUEUE, encode_item(key, queue=QUEUE, body=text, ref=None))
+        pipe.execute()
+        return [f"job:{key.doc_id}" for key in keys]
+
+    def runs(self) -> dict[str, int]:
+        return {tag.decode(): int(n) for tag, n in self.server.client().hgetall(RUNS).items()}
+
+    def done(self) -> set[str]:
+        return {tag.decode() for tag in self.server.client().smembers(DONE)}
+
+    def queued(self) -> int:
+        return int(self.server.client().llen(QUEUE))
+
+    def held(self) -> int:
+        return int(self.server.client().hlen("unacked"))
+
+    def is_empty(self) -> bool:
+        client = self.server.client()
+        return bool(self.queued() == self.held() == client.zcard("unacked_index") == 0)
+
+    def end(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+
+
+@contextlib.contextmanager
+def fleet_on(server: RedisServer, folder: Path) -> Iterator[Fleet]:
+    fleet = Fleet(server, folder)
+    try:
+        yield fleet
+    finally:
+        fleet.end()
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 20, explain: Callable[[], str] = str) -> None:
+    """Polls; fails with what ``explain`` says when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s. {explain()}"
+        time.sleep(0.02)
+
+
+def main() -> None:
+    from celery.signals import worker_ready
+
+    from penstock_workers.app import create_app
+
+    settings = Settings(**json.loads(sys.argv[1]))
+    client = redis.Redis.from_url(settings.redis_url)
+    app = create_app(settings, lambda _app, _settings: RecordingEngine(settings))
+
+    @app.task(name="test.add")
+    def add(a: int, b: int) -> None:
+        client.set("test:sum", a + b)
+
+    @worker_ready.connect(weak=False)
+    def tell(**_: Any) -> None:
+        client.sadd(READY, settings.name)
+
+    app.worker_main([
+        "worker", "--loglevel", "WARNING", "--without-mingle", "--without-gossip", "-n", f"{settings.name}@test",
+        *sys.argv[2:],
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Real workers on a real Redis: what happens to messages when workers, connections and the broker die."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery_worker import DONE, QUEUE, RUNS, Fleet, WorkerProcess, fleet_on, until
+from servers import RedisServer
+
+
+@pytest.fixture
+def fleet(redis_server: RedisServer, tmp_path: Path) -> Iterator[Fleet]:
+    with fleet_on(redis_server, tmp_path) as fleet:
+        yield fleet
+
+
+def test_items_run_once_and_leave_nothing(fleet: Fleet) -> None:
+    """Each published item runs once, and the broker holds nothing afterwards."""
+    fleet.start()
+    tags = fleet.publish(500)
+    until(lambda: fleet.done() == set(tags))
+    until(fleet.is_empty)
+    assert fleet.runs() == dict.fromkeys(tags, 1)
+
+
+def test_bulk_and_stock_workers_share_a_queue(fleet: Fleet) -> None:
+    """Workers on our transport and on kombu's stock one work side by side on the same keys."""
+    fleet.start(seconds=0.05, name="ours")
+    fleet.start(seconds=0.05, name="stock", broker_transport="redis")
+    tags = fleet.publish(2_000)
+    until(lambda: fleet.done() == set(tags), 60)
+    until(fleet.is_empty)
+    assert fleet.runs() == dict.fromkeys(tags, 1)
+
+
+def test_nothing_is_lost_when_a_worker_is_killed(fleet: Fleet) -> None:
+    """What a SIGKILLed worker held comes back after the lease, and all of it is done by the other one."""
+    victim = fleet.start(seconds=60, name="victim")
+    tags = fleet.publish(100)
+    until(lambda: fleet.held() == 64)
+    victim.kill()
+    fleet.start(name="heir")
+    until(lambda: fleet.done() == set(tags), 15)
+    until(fleet.is_empty)
+
+
+def test_a_thawed_worker_leaves_its_successor_alone(fleet: Fleet) -> None:
+    """A worker frozen beyond its lease cannot acknowledge, renew or return what another worker holds by now."""
+    frozen = fleet.start(seconds=4, name="frozen")
+    tags = fleet.publish(10)
+    until(lambda: len(fleet.runs()) == 10)
+    frozen.send(signal.SIGSTOP)
+    fleet.start(seconds=8, name="successor")
+    until(lambda: sum(fleet.runs().values()) == 20, 15)
+    frozen.send(signal.SIGCONT)
+    deadline = time.monotonic() + 4  # longer than the frozen worker's items would still have run
+    while time.monotonic() < deadline:
+        assert fleet.held() == 10
+    until(lambda: fleet.done() == set(tags), 15)
+    until(fleet.is_empty)
+    assert sum(fleet.runs().values()) == 20
+
+
+def test_leases_are_renewed_while_items_run(fleet: Fleet) -> None:
+    """An item that takes longer than the visibility timeout is run once, with other workers sweeping."""
+    fleet.start(seconds=7, name="slow")
+    tags = fleet.publish(20)
+    until(lambda: len(fleet.runs()) == 20)
+    fleet.start(name="idle")
+    until(lambda: fleet.done() == set(tags), 20)
+    until(fleet.is_empty)
+    assert fleet.runs() == dict.fromkeys(tags, 1)
+
+
+def test_sigterm_returns_everything_at_once(fleet: Fleet) -> None:
+    """SIGTERM gives waiting items back at once and unfinished ones at the deadline, and the worker exits with 0."""
+    worker = fleet.start(seconds=60, drain_seconds=1.5, concurrency=32)
+    fleet.publish(100)
+    until(lambda: len(fleet.runs()) == 32)
+    worker.send(signal.SIGTERM)
+    until(lambda: fleet.queued() == 68, 2, worker.text)
+    assert worker.process.wait(10) == 0
+    assert fleet.queued() == 100
+    assert fleet.held() == 0
+    assert b'"delivery_info":{"redelivered":true,' in (fleet.server.client().lrange(QUEUE, -1, -1)[0])
+
+
+def test_sigterm_lets_running_items_end(fleet: Fleet) -> None:
+    """Items that fit into the drain are finished and acknowledged; the worker does not wait longer than they do."""
+    worker = fleet.start(seconds=1.0, drain_seconds=20, concurrency=32)
+    fleet.publish(100)
+    until(lambda: len(fleet.runs()) == 32)
+    began = time.monotonic()
+    assert worker.end() == 0
+    assert time.monotonic() - began < 10
+    assert len(fleet.done()) == 32
+    assert (fleet.queued(), fleet.held()) == (68, 0)
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_a_second_signal_ends_the_drain(fleet: Fleet, second: signal.Signals) -> None:
+    """A second signal means now: everything is back in the queue within seconds."""
+    worker = fleet.start(seconds=60, drain_seconds=30)
+    fleet.publish(50)
+    until(lambda: len(fleet.runs()) == 32)
+    worker.send(signal.SIGTERM)
+    until(lambda: fleet.queued() == 18, 5, worker.text)
+    worker.send(second)
+    worker.process.wait(8)
+    assert (fleet.queued(), fleet.held()) == (50, 0), worker.text()
+
+
+def test_a_cold_shutdown_returns_everything(fleet: Fleet) -> None:
+    """SIGQUIT does not drain: what was in flight is back in the queue at once."""
+    worker = fleet.start(seconds=60, drain_seconds=30)
+    fleet.publish(50)
+    until(lambda: len(fleet.runs()) == 32)
+    worker.send(signal.SIGQUIT)
+    worker.process.wait(10)
+    assert (fleet.queued(), fleet.held()) == (50, 0), worker.text()
+
+
+def kill_connections(fleet: Fleet, worker: WorkerProcess, times: int) -> None:
+    """Each time all of them, and not again before the worker has started another item."""
+    client = fleet.server.client()
+    for _ in range(times):
+        ran = len(fleet.runs())
+        client.client_kill_filter(_type="normal", skipme=True)
+        client.client_kill_filter(_type="pubsub", skipme=True)
+        until(lambda ran=ran: worker.is_alive() and len(fleet.runs()) > ran, 20, worker.text)
+
+
+def test_lost_connections_cost_nothing(fleet: Fleet) -> None:
+    """While all its connections are killed again and again, a worker neither stops, loses an item nor runs one twice."""
+    worker = fleet.start(seconds=0.5)
+    tags = fleet.publish(600)
+    kill_connections(fleet, worker, times=6)
+    until(lambda: fleet.done() == set(tags), 60, worker.text)
+    until(fleet.is_empty, 20, worker.text)
+    assert fleet.runs() == dict.fromkeys(tags, 1)
+
+
+def test_the_stock_transport_goes_on_after_lost_connections(fleet: Fleet) -> None:
+    """On kombu's transport a killed connection may lose a message, which the ledger notices; the worker goes on."""
+    worker = fleet.start(seconds=0.2, broker_transport="redis")
+    tags = fleet.publish(600)
+    kill_connections(fleet, worker, times=4)
+    until(lambda: fleet.queued() == 0, 60, worker.text)
+    until(lambda: len(fleet.done()) >= len(tags) - 8, 30, worker.text)
+
+
+def test_work_resumes_after_the_broker_was_killed(own_redis: RedisServer, tmp_path: Path) -> None:
+    """A Redis that is killed and comes back from its AOF finds its worker waiting, and every item gets done."""
+    with fleet_on(own_redis, tmp_path) as fleet:
+        worker = fleet.start(seconds=1.0)
+        tags = fleet.publish(200)
+        until(lambda: len(fleet.done()) >= 30)
+        own_redis.kill()
+        time.sleep(2)
+        own_redis.restart()
+        until(lambda: fleet.done() == set(tags), 60, worker.text)
+        until(fleet.is_empty, 20, worker.text)
+        assert sum(fleet.runs().values()) < 400
+
+
+def test_a_restarted_redis_without_scripts_is_served(own_redis: RedisServer, tmp_path: Path) -> None:
+    """SCRIPT FLUSH, as after a failover, does not stop the claims."""
+    with fleet_on(own_redis, tmp_path) as fleet:
+        worker = fleet.start()
+        fleet.publish(10)
+        until(lambda: len(fleet.done()) == 10)
+        own_redis.client().script_flush()
+        fleet.publish(10, first=10)
+        until(lambda: len(fleet.done()) == 20, 10, worker.text)
+        until(fleet.is_empty)
+
+
+def test_fleet_keys_are_the_tests_own() -> None:
+    """The recording engine writes where no broker key lies."""
+    assert {RUNS, DONE}.isdisjoint({QUEUE, "unacked", "unacked_index"})
