@@ -275,6 +275,7 @@ def _when_loaded(client: redis.Redis) -> tuple[int, str] | None:
         try:
             info: Any = client.info("server")
             settings: Any = client.config_get("dir")
+            client.ping()  # INFO and CONFIG answer while the server still loads; this does not
             return int(info["process_id"]), str(settings["dir"])
         except redis.BusyLoadingError as error:
             if time.monotonic() > deadline:

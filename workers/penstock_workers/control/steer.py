@@ -67,7 +67,8 @@ class Steering:
         self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)
         for feed, led in feeds:
             self._advance(job, feed, led)
-        self._finish(job)
+        if any(feed.generation == job.generation for feed, _ in feeds):  # one process counts, and writes the outputs
+            self._finish(job)
 
     def look_around(self, live: Collection[Job]) -> None:
         """Let go of feeds whose jobs are no longer live, and remember how many share the window."""
