@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MINIMUM_PYTHON = (3, 11)
 MAX_CLOCK_SKEW_S = 5.0  # leases are judged by Redis's clock; a worker this far off reports nonsense times
 LOW_DISK_BYTES = 1_000_000_000  # a job of 100,000 documents with 10 kB answers fills this
-KNOCK_TIMEOUT_S = 5.0
+REDIS_TIMEOUT_S = 5.0
 
 
 class Verdict(StrEnum):
@@ -130,7 +130,9 @@ def _tables(database: Database, shown: str, *, migrate: bool) -> Finding:
 def _redis(url: str, *, private: bool) -> Iterator[Finding]:
     import redis
 
-    client = redis.Redis.from_url(url, socket_timeout=KNOCK_TIMEOUT_S, decode_responses=True)
+    client = redis.Redis.from_url(
+        url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S, decode_responses=True
+    )
     try:
         info: Any = client.info()
         yield Finding(Verdict.GOOD, "redis", f"{without_password(url)} answers, version {info['redis_version']}")
@@ -197,10 +199,7 @@ def _is_configured(provider: ProviderSettings) -> bool:
 
 
 def _provider(name: str, provider: ProviderSettings) -> Finding:
-    """Any answer counts, a refusal too: it is reachability that is asked, and no tokens are spent."""
-    import urllib.error
-    import urllib.request
-
+    from penstock_cli.reach import knock
     from penstock_cli.settings import variable_is_set
 
     subject = "provider"
@@ -208,15 +207,8 @@ def _provider(name: str, provider: ProviderSettings) -> Finding:
         return Finding(
             Verdict.BAD, subject, f"{name}: {provider.api_key_env} is not set", f"export {provider.api_key_env}=…"
         )
-    request = urllib.request.Request(f"{provider.base_url}/models", method="GET")  # noqa: S310 -- checked: http(s)
     try:
-        with urllib.request.urlopen(request, timeout=KNOCK_TIMEOUT_S) as answer:  # noqa: S310
-            status = answer.status
-    except urllib.error.HTTPError as error:
-        status = error.code
-    except OSError as error:
-        fix = f"check providers.{name}.base_url, the network and the proxy"
-        return Finding(
-            Verdict.WARNING, subject, f"{name}: {provider.base_url} does not answer: {safe(str(error))}", fix
-        )
-    return Finding(Verdict.GOOD, subject, f"{name}: {provider.base_url} answers (HTTP {status})")
+        knock(provider.base_url)
+    except CliError as error:
+        return Finding(Verdict.WARNING, subject, f"{name}: {safe(str(error))}")
+    return Finding(Verdict.GOOD, subject, f"{name}: {provider.base_url} accepts connections")

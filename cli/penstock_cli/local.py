@@ -87,12 +87,16 @@ def run_local(request: RunRequest) -> int:
 
 def _checked(request: RunRequest, console: Console) -> Plan:
     """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
+    from penstock_cli.reach import knock
+    from penstock_workers.build import make_lane
     from penstock_workers.settings import WorkerSettings
 
     spec = job_spec(request.job)
     settings = with_provider(
         WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency), spec.provider, request.provider
     )
+    make_lane(settings)  # raises UnknownLane and MissingApiKey here rather than in a worker's log
+    knock(settings.provider(spec.provider).base_url)
     if not files.is_remote(request.source) and not Path(request.source).is_file():
         raise UsageProblem(
             f"{request.source}: there is no such file here ({Path.cwd()}); name a JSONL file or s3://bucket/key"
