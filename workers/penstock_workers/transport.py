@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 ALIASES = ("penstock", "redisbulk")  # broker URLs: penstock+redis://…, penstock+rediss://…, penstock+socket://…
 BULK_MAX = 64  # messages per claim: some 5 ms of the hub, after which control commands get their turn
+BULK_LIMIT = 500  # for the option `bulk_max`: a script may pass some thousand arguments at once
 IDLE_POLL_S = 0.05  # an idle worker costs Redis 20 small scripts per second
 KEEPER_TIMEOUT_MIN_S = 1.0
 JSON_TYPE = "application/json"
@@ -123,7 +124,8 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is untyped
     def room(self) -> int:
         """How many messages the prefetch limit leaves. Counted is what the process holds, over all channels it has had."""
         limit: int = self.qos.prefetch_count
-        return min(self.bulk_max, limit - len(self.leases)) if limit else self.bulk_max
+        most = min(self.bulk_max, BULK_LIMIT)
+        return min(most, limit - len(self.leases)) if limit else most
 
     def broker_keys(self) -> Keys:
         prefix = self.global_keyprefix
