@@ -14,13 +14,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock_cli.embedded import EmbeddedRedis
-from penstock_cli.errors import EmbeddedRedisFailed
+from penstock_cli.errors import EmbeddedRedisFailed, UsageProblem
 from penstock_cli.figures import Figures, KeptFigures
+from penstock_cli.reach import knock
 from penstock_cli.settings import child_environment
 from penstock_cli.state import StateFolder
 from penstock_cli.supervisor import MAX_LOG_BYTES, Supervisor
 from penstock_cli.text import duration
-from penstock_cli.watch import Watch
+from penstock_cli.watch import Stall, Watch
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -84,7 +85,7 @@ class Fleet:
         def seconds() -> float:
             return kept.seconds + time.monotonic() - started
 
-        watch = Watch(self._books, job, seconds)
+        watch, stall = Watch(self._books, job, seconds), Stall()
         next_look = 0.0
         try:
             while not asked_to_stop():
@@ -95,7 +96,9 @@ class Fleet:
                     job = watch.refresh()
                     if job.state.final or job.state == "paused":
                         break
-                    show(watch.look(self._supervisor.alive))
+                    figures = watch.look(self._supervisor.alive)
+                    show(figures)
+                    self._tell_of_stall(stall.notice(figures))
                 time.sleep(TICK_S)
             if asked_to_stop():
                 drain = duration(self._settings.drain_seconds)
@@ -123,6 +126,17 @@ class Fleet:
         job = self._books.jobs.get(job.job_id)
         self._books.redis.set_job_state(job.job_id, job.state)
         return job
+
+    def _tell_of_stall(self, notice: str | None) -> None:
+        """With the reason where there is a plain one: nobody answers."""
+        if notice is None:
+            return
+        for provider in self._settings.providers.values():
+            try:
+                knock(provider.base_url)
+            except UsageProblem as error:
+                notice = f"{notice}: {error}"
+        self._tell(notice)
 
     def _mend_redis(self) -> None:
         """Start the private Redis again when it died; what it lost is fed again by the control loop."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from penstock_cli.figures import MICRO, Counter, Figures, Speed
 
+STALL_NOTICE_S = 30.0  # longer than most answers take, shorter than the patience of whoever watches
+
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
     from penstock_ledger.model import Job
@@ -57,3 +59,30 @@ class Watch:
     def _since_submit(self) -> float:
         kept = self._books.seconds(self.job)
         return kept if kept is not None else (self.job.finished_at or time.time()) - self.job.created_at
+
+
+class Stall:
+    """Notices that tries fail while nothing finishes. Says so once per stall."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._finished = -1
+        self._retries = 0
+        self._since = 0.0
+        self._told = False
+
+    def notice(self, figures: Figures) -> str | None:
+        """What to tell, when it is time to."""
+        if figures.finished != self._finished:
+            self._finished, self._retries, self._since, self._told = (
+                figures.finished,
+                figures.retries,
+                self._clock(),
+                False,
+            )
+            return None
+        failed, silent_s = figures.retries - self._retries, self._clock() - self._since
+        if self._told or failed <= 0 or silent_s < STALL_NOTICE_S:
+            return None
+        self._told = True
+        return f"nothing has finished for {silent_s:.0f} s, and {failed:,} tries have failed since; trying on"

@@ -13,6 +13,7 @@ from penstock_cli.figures import COUNT_SHARE, Counter, Figures, KeptFigures, Spe
 from penstock_cli.files import write_report
 from penstock_cli.progress import LINE_EVERY_S, Lines, line, panel
 from penstock_cli.report import build, show
+from penstock_cli.watch import STALL_NOTICE_S, Stall
 from penstock_ledger.model import Counts, Job, JobState
 
 FIELDS = [
@@ -142,3 +143,19 @@ def test_kept_figures_survive_and_add_up(tmp_path: Path) -> None:
     assert kept.merged({"retries": 3, "calls": 25}) == {"calls": 25, "retries": 5, "rate_limited": 0, "skipped": 0}
     path.write_text("{]")
     assert KeptFigures.load(path).seconds == 0.0
+
+
+def test_a_stall_is_told_once_and_only_when_tries_fail() -> None:
+    """A provider that went away is named after a while, not every second; slow answers are no stall."""
+    now = [0.0]
+    stall = Stall(clock=lambda: now[0])
+    assert stall.notice(Figures(total=10, succeeded=1, retries=5)) is None
+    now[0] = STALL_NOTICE_S
+    assert stall.notice(Figures(total=10, succeeded=1, retries=5)) is None
+    told = stall.notice(Figures(total=10, succeeded=1, retries=25))
+    assert told is not None
+    assert "20 tries have failed" in told
+    assert stall.notice(Figures(total=10, succeeded=1, retries=99)) is None
+    assert stall.notice(Figures(total=10, succeeded=2, retries=99)) is None
+    now[0] = 2 * STALL_NOTICE_S
+    assert stall.notice(Figures(total=10, succeeded=2, retries=100)) is not None
