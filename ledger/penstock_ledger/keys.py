@@ -39,7 +39,7 @@ WORKERS: Final = PREFIX + "workers"
 
 DONE: Final = b""
 DEAD: Final = b"!"
-PER_BUCKET: Final = 80  # small hashes stay listpacks (up to 512 fields of up to 64 bytes in every Redis since 6.2)
+PER_BUCKET: Final = 160  # small hashes stay listpacks: up to 512 fields of up to 64 bytes in every Redis since 6.2
 UNKNOWN_BUCKETS: Final = 12_500  # for open jobs: 80 per bucket at one million documents, still compact at six
 MAX_FIELD_BYTES: Final = 64  # longer fields would turn a whole bucket into a real hash table, 4 times as large
 

@@ -1,0 +1,58 @@
+"""What others may rely on: the ledger's public names, its light import, and scripts that document their keys."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+
+import penstock_ledger
+from penstock_ledger import keys, redis_scripts
+from penstock_ledger.errors import LedgerError
+
+SCRIPTS = sorted(
+    entry.name for entry in (files("penstock_ledger") / "scripts").iterdir() if entry.name.endswith(".lua")
+)
+
+
+def test_public_names_exist_and_are_sorted_out() -> None:
+    """Every name in __all__ is there, once, and every public class of errors.py is among them."""
+    assert len(set(penstock_ledger.__all__)) == len(penstock_ledger.__all__)
+    assert [name for name in penstock_ledger.__all__ if not hasattr(penstock_ledger, name)] == []
+    errors = [name for name, _ in inspect.getmembers(penstock_ledger.errors, inspect.isclass)]
+    assert {name for name in errors if issubclass(getattr(penstock_ledger.errors, name), LedgerError)} <= set(
+        penstock_ledger.__all__
+    )
+
+
+def test_importing_the_ledger_does_not_load_alembic_or_a_driver() -> None:
+    """Migrations and drivers are loaded when they are used."""
+    code = "import sys, penstock_ledger; print(*{'alembic', 'psycopg', 'celery', 'mako'} & set(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_script_documents_its_keys_and_has_a_stub(name: str) -> None:
+    """Before its first line of code a script names all KEYS and ARGV that it uses; Python calls it by a typed method."""
+    source = (files("penstock_ledger") / "scripts" / name).read_text()
+    head = source[: source.index("\n\n")]
+    code = source[len(head) :]
+    for number in range(1, 9):
+        assert (f"KEYS[{number}]" in code) <= (f"KEYS[{number}]" in head)
+    assert ("ARGV" in code) <= ("ARGV" in head)
+    assert ("Returns" in head) or name == "heartbeat.lua"
+    assert callable(getattr(redis_scripts.Scripts, name.removesuffix(".lua")))
+
+
+def test_keys_are_built_as_documented() -> None:
+    """The key builders agree with the table on top of keys.py."""
+    assert keys.__doc__ is not None
+    for shown in ("penstock:epoch ", "penstock:epoch:run ", "penstock:workers ", "penstock:delayed:<queue>:raw"):
+        assert shown in keys.__doc__
+    assert keys.feed_scope("j", 2) == "penstock:j:2"
+    assert keys.delayed_raw("q") == keys.delayed("q") + ":raw" == "penstock:delayed:q:raw"
+    assert keys.worker("w") == "penstock:worker:w"

@@ -1,0 +1,370 @@
+"""What each atomic step on Redis promises, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import redis
+from servers import RedisServer
+
+from penstock_ledger import (
+    Begin,
+    BeginVerdict,
+    Begun,
+    ItemKey,
+    JobState,
+    Publish,
+    RedisForgot,
+    RedisLedger,
+    RedisUnfit,
+    SettleBatch,
+    SettledDead,
+    SettledDone,
+    SettledRetry,
+)
+from penstock_producer.wire import encode_item, item_tag
+
+QUEUE = "penstock.api"
+JOB = "job-a"
+BUCKETS = 7
+GO, DONE, PAUSED, CANCELLED = BeginVerdict
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Any:
+    return redis_server.client()
+
+
+@pytest.fixture
+def hot(client: Any) -> RedisLedger:
+    ledger = RedisLedger(client, "epoch-1")
+    ledger.install_epoch()
+    return ledger
+
+
+def key(doc: str, generation: int = 1) -> ItemKey:
+    return ItemKey(JOB, generation, doc)
+
+
+def message(doc: str, retries: int = 0, generation: int = 1) -> bytes:
+    # A body that talks about delivery tags must not be taken for one.
+    body = b'{"text": "\\"delivery_tag\\": \\"of the body\\""}'
+    return encode_item(key(doc, generation), queue=QUEUE, body=body, ref=None, retries=retries)
+
+
+def publish(doc: str, generation: int = 1) -> Publish:
+    item = key(doc, generation)
+    return Publish(item, f"at {doc}", item_tag(item), message(doc, generation=generation))
+
+
+def begin(doc: str, retries: int = 0, generation: int = 1) -> Begin:
+    return Begin(key(doc, generation), retries, BUCKETS)
+
+
+def done(doc: str, **figures: Any) -> SettledDone:
+    return SettledDone(key(doc), BUCKETS, **figures)
+
+
+def retry(doc: str, *, after_s: float = 0.0, retries: int = 1, **how: Any) -> SettledRetry:
+    return SettledRetry(key(doc), BUCKETS, QUEUE, item_tag(key(doc)), message(doc, retries), after_s, **how)
+
+
+def claim(client: Any, number: int = 1) -> list[bytes]:
+    """What a transport does: pop from the consuming end and record as unacked."""
+    raws: list[bytes] = client.rpop(QUEUE, number)
+    for raw in raws:
+        client.hset("unacked", tag_in(raw), raw)
+    return raws
+
+
+def ack(client: Any, docs: Iterable[str]) -> None:
+    for doc in docs:
+        client.hdel("unacked", item_tag(key(doc)))
+
+
+def tag_in(raw: bytes) -> str:
+    return raw.rpartition(b'"delivery_tag":"')[2].partition(b'"')[0].decode()
+
+
+# -- publish -----------------------------------------------------------------------------------------------------------
+
+
+def test_documents_are_queued_once(hot: RedisLedger, client: Any) -> None:
+    """Publishing again, in any mixture, sends only what is neither waiting nor finished."""
+    assert hot.publish(QUEUE, [publish(f"d{n}") for n in range(1_200)], BUCKETS) == (1_200, 0, 0)
+    hot.settle(SettleBatch(done=[done("d3")], dead=[SettledDead(key("d4"), BUCKETS, "http_400")]))
+    assert hot.publish(QUEUE, [publish(f"d{n}") for n in range(1_201)], BUCKETS) == (1, 2, 1_198)
+    assert hot.depth(QUEUE).queued == client.llen(QUEUE) == 1_201
+    assert hot.outstanding(JOB, 1) == 1_199
+    assert tag_in(client.rpop(QUEUE)) == "job-a:d0"  # the consuming end: first in, first out
+
+
+def test_generations_and_jobs_in_one_call_do_not_mix(hot: RedisLedger) -> None:
+    """A replayed document is another item: what its first generation left behind does not stop it."""
+    hot.settle(SettleBatch(dead=[SettledDead(key("a"), BUCKETS, "http_400")]))
+    assert hot.publish(QUEUE, [publish("a"), publish("a", 2), publish("b"), publish("b", 2)], BUCKETS) == (3, 1, 0)
+    assert (hot.outstanding(JOB, 1), hot.outstanding(JOB, 2)) == (1, 2)
+
+
+def test_long_ids_are_told_apart(hot: RedisLedger) -> None:
+    """Ids above the compact size are as exact as short ones."""
+    long_a, long_b = "x" * 100 + "a", "x" * 100 + "b"
+    hot.settle(SettleBatch(done=[done(long_a), done("é" * 40)]))
+    assert hot.publish(QUEUE, [publish(long_a), publish(long_b), publish("é" * 40)], BUCKETS) == (1, 2, 0)
+
+
+@pytest.mark.parametrize("found", [None, "epoch-0"])
+def test_nothing_is_published_into_a_redis_that_forgot(hot: RedisLedger, client: Any, found: str | None) -> None:
+    """With the sentinel missing or of another epoch, feeding stops with an error and leaves no trace."""
+    client.flushall()
+    if found:
+        RedisLedger(client, found).install_epoch()
+    before = client.dbsize()
+    with pytest.raises(RedisForgot, match=found or "none"):
+        hot.publish(QUEUE, [publish("a")], BUCKETS)
+    assert client.dbsize() == before
+
+
+# -- begin and settle --------------------------------------------------------------------------------------------------
+
+
+def test_a_clean_life_counts_no_crash(hot: RedisLedger) -> None:
+    """First try, counted retries, an uncounted one and a release: none looks like a crash, and nothing stays behind."""
+    assert hot.begin([begin("a")]) == [Begun(GO, 0)]
+    hot.settle(SettleBatch(retries=[retry("a", retries=1)]))
+    assert hot.begin([begin("a", 1)]) == [Begun(GO, 0)]
+    hot.promote(QUEUE)
+    hot.settle(SettleBatch(retries=[retry("a", retries=1, counted=False, rate_limited=True)]))
+    assert hot.begin([begin("a", 1)]) == [Begun(GO, 0)]
+    hot.settle(SettleBatch(released=[key("a")]))
+    assert hot.begin([begin("a", 1)]) == [Begun(GO, 0)]
+    hot.settle(SettleBatch(done=[done("a", after_retry=True, prompt_tokens=5, completion_tokens=7, cost_microusd=11)]))
+    assert hot.begin([begin("a", 1)]) == [Begun(DONE, 0)]
+    assert hot.stats(JOB) == {
+        "succeeded": 1, "succeeded_after_retry": 1, "calls": 3, "retries": 2, "rate_limited": 1, "skipped": 1,
+        "prompt_tokens": 5, "completion_tokens": 7, "cost_microusd": 11,
+    }  # fmt: skip
+
+
+def test_a_start_that_nobody_concluded_is_a_crash(hot: RedisLedger) -> None:
+    """Each process that dies with an item is counted, however many retries were counted before."""
+    hot.begin([begin("a")])
+    hot.settle(SettleBatch(retries=[retry("a")]))
+    assert [hot.begin([begin("a", 1)])[0].crashes for _ in range(4)] == [0, 1, 2, 3]
+    hot.settle(SettleBatch(released=[key("a")]))
+    assert hot.begin([begin("a", 1)])[0].crashes == 3
+
+
+def test_one_item_twice_in_a_batch_is_counted_twice(hot: RedisLedger) -> None:
+    """Duplicate deliveries in one group see each other."""
+    assert [begun.crashes for begun in hot.begin([begin("a"), begin("b"), begin("a")])] == [0, 0, 1]
+
+
+def test_crashes_are_counted_from_anew_after_redis_forgot(hot: RedisLedger, client: Any) -> None:
+    """An item with many retries is not protected from the crash count by what Redis forgot, and no figure is negative."""
+    client.flushall()
+    assert [hot.begin([begin("a", 5)])[0].crashes for _ in range(3)] == [0, 1, 2]
+    hot.settle(SettleBatch(released=[key("never begun")]))
+    assert hot.begin([begin("never begun")]) == [Begun(GO, 0)]
+
+
+def test_settling_again_changes_nothing(hot: RedisLedger) -> None:
+    """A settlement whose answer was lost may be sent again: figures and delayed messages stay single."""
+    hot.begin([begin("a"), begin("b"), begin("c")])
+    batch = SettleBatch(
+        done=[done("a", prompt_tokens=5)],
+        dead=[SettledDead(key("b"), BUCKETS, "timeout", calls=2)],
+        retries=[retry("c", after_s=60)],
+    )
+    assert hot.settle(batch) == (2, 1)
+    before = hot.stats(JOB)
+    assert hot.settle(batch) == (0, 0)
+    assert hot.stats(JOB) == before
+    assert (before["dead:timeout"], before["calls"], before["retries"]) == (1, 4, 1)
+    assert hot.depth(QUEUE).delayed == 1
+
+
+def test_a_retry_of_a_finished_item_is_dropped(hot: RedisLedger) -> None:
+    """When the other execution of an item succeeded meanwhile, its failure here causes no third one."""
+    hot.begin([begin("a"), begin("a")])
+    hot.settle(SettleBatch(done=[done("a")]))
+    assert hot.settle(SettleBatch(retries=[retry("a")])).delayed == 0
+    assert hot.depth(QUEUE).delayed == 0
+
+
+def test_large_batches_are_cut(hot: RedisLedger) -> None:
+    """A batch of thousands goes through, in calls of bounded size."""
+    names = [f"d{n}" for n in range(1_700)]
+    assert [begun.verdict for begun in hot.begin([begin(doc) for doc in names])] == [GO] * len(names)
+    report = hot.settle(SettleBatch(
+        done=[done(doc) for doc in names[:600]],
+        dead=[SettledDead(key(doc), BUCKETS, "x") for doc in names[600:1_200]],
+        retries=[retry(doc) for doc in names[1_200:1_500]],
+        released=[key(doc) for doc in names[1_500:]],
+    ))  # fmt: skip
+    assert report == (1_200, 300)
+    assert hot.promote(QUEUE, 1_000) == 300
+
+
+def test_figures_beyond_32_bits_stay_exact(hot: RedisLedger) -> None:
+    """Large token and money sums are counted to the last unit."""
+    hot.settle(SettleBatch(done=[done("a", cost_microusd=9_000_000_000_000), done("b", cost_microusd=1)]))
+    assert hot.stats(JOB)["cost_microusd"] == 9_000_000_000_001
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict"),
+    [
+        (JobState.RUNNING, GO), (JobState.PAUSED, PAUSED), (JobState.CANCELLING, CANCELLED),
+        (JobState.CANCELLED, CANCELLED), (JobState.FAILED, CANCELLED), (JobState.COMPLETED, GO),
+    ],
+)  # fmt: skip
+def test_workers_hear_of_a_jobs_state_at_begin(hot: RedisLedger, state: JobState, verdict: BeginVerdict) -> None:
+    """A paused or cancelled job starts nothing and counts nothing; finished documents are finished in every state."""
+    hot.settle(SettleBatch(done=[done("finished")]))
+    hot.set_job_state(JOB, JobState.PAUSED)
+    hot.set_job_state(JOB, state)
+    assert hot.begin([begin("a"), begin("finished")]) == [Begun(verdict, 0), Begun(DONE, 0)]
+    hot.set_job_state(JOB, JobState.RUNNING)
+    assert hot.begin([begin("a")])[0].crashes == (1 if verdict is GO else 0)
+
+
+# -- delayed and parked ------------------------------------------------------------------------------------------------
+
+
+def test_a_retry_waits_for_its_time_on_the_servers_clock(hot: RedisLedger, client: Any) -> None:
+    """Not-yet-due messages stay; due ones go to the back of the queue, unchanged."""
+    assert hot.next_due(QUEUE) is None
+    hot.publish(QUEUE, [publish("fresh")], BUCKETS)
+    hot.settle(SettleBatch(retries=[retry("soon"), retry("later", after_s=3600)]))
+    assert hot.next_due(QUEUE) == 0
+    assert hot.promote(QUEUE) == 1
+    due = hot.next_due(QUEUE)
+    assert due is not None
+    assert 3500 < due <= 3600
+    assert hot.depth(QUEUE) == (2, 0, 1)
+    assert [tag_in(raw) for raw in claim(client, 2)] == ["job-a:fresh", "job-a:soon"]
+    assert client.hlen(f"penstock:delayed:{QUEUE}:raw") == 1
+
+
+def test_a_retry_waits_until_its_last_delivery_is_acknowledged(hot: RedisLedger, client: Any) -> None:
+    """A due message whose tag is still held would be dropped as a duplicate, so it is not queued yet; others are."""
+    hot.publish(QUEUE, [publish("held"), publish("other")], BUCKETS)
+    claim(client, 2)
+    hot.settle(SettleBatch(retries=[retry("held"), retry("other")]))
+    ack(client, ["other"])
+    assert hot.promote(QUEUE) == 1
+    assert [tag_in(raw) for raw in claim(client)] == ["job-a:other"]
+    due = hot.next_due(QUEUE)
+    assert due is not None
+    assert 0 < due <= 1
+    ack(client, ["held"])
+    client.zadd(f"penstock:delayed:{QUEUE}", {item_tag(key("held")): 0})
+    assert hot.promote(QUEUE) == 1
+
+
+def test_parked_messages_come_back_in_order(hot: RedisLedger, client: Any) -> None:
+    """What was parked is queued again oldest first, in steps, except what its worker still holds."""
+    names = [f"d{n}" for n in range(700)]
+    hot.park(JOB, [message(doc) for doc in names])
+    client.hset("unacked", item_tag(key("d1")), "held")
+    assert hot.unpark(JOB, QUEUE, 3) == 2
+    assert [tag_in(raw) for raw in client.rpop(QUEUE, 5)] == ["job-a:d0", "job-a:d2"]
+    assert hot.unpark(JOB, QUEUE, 10_000) >= 497
+    ack(client, ["d1"])
+    while hot.unpark(JOB, QUEUE, 500):
+        pass
+    assert client.llen(QUEUE) == 698
+    assert client.exists(f"penstock:{JOB}:parked") == 0
+
+
+# -- what is lost ------------------------------------------------------------------------------------------------------
+
+
+def test_documents_that_are_nowhere_are_found(hot: RedisLedger, client: Any) -> None:
+    """Of all fed documents exactly those are missing that are neither queued, held, delayed, parked nor finished."""
+    names = [f"d{n}" for n in range(1_000)]
+    hot.publish(QUEUE, [publish(doc) for doc in names], BUCKETS)
+    assert hot.missing(QUEUE, JOB, 1, item_tag) == []
+    held, delayed, parked, finished, lost = (names[n * 100 : n * 100 + 100] for n in range(5))
+    claim(client, 500)
+    hot.settle(SettleBatch(done=[done(doc) for doc in finished], retries=[retry(doc, after_s=9) for doc in delayed]))
+    hot.park(JOB, [message(doc) for doc in parked])
+    ack(client, [*delayed, *parked, *finished, *lost])
+    assert sorted(hot.missing(QUEUE, JOB, 1, item_tag)) == sorted((doc, f"at {doc}") for doc in lost)
+    hot.drop_from_window([key(doc) for doc in lost])
+    assert hot.missing(QUEUE, JOB, 1, item_tag) == []
+    assert hot.publish(QUEUE, [publish(doc) for doc in names], BUCKETS) == (100, 100, 800)
+    assert held
+
+
+def test_messages_of_stock_producers_are_recognised(hot: RedisLedger, client: Any) -> None:
+    """A message with spaces in its JSON, or with its tag far from the end, still counts as present."""
+    hot.publish(QUEUE, [publish("a"), publish("b")], BUCKETS)
+    client.delete(QUEUE)
+    client.lpush(QUEUE, b'{"properties": {"delivery_tag": "job-a:a"}, "body": "%s"}' % (b"x" * 5_000), b"no message")
+    assert hot.missing(QUEUE, JOB, 1, item_tag) == [("b", "at b")]
+
+
+# -- Redis itself ------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_redis_refuses_new_work_and_finishes_old(redis_server: RedisServer, client: Any) -> None:
+    """With memory used up, publishing fails whole, while begin, settle, promote and retry go on and free memory."""
+    hot = RedisLedger(client, "epoch-1")
+    hot.install_epoch()
+    hot.publish(QUEUE, [publish("a"), publish("b")], BUCKETS)
+    client.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            hot.publish(QUEUE, [publish("c")], BUCKETS)
+        assert hot.begin([begin("a"), begin("b")]) == [Begun(GO, 0)] * 2
+        assert hot.settle(SettleBatch(retries=[retry("b")])) == (0, 1)
+        assert hot.promote(QUEUE) == 1
+        assert hot.settle(SettleBatch(done=[done("a")])) == (1, 0)
+        assert hot.outstanding(JOB, 1) == 1
+    finally:
+        client.config_set("maxmemory", "0")
+
+
+def test_a_redis_that_would_lose_work_is_refused(hot: RedisLedger, client: Any) -> None:
+    """Preflight accepts this server, and names the setting when it would evict queued work."""
+    hot.preflight()
+    client.config_set("maxmemory", "1gb")
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(RedisUnfit, match="noeviction"):
+            hot.preflight()
+        assert hot.memory()[1:] == (2**30, "allkeys-lru")
+        assert hot.memory().used > 0
+    finally:
+        client.config_set("maxmemory", "0")
+        client.config_set("maxmemory-policy", "noeviction")
+    hot.preflight()
+
+
+def test_workers_are_seen_while_they_beat(hot: RedisLedger, client: Any) -> None:
+    """A worker is listed with what it said last, and forgotten when it has been silent for a minute."""
+    hot.heartbeat("w2", {"lane": "api", "held": "3"})
+    hot.heartbeat("w1", {})
+    hot.heartbeat("w2", {"lane": "gpu"})
+    assert [(seen.name, seen.info) for seen in hot.workers()] == [("w1", {"name": "w1"}), ("w2", {"lane": "gpu"})]
+    assert all(seen.seconds_ago < 5 for seen in hot.workers())
+    client.zincrby("penstock:workers", -61, "w1")
+    assert [seen.name for seen in hot.workers()] == ["w2"]
+    hot.heartbeat("w3", {})
+    assert client.zscore("penstock:workers", "w1") is None
+
+
+def test_a_forgotten_job_leaves_no_key_and_takes_no_others(hot: RedisLedger, client: Any) -> None:
+    """Forgetting a job deletes all its keys, and none of a job whose id looks similar."""
+    other = ItemKey("job-ab", 1, "x")
+    hot.publish(QUEUE, [publish("a"), Publish(other, "p", item_tag(other), b"{}")], BUCKETS)
+    hot.settle(SettleBatch(done=[done(f"d{n}") for n in range(50)]))
+    hot.set_job_state(JOB, JobState.PAUSED)
+    hot.park(JOB, [message("a")])
+    hot.forget(JOB)
+    assert list(client.scan_iter("penstock:job-a:*")) == []
+    assert hot.outstanding("job-ab", 1) == 1
