@@ -1,0 +1,194 @@
+"""The control loop over a real Redis and a real database, tick by tick, with no worker around."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+from servers import RedisServer
+
+from penstock_ledger import Begin, Database, JobStore, Meta, OutcomeStore, RedisLedger, SettleBatch, SettledDone, buckets_for
+from penstock_ledger import open_database as open_ledger
+from penstock_ledger.model import ItemKey, Job, JobState, Result
+from penstock_producer import Producer, ProducerSettings
+from penstock_producer.wire import decode_envelope
+from penstock_workers.control.loop import Control
+from penstock_workers.settings import WorkerSettings
+
+QUEUE = "penstock.api"
+SPEC = {"prompt": "Summarise: {text}", "model": "m"}
+
+
+class House:
+    """A ledger, a queue and one control loop."""
+
+    def __init__(self, redis_server: RedisServer, folder: Path, **settings: object) -> None:
+        self.folder = folder
+        self.redis = redis_server.client()
+        self.settings = WorkerSettings(
+            redis_url=redis_server.url,
+            database_url=f"sqlite:///{folder}/ledger.db",
+            reconcile_interval_s=0.001,
+            **settings,
+        )
+        self.database: Database = open_ledger(self.settings.database_url)
+        self.database.migrate()
+        self.producer = Producer(ProducerSettings(database_url=self.settings.database_url))
+        self.hot = RedisLedger(self.redis, Meta(self.database).epoch())
+        self.jobs, self.outcomes = JobStore(self.database), OutcomeStore(self.database)
+        self.control = Control(self.settings, self.database, self.hot, owner="test")
+
+    def submit(self, documents: int, **spec: object) -> Job:
+        path = self.folder / f"{documents}.jsonl"
+        path.write_bytes(b"".join(orjson.dumps({"id": f"d{n}", "text": f"text {n}"}) + b"\n" for n in range(documents)))
+        return self.producer.submit(path, SPEC | spec)
+
+    def queued(self) -> list[str]:
+        return [decode_envelope(raw).message.key.doc_id for raw in self.redis.lrange(QUEUE, 0, -1)]
+
+    def finish(self, job: Job, *docs: str) -> None:
+        """What a worker does with documents that succeed."""
+        keys = [ItemKey(job.job_id, 1, doc) for doc in docs]
+        results = [Result(key, 200, b"{}", None, None, None, 1, 1, 5, 1, 1, 1) for key in keys]
+        self.outcomes.settle(results, [])
+        self.hot.settle(SettleBatch(done=[SettledDone(key, buckets_for(job), cost_microusd=5) for key in keys]))
+
+    def state(self, job: Job) -> JobState:
+        return self.jobs.get(job.job_id).state
+
+    def close(self) -> None:
+        self.producer.close()
+        self.database.close()
+
+
+@pytest.fixture
+def house(redis_server: RedisServer, tmp_path: Path) -> Iterator[House]:
+    made = House(redis_server, tmp_path)
+    yield made
+    made.close()
+
+
+def test_feeding_keeps_to_its_window(redis_server: RedisServer, tmp_path: Path) -> None:
+    """No more documents are queued than the window allows, and each is queued once however often we tick."""
+    house = House(redis_server, tmp_path, window=10)
+    job = house.submit(25)
+    for _ in range(3):
+        house.control.tick()
+    assert sorted(house.queued()) == sorted(f"d{n}" for n in range(10))
+    house.finish(job, "d0", "d1", "d2")
+    house.control.tick()
+    assert len(house.queued()) == 13
+    assert len(set(house.queued())) == 13
+    house.close()
+
+
+def test_a_job_completes_when_sql_counts_every_outcome(house: House) -> None:
+    """Nothing but outcomes in SQL completes a job."""
+    job = house.submit(3)
+    house.control.tick()
+    house.finish(job, "d0", "d1")
+    house.control.tick()
+    assert house.state(job) is JobState.RUNNING
+    house.finish(job, "d2")
+    house.control.tick()
+    assert house.state(job) is JobState.COMPLETED
+
+
+def test_a_lost_message_is_published_again(house: House) -> None:
+    """A document whose message vanished from the queue comes back after two rounds; the others are left alone."""
+    house.submit(5)
+    house.control.tick()
+    house.redis.rpop(QUEUE)
+    for _ in range(4):
+        house.control.tick()
+    assert sorted(house.queued()) == [f"d{n}" for n in range(5)]
+
+
+def test_a_leased_message_is_not_taken_for_lost(house: House) -> None:
+    """What a worker holds is where it should be."""
+    house.submit(5)
+    house.control.tick()
+    raw = house.redis.rpop(QUEUE)
+    tag = decode_envelope(raw).tag
+    house.redis.hset("unacked", tag, raw)
+    house.redis.zadd("unacked_index", {tag: 1})
+    for _ in range(4):
+        house.control.tick()
+    assert len(house.queued()) == 4
+
+
+def test_settled_in_sql_but_not_in_redis_is_mended(house: House) -> None:
+    """A worker that died between SQL and Redis leaves a document in the window: it is closed, not run again."""
+    job = house.submit(2)
+    house.control.tick()
+    house.redis.delete(QUEUE)
+    house.outcomes.settle([Result(ItemKey(job.job_id, 1, "d0"), 200, b"{}", None, None, None, 1, 1, 0, 1, 1, 1)], [])
+    for _ in range(4):
+        house.control.tick()
+    assert house.queued() == ["d1"]
+    assert house.hot.outstanding(job.job_id, 1) == 1
+
+
+def test_flushall_costs_no_finished_document(house: House) -> None:
+    """After FLUSHALL the completed set is rebuilt before anything is fed: only unfinished documents come back."""
+    job = house.submit(6)
+    house.control.tick()
+    house.finish(job, "d0", "d1", "d2", "d3")
+    house.redis.flushall()
+    house.control.tick()
+    assert sorted(house.queued()) == ["d4", "d5"]
+    assert house.hot.stats(job.job_id)["succeeded"] == 4
+    begun = house.hot.begin([Begin(ItemKey(job.job_id, 1, "d0"), 0, buckets_for(job))])
+    assert begun[0].verdict.name == "DONE"
+
+
+def test_the_budget_pauses_the_job(house: House) -> None:
+    """A job that has spent its budget stops feeding, says why, and is resumable."""
+    job = house.submit(10, budget_usd=0.000014)
+    house.control.tick()
+    house.finish(job, "d0", "d1", "d2")  # 5 microdollars each
+    house.control.tick()
+    paused = house.jobs.get(job.job_id)
+    assert paused.state is JobState.PAUSED
+    assert paused.reason is not None
+    assert paused.reason.startswith("budget_exhausted")
+
+
+def test_the_deadline_writes_off_what_is_left(house: House) -> None:
+    """A job past its deadline ends with a dead letter for every document that has no result."""
+    job = house.submit(4, deadline_s=0.001)
+    for _ in range(6):
+        house.control.tick()
+    assert house.state(job) is JobState.CANCELLED
+    assert house.outcomes.counts(job.job_id).dead == 4
+
+
+def test_cancelling_gives_every_document_an_outcome(house: House) -> None:
+    """Cancel after feeding: results stay, everything else is the dead letter `cancelled`, and the sum is the total."""
+    job = house.submit(8)
+    house.control.tick()
+    house.finish(job, "d0", "d1")
+    house.producer.cancel(job.job_id)
+    for _ in range(6):
+        house.control.tick()
+    counts = house.outcomes.counts(job.job_id)
+    assert house.state(job) is JobState.CANCELLED
+    assert (counts.succeeded, counts.dead_by_reason) == (2, {"cancelled": 6})
+
+
+def test_outputs_are_written_before_a_job_is_called_complete(redis_server: RedisServer, tmp_path: Path) -> None:
+    """With results_url set, a completed job has its files."""
+    house = House(redis_server, tmp_path, results_url=str(tmp_path / "results"))
+    job = house.submit(2)
+    house.control.tick()
+    house.finish(job, "d0", "d1")
+    house.control.tick()
+    for _ in range(200):
+        house.control.tick()
+        if house.state(job) is JobState.COMPLETED:
+            break
+    lines = (tmp_path / "results" / job.job_id / "output.jsonl").read_bytes().splitlines()
+    assert sorted(orjson.loads(line)["custom_id"] for line in lines) == ["d0", "d1"]
+    house.close()
