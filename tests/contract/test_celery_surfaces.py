@@ -97,7 +97,7 @@ class TestHub:
         hub = Hub()
         reader, writer = socket.socketpair()
         hub.add_reader(reader, lambda: None)  # a hub without sockets does not poll
-        threading.Timer(0.05, hub.call_soon, (hub.stop,)).start()
+        threading.Timer(0.05, hub.stop).start()  # which is a call_soon
         began = time.monotonic()
         hub.run_forever()
         assert time.monotonic() - began < 0.9  # its poll alone takes a second
