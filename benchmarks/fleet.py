@@ -1,0 +1,132 @@
+"""A small fleet as users run it: a control process, a worker process under Celery, SQLite and Redis. One job at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from benchmarks.ground import GroundError, RunningRedis, Usage, process, usage, write_documents
+from penstock_ledger import Meta, RedisLedger, open_database
+from penstock_ledger.model import Job
+from penstock_producer import Producer
+
+WARM_UP_DOCS = 1_000  # connections are open and every path has been walked before anything is counted
+READY_TIMEOUT_S = 60.0
+STALLED_S = 60.0  # without a single conclusion: something is broken, and waiting longer tells nothing
+LOOK_EACH_S = 0.05
+
+
+@dataclass(frozen=True)
+class JobCost:
+    """What one job cost. CPU in milliseconds per item, of each process; peaks in bytes, since the process started."""
+
+    items: int
+    wall_s: float
+    submit_ms: float
+    worker_ms: float
+    control_ms: float
+    redis_ms: float
+    worker_peak: int
+    control_peak: int
+
+    @property
+    def ours_ms(self) -> float:
+        return self.submit_ms + self.worker_ms + self.control_ms
+
+
+class Fleet:
+    """Runs jobs, one after the other, and says what each cost."""
+
+    def __init__(self, place: Path, server: RunningRedis, worker_pid: int, control_pid: int) -> None:
+        self._place = place
+        self._server = server
+        self._worker_pid = worker_pid
+        self._control_pid = control_pid
+        self._client = server.client()
+        self._jobs = 0
+
+    def run(self, items: int, model: str = "sim-small") -> JobCost:
+        """Submit a file of ``items`` documents and wait for its end. Raises GroundError when it stalls."""
+        self._jobs += 1
+        path = write_documents(self._place / f"job-{self._jobs}.jsonl", items)
+        before = self._usages()
+        started, own_cpu = time.monotonic(), time.process_time()
+        with Producer(database_url=_database_url(self._place)) as producer:
+            job = producer.submit(path, {})
+            submit_s = time.process_time() - own_cpu
+            self._wait(producer, job, items)
+        wall_s = time.monotonic() - started
+        after = self._usages()
+        worker, control, server = ((b.cpu_s - a.cpu_s) * 1000 / items for a, b in zip(before, after, strict=True))
+        return JobCost(
+            items, wall_s, submit_s * 1000 / items, worker, control, server, after[0].peak_bytes, after[1].peak_bytes
+        )
+
+    def wait_ready(self) -> None:
+        with contextlib.closing(open_database(_database_url(self._place))) as database:
+            hot = RedisLedger(self._client, Meta(database).epoch())
+            deadline = time.monotonic() + READY_TIMEOUT_S
+            while not hot.workers():
+                if time.monotonic() > deadline:
+                    raise GroundError(f"no worker reported within {READY_TIMEOUT_S:.0f} s; see {self._place}")
+                time.sleep(LOOK_EACH_S)
+
+    def _wait(self, producer: Producer, job: Job, items: int) -> None:
+        """Looks at one counter in Redis, so that waiting costs the measured processes nothing."""
+        name, last, moved_at = f"penstock:{job.job_id}:stats", -1, time.monotonic()
+        while True:
+            done = int(self._client.hget(name, "succeeded") or 0)
+            if done >= items and producer.status(job.job_id).job.state.final:
+                return
+            if done != last:
+                last, moved_at = done, time.monotonic()
+            elif time.monotonic() - moved_at > STALLED_S:
+                raise GroundError(f"{done} of {items} items after {STALLED_S:.0f} s of silence; see {self._place}")
+            time.sleep(LOOK_EACH_S)
+
+    def _usages(self) -> tuple[Usage, Usage, Usage]:
+        return usage(self._worker_pid), usage(self._control_pid), usage(self._server.pid)
+
+
+@contextlib.contextmanager
+def fleet(
+    place: Path, server: RunningRedis, *, worker: str, concurrency: int, base_url: str = "http://127.0.0.1:9/v1"
+) -> Iterator[Fleet]:
+    """``worker`` is the module of the worker process: the real one, or one with another lane."""
+    place.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(open_database(_database_url(place))) as database:
+        database.migrate()
+    variables = _variables(place, server, concurrency, base_url)
+    with (
+        process(
+            [sys.executable, "-m", "penstock_workers", "control"], variables=variables, log=place / "c.log"
+        ) as control,
+        process([sys.executable, "-m", worker, "api"], variables=variables, log=place / "w.log") as worker_process,
+    ):
+        running = Fleet(place, server, worker_process.pid, control.pid)
+        running.wait_ready()
+        running.run(WARM_UP_DOCS)
+        yield running
+
+
+def _variables(place: Path, server: RunningRedis, concurrency: int, base_url: str) -> dict[str, str]:
+    config = place / "penstock.toml"
+    config.write_text("")
+    return {
+        "PENSTOCK_CONFIG": str(config),
+        "PENSTOCK_REDIS_URL": server.url,
+        "PENSTOCK_DATABASE_URL": _database_url(place),
+        "PENSTOCK_CONCURRENCY": str(concurrency),
+        "PENSTOCK_CONTROL": "false",
+        "PENSTOCK_PROVIDERS": orjson.dumps({"default": {"base_url": base_url}}).decode(),
+    }
+
+
+def _database_url(place: Path) -> str:
+    return f"sqlite:///{place / 'ledger.db'}"

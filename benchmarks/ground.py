@@ -1,0 +1,153 @@
+"""What every benchmark stands on: a Redis and a simulated provider of its own, a temporary folder, and documents."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import orjson
+import psutil  # type: ignore[import-untyped]  # it ships no types
+import redis
+
+ROOT = Path(__file__).resolve().parent.parent
+START_TIMEOUT_S = 30.0
+TEXT = (
+    "The quick brown fox jumps over the lazy dog near the bank of the river. " * 6
+)  # 432 characters, a short document
+
+
+class GroundError(Exception):
+    """A server of the benchmark did not start."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process has used so far: seconds of CPU, and the most bytes it ever had in memory."""
+
+    cpu_s: float
+    peak_bytes: int
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True) as path:
+        yield Path(path)
+
+
+@contextlib.contextmanager
+def redis_server(place: Path) -> Iterator[RunningRedis]:
+    """The redis-server that tests use, on a free port, without persistence."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    try:
+        servers = import_module("servers")
+    finally:
+        sys.path.remove(str(ROOT / "tests"))
+    server = servers.RedisServer.start(place / "redis")
+    try:
+        yield RunningRedis(server.url, server.pid)
+    finally:
+        server.stop()
+
+
+@dataclass(frozen=True)
+class RunningRedis:
+    url: str
+    pid: int
+
+    def client(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url)
+
+
+@dataclass(frozen=True)
+class RunningSimulator:
+    url: str  # with /v1
+    pid: int
+
+
+@contextlib.contextmanager
+def simulator(latency_ms: float, sigma: float) -> Iterator[RunningSimulator]:
+    """`penstock simulate` without limits or faults, in a process of its own."""
+    options = ["--port", "0", "--latency-ms", f"{latency_ms:g}", "--latency-sigma", f"{sigma:g}"]
+    with process([sys.executable, "-m", "penstock_cli.simulate", *options], stdout=subprocess.PIPE) as running:
+        found = re.search(rb"serving (\S+)", _first_line(running))
+        if found is None:
+            raise GroundError("the simulator did not say where it serves")
+        yield RunningSimulator(found[1].decode(), running.pid)
+
+
+@contextlib.contextmanager
+def process(
+    command: list[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    stdout: int | None = None,
+    log: Path | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A child that is ended with the block: asked first, then killed."""
+    output = log.open("wb") if log is not None else None
+    started = subprocess.Popen(
+        command, env={**os.environ, **(variables or {})}, stdout=output or stdout, stderr=output, cwd=ROOT
+    )
+    try:
+        yield started
+    finally:
+        started.terminate()
+        try:
+            started.wait(15)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+        if output is not None:
+            output.close()
+
+
+def usage(pid: int) -> Usage:
+    """Of a living process, all its threads together. ``peak_bytes`` is 0 where the kernel does not tell."""
+    times = psutil.Process(pid).cpu_times()
+    return Usage(times.user + times.system, _peak_bytes(pid))
+
+
+def write_documents(path: Path, number: int, *, first: int = 0) -> Path:
+    """An OpenAI Batch file of ``number`` lines with ids of 16 bytes."""
+    with path.open("wb") as file:
+        for n in range(first, first + number):
+            line = {"custom_id": doc_id(n), "method": "POST", "url": "/v1/chat/completions", "body": request_body(n)}
+            file.write(orjson.dumps(line) + b"\n")
+    return path
+
+
+def doc_id(n: int) -> str:
+    return f"document-{n:07d}"
+
+
+def request_body(n: int) -> dict[str, object]:
+    message = {"role": "user", "content": f"Summarise in one sentence: [{n}] {TEXT}"}
+    return {"model": "sim-small", "messages": [message], "max_tokens": 32, "temperature": 0}
+
+
+def _first_line(running: subprocess.Popen[bytes]) -> bytes:
+    assert running.stdout is not None
+    with selectors.DefaultSelector() as ready:
+        ready.register(running.stdout, selectors.EVENT_READ)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and running.poll() is None:
+            if ready.select(0.2):
+                return running.stdout.readline()
+    raise GroundError(f"{running.args!r} said nothing within {START_TIMEOUT_S:.0f} s")
+
+
+def _peak_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) * 1024 if found else 0
+    return 0
