@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 from typing import Any
@@ -22,6 +23,8 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.api import MAX_ANSWER_BYTES, ApiLane
 from penstock_workers.lanes.base import Request
 from penstock_workers.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
 
 SUSPECT_AFTER_CRASHES = 2  # one crash is bad luck beside a culprit or a spot notice; two make a suspect
 CHILD_DEATHS_ALLOWED = 2  # one may be the machine's doing (out of memory beside us), two are the item's
@@ -107,7 +110,7 @@ def _encode_tried(tried: Tried) -> bytes:
     if isinstance(tried, Answer):
         fields: dict[str, Any] = {
             "status": tried.status,
-            "headers": dict(tried.headers),
+            "headers": {str(name): value for name, value in tried.headers.items()},  # aiohttp's names are no plain str
             "body": base64.b64encode(tried.body).decode(),
             "latency_ms": tried.latency_ms,
         }
@@ -139,10 +142,19 @@ async def _serve() -> None:
         while line := await loop.run_in_executor(None, sys.stdin.buffer.readline):
             request, doc_id = _decode_request(line)
             failpoints.hit("infer", doc_id)
-            sys.stdout.buffer.write(_encode_tried(await lane.infer(request)))
+            sys.stdout.buffer.write(await _answer(lane, request))
             sys.stdout.buffer.flush()
     finally:
         await lane.close()
+
+
+async def _answer(lane: ApiLane, request: Request) -> bytes:
+    """An exception is no death: only what ends the process without one is held against the item."""
+    try:
+        return _encode_tried(await lane.infer(request))
+    except Exception as error:
+        log.exception("item %s: a bug of ours, met alone; it is retried like a server error", request.tag)
+        return _encode_tried(NoAnswer("unexpected_error", f"{type(error).__name__}: {error}", 0))
 
 
 if __name__ == "__main__":
