@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-POOL, URL = (sys.argv + ["", ""])[1:3]
+POOL, URL = [*sys.argv, "", ""][1:3]
 if POOL == "gevent":  # before anything else is imported
     from gevent import monkey  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
