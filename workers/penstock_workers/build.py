@@ -109,5 +109,5 @@ class WorkerEngine:
         }
 
 
-def engine_factory(settings: WorkerSettings) -> ItemEngine:
+def build_engine(settings: WorkerSettings) -> ItemEngine:
     return WorkerEngine(settings)

@@ -27,7 +27,9 @@ class ProviderSettings(BaseModel):
 
     kind: Literal["openai"] = "openai"  # the dialect spoken; OpenAI-compatible servers all speak this one
     base_url: str = DEFAULT_BASE_URL
-    api_key_env: str | None = None  # the NAME of the variable that holds the key: keys never travel in settings or specs
+    api_key_env: str | None = (
+        None  # the NAME of the variable that holds the key: keys never travel in settings or specs
+    )
     rpm: Annotated[float, Field(gt=0)] | None = None  # requests per minute shared by the fleet; None = unlimited
     tpm: Annotated[float, Field(gt=0)] | None = None  # tokens per minute, input and output together
     usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
