@@ -30,11 +30,11 @@ class JobStore(FeedStore):
     def create(self, job: NewJob, refused: Iterable[DeadLetter] = ()) -> tuple[Job, bool]:
         """Accept a job, its first feed, its outbox row and its refused rows in one transaction.
 
-        Returns the job and whether it is new: the same key again returns the job that has it. ``refused`` must be
-        iterable again (a list, not a generator), because the transaction may be repeated.
+        Returns the job and whether it is new: the same key again returns the job that has it.
         Raises JobConflict when the key is taken by a job with another digest.
         """
-        created, row = self._db.write(lambda connection: self._create(connection, job, refused))
+        letters = list(refused)  # the transaction may be repeated
+        created, row = self._db.write(lambda connection: self._create(connection, job, letters))
         if row.digest != job.digest:
             raise JobConflict(job.job_key, row.job_id)
         return _job(row), created
@@ -114,15 +114,13 @@ class JobStore(FeedStore):
         if created:
             add_feed(connection, job.job_id, 1, job.feed_kind)
             add_to_outbox(connection, FEED, job.job_id, {"generation": 1})
-            _insert_refused(connection, job, refused)
+            _insert_refused(connection, refused)
         return created, connection.execute(select(jobs).where(jobs.c.job_key == job.job_key)).one()
 
 
-def _insert_refused(connection: Connection, job: NewJob, refused: Iterable[DeadLetter]) -> None:
+def _insert_refused(connection: Connection, refused: Iterable[DeadLetter]) -> None:
     now = time.time()
-    rows = [letter_row(letter, now) for letter in refused]
-    for start in range(0, len(rows), STATEMENT_MAX):
-        insert_outcomes(connection, rows[start : start + STATEMENT_MAX])
+    insert_outcomes(connection, [letter_row(letter, now) for letter in refused])
 
 
 def _close(connection: Connection, job_id: str, total: int | None) -> int:

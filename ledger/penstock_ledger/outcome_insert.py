@@ -6,7 +6,7 @@ than the database does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from sqlalchemy import Connection, select
@@ -19,6 +19,12 @@ from penstock_ledger.tables import outcomes
 from penstock_ledger.tallies import add_rows
 
 KEYS_MAX: Final = 500  # ids per look-up
+ROWS_MAX: Final = 1_000  # rows per PostgreSQL statement
+BYTES_MAX: Final = (
+    16 * 1024 * 1024
+)  # of bodies per PostgreSQL statement: as literals they take twice that, here and there
+
+_BLOBS: Final = (COLUMNS.index("request"), COLUMNS.index("body"))
 
 _SQLITE_INSERT: Final = str(sqlite.insert(outcomes).on_conflict_do_nothing().compile(dialect=sqlite.dialect()))
 
@@ -65,11 +71,30 @@ def _insert_sqlite(connection: Connection, rows: Sequence[OutcomeRow]) -> set[It
 
 
 def _insert_postgresql(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
+    return {loser for chunk in _statements(rows) for loser in _insert_arrays(connection, chunk)}
+
+
+def _insert_arrays(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
     won = connection.exec_driver_sql(_POSTGRESQL_INSERT, array_literals(_COLUMN_TYPES, rows))
     if won.rowcount == len(rows):
         return set()
     winners = {tuple(row) for row in won}
     return {key_of(row) for row in rows if row[:KEY_COLUMNS] not in winners}
+
+
+def _statements(rows: Sequence[OutcomeRow]) -> Iterator[list[OutcomeRow]]:
+    """``rows`` in stretches that fit one statement; one row may be larger than that by itself."""
+    chunk: list[OutcomeRow] = []
+    size = 0
+    for row in rows:
+        row_size = sum(len(row[place]) for place in _BLOBS if row[place])
+        if chunk and (len(chunk) == ROWS_MAX or size + row_size > BYTES_MAX):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += row_size
+    if chunk:
+        yield chunk
 
 
 _COLUMN_TYPES: Final = tuple(type(column.type).__name__ for column in outcomes.columns)

@@ -12,7 +12,6 @@ from penstock_ledger.database import Database
 from penstock_ledger.model import Counts, DeadLetter, ItemKey, Result
 from penstock_ledger.outcome_insert import insert_outcomes, terminal_keys
 from penstock_ledger.outcome_rows import (
-    DEAD,
     KEY_COLUMNS,
     OutcomeRow,
     letter_from,
@@ -111,17 +110,19 @@ class OutcomeStore:
             after = rows[-1].doc_id
 
     def terminal_docs(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[list[tuple[str, bool]]]:
-        """Pages of (document id, is dead) of one generation: what the completed set is rebuilt from."""
-        query = (
-            select(outcomes.c.doc_id, outcomes.c.kind)
-            .where(outcomes.c.job_id == job_id, outcomes.c.generation == generation)
-            .order_by(outcomes.c.doc_id)
-            .limit(page)
-        )
-        rows = self._rows(query)
+        """Pages of (document id, is dead) of one generation: what the completed set is rebuilt from.
+
+        Reads two indexes and no rows, so that the bodies of a whole job are not read to rebuild it.
+        """
+        all_of_it = (outcomes.c.job_id == job_id, outcomes.c.generation == generation)
+        docs = select(outcomes.c.doc_id).where(*all_of_it).order_by(outcomes.c.doc_id).limit(page)
+        dead = select(outcomes.c.doc_id).where(*all_of_it, _IS_DEAD)
+        rows = self._rows(docs)
         while rows:
-            yield [(row.doc_id, row.kind == DEAD) for row in rows]
-            rows = self._rows(query.where(outcomes.c.doc_id > rows[-1].doc_id)) if len(rows) == page else []
+            first, last = rows[0].doc_id, rows[-1].doc_id
+            died = {row.doc_id for row in self._rows(dead.where(outcomes.c.doc_id >= first, outcomes.c.doc_id <= last))}
+            yield [(row.doc_id, row.doc_id in died) for row in rows]
+            rows = self._rows(docs.where(outcomes.c.doc_id > last)) if len(rows) == page else []
 
     def _paged(self, query: Query, page: int, make: Callable[[Row[Any]], T]) -> Iterator[T]:
         place = tuple_(outcomes.c.generation, outcomes.c.doc_id)

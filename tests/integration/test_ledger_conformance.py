@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.exc import OperationalError
 
 from penstock_ledger import (
     Counts,
@@ -36,6 +39,8 @@ from penstock_ledger import (
     SpoolConflict,
     open_database,
 )
+from penstock_ledger.database import WRITE_ATTEMPTS
+from penstock_ledger.tables import meta
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -504,3 +509,60 @@ def test_everyone_sees_one_epoch(db: Database) -> None:
     fresh = Meta(db).new_epoch()
     assert fresh not in epochs
     assert Meta(db).epoch() == fresh
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+def test_large_bodies_and_large_batches_are_stored(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """A batch with more rows or bytes than one statement takes is still one transaction."""
+    jobs.create(new_job())
+    big = [result(f"big-{n}", body=b"x" * 7_000_000) for n in range(3)]
+    small = [result(f"{n}") for n in range(2_500)]
+    assert outcomes.settle([*big, *small], []) == set()
+    assert outcomes.settle([*big, *small, result("new")], []) == {one.key for one in (*big, *small)}
+    assert outcomes.get("job-a", "big-2") == big[2]
+    assert outcomes.counts("job-a").succeeded == 2_504
+
+
+def test_transactions_that_deadlock_are_repeated(db: Database) -> None:
+    """Two writers that take the same rows in opposite order both get through, without an error."""
+    barrier = threading.Barrier(2, timeout=10)
+    tries: list[str] = []
+    for name in ("x", "y"):
+        db.write(lambda connection, name=name: connection.execute(insert(meta).values(name=name, value="")))
+
+    def swap(order: tuple[str, str]) -> None:
+        def work(connection: Connection) -> None:
+            for name in order:
+                connection.execute(update(meta).where(meta.c.name == name).values(value=meta.c.value + order[0]))
+                if name == order[0] and not db.is_sqlite and len(tries) < 2:  # SQLite has one writer: they cannot meet
+                    tries.append(name)
+                    barrier.wait()
+
+        db.write(work)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(swap, (("x", "y"), ("y", "x"))))
+    with db.engine.connect() as connection:
+        values = connection.execute(select(meta.c.value).where(meta.c.name.in_(["x", "y"]))).scalars().all()
+    assert [sorted(value) for value in values] == [["x", "y"], ["x", "y"]]
+
+
+def test_a_transaction_that_never_gets_through_is_given_up(db: Database) -> None:
+    """Repeating is bounded, only for conflicts, and nothing of a failed transaction stays."""
+    attempts: list[str] = []
+
+    def work(connection: Connection, code: int) -> None:
+        connection.execute(insert(meta).values(name=f"left-{len(attempts)}", value=""))
+        attempts.append("x")
+        conflict = sqlite3.OperationalError("conflict")
+        conflict.sqlite_errorcode = code
+        raise OperationalError("statement", {}, conflict)
+
+    for code, expected in ((sqlite3.SQLITE_BUSY, WRITE_ATTEMPTS), (sqlite3.SQLITE_FULL, 1)):
+        attempts.clear()
+        with pytest.raises(OperationalError):
+            db.write(lambda connection, code=code: work(connection, code))
+        assert len(attempts) == expected
+    assert db.read(lambda connection: connection.execute(select(meta.c.name)).all()) == []
