@@ -31,7 +31,6 @@ class Begin(NamedTuple):
     """An item that is about to be tried."""
 
     key: ItemKey
-    retries: int  # counted retries so far, from the message header
     buckets: int
 
 
@@ -82,10 +81,9 @@ class SettledRetry(NamedTuple):
     buckets: int
     queue: str
     tag: str
-    raw: bytes  # the message to send, its retries header grown by one when ``counted``
+    raw: bytes  # the message to send, its retries header grown when the try was charged as an attempt
     after_s: float  # not before so many seconds from now, on Redis's clock
     rate_limited: bool = False
-    counted: bool = True  # False: no fault of the item, so no attempt is charged
     calls: int = 1  # requests sent in this try
 
 

@@ -9,7 +9,7 @@ penstock:epoch:run                  string  run id of the server that the epoch 
 penstock:<job>:<gen>:done:<n>       hash    completed set, bucket n = crc32(doc) % buckets; field = document id (its
                                             sha256 when longer than 64 bytes), value "" done, "!" dead
 penstock:<job>:<gen>:window         hash    document id -> position in the source: fed and not settled
-penstock:<job>:<gen>:starts         hash    document id -> starts that nobody concluded yet, plus counted retries
+penstock:<job>:<gen>:starts         hash    document id -> starts that nobody has concluded yet
 penstock:<job>:stats                hash    counters: succeeded, succeeded_after_retry, dead, dead:<reason>, calls,
                                             retries, rate_limited, prompt_tokens, completion_tokens, cost_microusd, skipped
 penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running

@@ -58,8 +58,8 @@ class Scripts:
 
     def begin(self, items: Sequence[Begin]) -> list[Begun]:
         arguments: list[Argument] = []
-        for key, retries, buckets in items:
-            arguments += (*_place(key, buckets), retries)
+        for key, buckets in items:
+            arguments += _place(key, buckets)
         answer = self._begin([keys.EPOCH], arguments)
         return [Begun(BeginVerdict(answer[i]), answer[i + 1]) for i in range(0, len(answer), 2)]
 
@@ -127,7 +127,6 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
         retry.raw,
         retry.after_s,
         int(retry.rate_limited),
-        int(retry.counted),
         retry.calls,
     )
 

@@ -59,16 +59,16 @@ def publish(doc: str, generation: int = 1) -> Publish:
     return Publish(item, f"at {doc}", item_tag(item), message(doc, generation=generation))
 
 
-def begin(doc: str, retries: int = 0, generation: int = 1) -> Begin:
-    return Begin(key(doc, generation), retries, BUCKETS)
+def begin(doc: str, generation: int = 1) -> Begin:
+    return Begin(key(doc, generation), BUCKETS)
 
 
 def done(doc: str, **figures: Any) -> SettledDone:
     return SettledDone(key(doc), BUCKETS, **figures)
 
 
-def retry(doc: str, *, after_s: float = 0.0, retries: int = 1, **how: Any) -> SettledRetry:
-    return SettledRetry(key(doc), BUCKETS, QUEUE, item_tag(key(doc)), message(doc, retries), after_s, **how)
+def retry(doc: str, *, after_s: float = 0.0, **how: Any) -> SettledRetry:
+    return SettledRetry(key(doc), BUCKETS, QUEUE, item_tag(key(doc)), message(doc, 1), after_s, **how)
 
 
 def claim(client: Any, number: int = 1) -> list[bytes]:
@@ -131,17 +131,17 @@ def test_nothing_is_published_into_a_redis_that_forgot(hot: RedisLedger, client:
 
 
 def test_a_clean_life_counts_no_crash(hot: RedisLedger) -> None:
-    """First try, counted retries, an uncounted one and a release: none looks like a crash, and nothing stays behind."""
+    """First try, retries and a release: none looks like a crash, and nothing stays behind."""
     assert hot.begin([begin("a")]) == [Begun(GO, 0)]
-    hot.settle(SettleBatch(retries=[retry("a", retries=1)]))
-    assert hot.begin([begin("a", 1)]) == [Begun(GO, 0)]
+    hot.settle(SettleBatch(retries=[retry("a")]))
     hot.promote(QUEUE)
-    hot.settle(SettleBatch(retries=[retry("a", retries=1, counted=False, rate_limited=True)]))
-    assert hot.begin([begin("a", 1)]) == [Begun(GO, 0)]
+    assert hot.begin([begin("a")]) == [Begun(GO, 0)]
+    hot.settle(SettleBatch(retries=[retry("a", rate_limited=True)]))
+    assert hot.begin([begin("a")]) == [Begun(GO, 0)]
     hot.settle(SettleBatch(released=[key("a")]))
-    assert hot.begin([begin("a", 1)]) == [Begun(GO, 0)]
+    assert hot.begin([begin("a")]) == [Begun(GO, 0)]
     hot.settle(SettleBatch(done=[done("a", after_retry=True, prompt_tokens=5, completion_tokens=7, cost_microusd=11)]))
-    assert hot.begin([begin("a", 1)]) == [Begun(DONE, 0)]
+    assert hot.begin([begin("a")]) == [Begun(DONE, 0)]
     assert hot.stats(JOB) == {
         "succeeded": 1, "succeeded_after_retry": 1, "calls": 3, "retries": 2, "rate_limited": 1, "skipped": 1,
         "prompt_tokens": 5, "completion_tokens": 7, "cost_microusd": 11,
@@ -149,12 +149,23 @@ def test_a_clean_life_counts_no_crash(hot: RedisLedger) -> None:
 
 
 def test_a_start_that_nobody_concluded_is_a_crash(hot: RedisLedger) -> None:
-    """Each process that dies with an item is counted, however many retries were counted before."""
+    """Each process that dies with an item is counted, whatever retries and releases lie between."""
     hot.begin([begin("a")])
     hot.settle(SettleBatch(retries=[retry("a")]))
-    assert [hot.begin([begin("a", 1)])[0].crashes for _ in range(4)] == [0, 1, 2, 3]
+    assert [hot.begin([begin("a")])[0].crashes for _ in range(4)] == [0, 1, 2, 3]
     hot.settle(SettleBatch(released=[key("a")]))
-    assert hot.begin([begin("a", 1)])[0].crashes == 3
+    assert hot.begin([begin("a")])[0].crashes == 3
+
+
+def test_an_item_that_is_fed_again_keeps_its_crashes(hot: RedisLedger) -> None:
+    """An item that takes its message along when it kills a process is still found out; its retries do not count as kills."""
+    hot.publish(QUEUE, [publish("a")], BUCKETS)
+    hot.begin([begin("a")])
+    hot.settle(SettleBatch(retries=[retry("a")]))
+    hot.begin([begin("a")])
+    hot.drop_from_window([key("a")])
+    assert hot.publish(QUEUE, [publish("a")], BUCKETS).published == 1
+    assert hot.begin([begin("a")])[0].crashes == 1
 
 
 def test_one_item_twice_in_a_batch_is_counted_twice(hot: RedisLedger) -> None:
@@ -162,12 +173,12 @@ def test_one_item_twice_in_a_batch_is_counted_twice(hot: RedisLedger) -> None:
     assert [begun.crashes for begun in hot.begin([begin("a"), begin("b"), begin("a")])] == [0, 0, 1]
 
 
-def test_crashes_are_counted_from_anew_after_redis_forgot(hot: RedisLedger, client: Any) -> None:
-    """An item with many retries is not protected from the crash count by what Redis forgot, and no figure is negative."""
+def test_no_count_is_negative_after_redis_forgot(hot: RedisLedger, client: Any) -> None:
+    """Conclusions of starts that Redis has forgotten count for nothing; the next crash is seen."""
+    hot.begin([begin("a"), begin("b")])
     client.flushall()
-    assert [hot.begin([begin("a", 5)])[0].crashes for _ in range(3)] == [0, 1, 2]
-    hot.settle(SettleBatch(released=[key("never begun")]))
-    assert hot.begin([begin("never begun")]) == [Begun(GO, 0)]
+    hot.settle(SettleBatch(released=[key("a")], retries=[retry("b")]))
+    assert [[begun.crashes for begun in hot.begin([begin("a"), begin("b")])] for _ in range(2)] == [[0, 0], [1, 1]]
 
 
 def test_settling_again_changes_nothing(hot: RedisLedger) -> None:

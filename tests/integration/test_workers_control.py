@@ -140,7 +140,7 @@ def test_flushall_costs_no_finished_document(house: House) -> None:
     house.control.tick()
     assert sorted(house.queued()) == ["d4", "d5"]
     assert house.hot.stats(job.job_id)["succeeded"] == 4
-    begun = house.hot.begin([Begin(ItemKey(job.job_id, 1, "d0"), 0, buckets_for(job))])
+    begun = house.hot.begin([Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job))])
     assert begun[0].verdict.name == "DONE"
 
 

@@ -109,7 +109,6 @@ def _retry(flight: Flight, retry: Retry) -> SettledRetry:
         raw=_message(flight, flight.retries + retry.counted),
         after_s=retry.after_s,
         rate_limited=retry.rate_limited,
-        counted=retry.counted,
         calls=flight.calls,
     )
 

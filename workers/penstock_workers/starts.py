@@ -75,7 +75,7 @@ class Starts:
 
     def _begin(self, flights: list[Flight]) -> list[Begun]:
         """One script call; then, where a message was seen before, one look into SQL before anything is paid twice."""
-        begun = self._hot.begin([Begin(flight.key, flight.retries, flight.job.buckets) for flight in flights])
+        begun = self._hot.begin([Begin(flight.key, flight.job.buckets) for flight in flights])
         doubtful = [
             flight.key
             for flight, one in zip(flights, begun, strict=True)

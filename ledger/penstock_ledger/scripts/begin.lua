@@ -5,18 +5,18 @@
 --   penstock:<job>:state            string: paused | cancelled | missing
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
---   penstock:<job>:<gen>:starts     hash document id -> starts; equal to its counted retries while nobody works on it
+--   penstock:<job>:<gen>:starts     hash document id -> starts that nobody has concluded; settle.lua takes them back
 --   penstock:<job>:<gen>:window     hash: a finished item leaves it
--- ARGV per item (at most 500): job prefix, feed prefix, bucket number, completed-set field, document id, counted retries
--- Returns per item: verdict (0 go, 1 done, 2 paused, 3 cancelled), crashes = starts nobody concluded
+-- ARGV per item (at most 500): job prefix, feed prefix, bucket number, completed-set field, document id
+-- Returns per item: verdict (0 go, 1 done, 2 paused, 3 cancelled), crashes = earlier starts that nobody has concluded
 
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
 local states, answer = {}, {}
 local verdicts = {paused = 2, cancelled = 3}
-for i = 1, #ARGV, 6 do
-  local job, feed, field, doc, retries = ARGV[i], ARGV[i + 1], ARGV[i + 3], ARGV[i + 4], tonumber(ARGV[i + 5])
+for i = 1, #ARGV, 5 do
+  local job, feed, field, doc = ARGV[i], ARGV[i + 1], ARGV[i + 3], ARGV[i + 4]
   local verdict, crashes = 0, 0
   if states[job] == nil then states[job] = redis.call('GET', job .. ':state') or '' end
   if redis.call('HEXISTS', feed .. ':done:' .. ARGV[i + 2], field) == 1 then
@@ -27,13 +27,7 @@ for i = 1, #ARGV, 6 do
   elseif verdicts[states[job]] then
     verdict = verdicts[states[job]]
   else
-    local after = redis.call('HINCRBY', feed .. ':starts', doc, 1)
-    crashes = after - 1 - retries
-    if crashes < 0 then
-      -- Redis forgot earlier starts: count from here, so that the next crash is seen.
-      redis.call('HSET', feed .. ':starts', doc, retries + 1)
-      crashes = 0
-    end
+    crashes = redis.call('HINCRBY', feed .. ':starts', doc, 1) - 1
   end
   answer[#answer + 1] = verdict
   answer[#answer + 1] = crashes

@@ -6,14 +6,14 @@
 --   penstock:<job>:stats            hash of counters
 --   penstock:<job>:<gen>:done:<n>   hash, completed set: "" done, "!" dead
 --   penstock:<job>:<gen>:window     hash: finished items leave it; retried ones stay
---   penstock:<job>:<gen>:starts     hash: finished items leave it; a counted retry keeps its start; others give it back
+--   penstock:<job>:<gen>:starts     hash: finished items leave it; retried and released ones give one start back
 --   penstock:delayed:<queue>        zset tag -> not before (seconds, this server's clock)
 --   penstock:delayed:<queue>:raw    hash tag -> raw message
 -- ARGV[1..3] numbers of finished, retried and released items (at most 500 together), then
 --   finished: job prefix, feed prefix, bucket, field, document id, "" or "!", after retry (1) or reason,
 --             prompt tokens, completion tokens, microdollars, calls
 --   retried:  job prefix, feed prefix, bucket, field, document id, delayed key, tag, raw, seconds from now,
---             rate limited (0|1), counted (0|1), calls
+--             rate limited (0|1), calls
 --   released: feed prefix, document id
 -- Returns {new in the completed set, new in the delayed set}
 
@@ -36,10 +36,10 @@ end
 
 local function give_back(feed, doc)
   local starts = feed .. ':starts'
-  local counted = tonumber(redis.call('HGET', starts, doc) or '0')
-  if counted > 1 then
+  local open = tonumber(redis.call('HGET', starts, doc) or '0')
+  if open > 1 then
     redis.call('HINCRBY', starts, doc, -1)
-  elseif counted == 1 then
+  elseif open == 1 then
     redis.call('HDEL', starts, doc)
   end
 end
@@ -74,10 +74,10 @@ for _ = 1, tonumber(ARGV[2]) do
     redis.call('HSET', queue .. ':raw', tag, ARGV[i + 7])
     count(job, 'retries', 1)
     count(job, 'rate_limited', tonumber(ARGV[i + 9]))
-    count(job, 'calls', tonumber(ARGV[i + 11]))
-    if ARGV[i + 10] == '0' then give_back(feed, doc) end
+    count(job, 'calls', tonumber(ARGV[i + 10]))
+    give_back(feed, doc)
   end
-  i = i + 12
+  i = i + 11
 end
 
 for _ = 1, tonumber(ARGV[3]) do
