@@ -9,7 +9,17 @@ import orjson
 import pytest
 from servers import RedisServer
 
-from penstock_ledger import Begin, Database, JobStore, Meta, OutcomeStore, RedisLedger, SettleBatch, SettledDone, buckets_for
+from penstock_ledger import (
+    Begin,
+    Database,
+    JobStore,
+    Meta,
+    OutcomeStore,
+    RedisLedger,
+    SettleBatch,
+    SettledDone,
+    buckets_for,
+)
 from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
@@ -176,6 +186,42 @@ def test_cancelling_gives_every_document_an_outcome(house: House) -> None:
     counts = house.outcomes.counts(job.job_id)
     assert house.state(job) is JobState.CANCELLED
     assert (counts.succeeded, counts.dead_by_reason) == (2, {"cancelled": 6})
+
+
+def test_cancelling_an_open_job_closes_it(house: House) -> None:
+    """A job that documents are still pushed into ends when it is cancelled, each pushed document with its outcome."""
+    with house.producer.open_job(SPEC) as live:
+        live.enqueue("a", {"text": "one"})
+        live.flush()
+        house.control.tick()
+        house.producer.cancel(live.job.job_id)
+        for _ in range(6):
+            house.control.tick()
+        assert house.state(live.job) is JobState.CANCELLED
+        assert house.outcomes.counts(live.job.job_id).dead_by_reason == {"cancelled": 1}
+
+
+def test_a_changed_source_fails_the_job(house: House) -> None:
+    """A source that is not what was pinned is never mixed into the job: it fails, with the reason."""
+    job = house.submit(3)
+    (house.folder / "3.jsonl").write_text("{}")
+    house.control.tick()
+    failed = house.jobs.get(job.job_id)
+    assert failed.state is JobState.FAILED
+    assert failed.reason is not None
+    assert failed.reason.startswith("source_changed")
+
+
+def test_cancelling_ends_even_when_the_source_is_gone(house: House) -> None:
+    """A cancelled job whose file was deleted ends, and says which documents have no dead letter."""
+    job = house.submit(3)
+    (house.folder / "3.jsonl").unlink()
+    house.producer.cancel(job.job_id)
+    house.control.tick()
+    cancelled = house.jobs.get(job.job_id)
+    assert cancelled.state is JobState.CANCELLED
+    assert cancelled.reason is not None
+    assert "source_unavailable" in cancelled.reason
 
 
 def test_outputs_are_written_before_a_job_is_called_complete(redis_server: RedisServer, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from penstock_ledger import Database, FeedLost, JobStore, OutcomeStore, RedisForgot, RedisLedger
 from penstock_ledger.model import Counts, Feed, Job, JobState
-from penstock_producer.errors import SourceChanged, SourceUnavailable
+from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.feeder import Feeder, open_feeder
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import queue_name
@@ -25,8 +25,6 @@ FEED_MAX = 5_000  # documents published per job and tick, so that no job holds u
 UNPARK_MAX = 2_000  # messages of a resumed job brought back per tick
 WRITE_OFF_MAX = 2_000  # documents of a cancelled job written off per tick
 MICROUSD = 1_000_000
-
-LIVE = frozenset({JobState.RUNNING, JobState.PAUSED})
 
 
 @dataclass(slots=True)
@@ -115,31 +113,46 @@ class Steering:
             self._led.pop((feed.job_id, feed.generation), None)
         except RedisForgot:
             log.warning("job %s: Redis forgot while it was fed; the next tick rebuilds it", job.job_id)
-        except SourceChanged as error:
-            self._jobs.set_state(job.job_id, JobState.FAILED, reason=str(error), expect=LIVE)
         except SourceUnavailable as error:
-            self._jobs.set_state(job.job_id, JobState.PAUSED, reason=str(error), expect={JobState.RUNNING})
+            self._move(job, JobState.PAUSED, str(error))
+        except SourceError as error:
+            self._move(job, JobState.FAILED, str(error))
 
     def _over_limits(self, job: Job) -> bool:
         """Hold the job to its deadline and its budget."""
         spec = JobSpec.from_json(job.spec)
         if spec.deadline_s is not None and time.time() > job.created_at + spec.deadline_s:
             reason = f"deadline_exceeded: the job is older than its deadline of {spec.deadline_s:g} s"
-            return self._jobs.set_state(job.job_id, JobState.CANCELLING, reason=reason, expect=LIVE)
+            return self._move(job, JobState.CANCELLING, reason)
         if spec.budget_usd is None:
             return False
         spent = self._hot.stats(job.job_id).get("cost_microusd", 0) / MICROUSD
         if spent < spec.budget_usd:
             return False
         reason = f"budget_exhausted: {spent:.4f} of {spec.budget_usd:g} USD are spent; resume with a higher budget_usd"
-        return self._jobs.set_state(job.job_id, JobState.PAUSED, reason=reason, expect={JobState.RUNNING})
+        return self._move(job, JobState.PAUSED, reason)
 
     def _cancel(self, job: Job, feeds: list[tuple[Feed, _Led]]) -> None:
         """Give every document that has no outcome one: the dead letter `cancelled`."""
-        if any(not led.feeder.write_off(WRITE_OFF_MAX).exhausted for _, led in feeds):
+        if job.total is None:
+            self._jobs.close(job.job_id)  # an open job takes no more documents; the next tick knows how many there are
+            return
+        try:
+            if any(not led.feeder.write_off(WRITE_OFF_MAX).exhausted for _, led in feeds):
+                return
+        except SourceError as error:
+            reason = f"{job.reason}; documents that were not started have no dead letter, because {error}"
+            self._move(job, JobState.CANCELLED, reason)
             return
         if len(feeds) == job.generation and self._complete(job) is not None:
-            self._jobs.set_state(job.job_id, JobState.CANCELLED, reason=job.reason, expect={JobState.CANCELLING})
+            self._move(job, JobState.CANCELLED, job.reason)
+
+    def _move(self, job: Job, to: JobState, reason: str | None) -> bool:
+        """Change the state that this tick found, in SQL and then for the workers; False when somebody else did."""
+        moved = self._jobs.set_state(job.job_id, to, reason=reason, expect={job.state})
+        if moved:
+            self._hot.set_job_state(job.job_id, to)
+        return moved
 
     def _finish(self, job: Job) -> None:
         """A job is complete when SQL counts one outcome for every document; Redis is only asked when it is time to count."""
@@ -149,7 +162,7 @@ class Steering:
         if any(self._hot.outstanding(feed.job_id, feed.generation) for feed in feeds):
             return
         if self._complete(job) is not None and self._finisher.finished(job):
-            self._jobs.set_state(job.job_id, JobState.COMPLETED, expect={JobState.RUNNING})
+            self._move(job, JobState.COMPLETED, None)
 
     def _complete(self, job: Job) -> Counts | None:
         counts = self._outcomes.counts(job.job_id)
