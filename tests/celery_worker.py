@@ -45,6 +45,7 @@ class Settings:
     visibility_timeout_s: float = 3.0
     seconds: float = 0.0  # how long each item runs
     name: str = "w"
+    fails_to_start: bool = False
 
 
 class RecordingEngine:
@@ -60,6 +61,8 @@ class RecordingEngine:
         self.aborted: dict[str, int] = {}
 
     async def start(self, bridge: Bridge) -> None:
+        if self._settings.fails_to_start:
+            raise RuntimeError("the engine has no key")
         self._bridge = bridge
 
     def accept(self, delivery: Delivery) -> None:

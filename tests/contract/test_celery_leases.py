@@ -139,6 +139,18 @@ class TestClaim:
         assert [lease.tag for lease in held] == ["job:a"]
         assert client.lrange(PARKED_KEY, 0, -1) == odd
 
+    def test_a_full_redis_loses_nothing(self, client: redis.Redis, scripts: LeaseScripts) -> None:
+        """At its memory limit Redis still lets a claim record what it pops, and take it back."""
+        client.lpush(QUEUE, message("a"), message("b"))
+        client.config_set("maxmemory", 1)
+        try:
+            held, _ = claim(client)
+            assert client.hlen("unacked") == len(held) == 2
+            assert scripts.give_back(held[:1]) == scripts.ack(held[1:]) == []
+            assert client.llen(QUEUE) == 1
+        finally:
+            client.config_set("maxmemory", 0)
+
     def test_without_acknowledgement_nothing_is_recorded(self, client: redis.Redis) -> None:
         """Replies are handed out and forgotten."""
         client.lpush(QUEUE, message("a"))

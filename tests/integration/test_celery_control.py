@@ -76,6 +76,7 @@ def test_revoked_items_do_not_run(fleet: Fleet, client_app: Celery) -> None:
 def test_a_job_can_be_revoked_by_its_stamp(fleet: Fleet, client_app: Celery) -> None:
     """revoke_by_stamped_headers reaches items that carry the job as a stamp, and no others."""
     worker = fleet.start(seconds=1)
+    until(lambda: client_app.control.ping(timeout=0.5))
     client_app.control.revoke_by_stamped_headers({"job": ["doomed"]})
     for job in ("doomed", "kept"):
         kwargs: dict[str, Any] = {"v": 1, "job": job, "gen": 1, "doc": "d", "body": {}}
@@ -88,6 +89,7 @@ def test_a_job_can_be_revoked_by_its_stamp(fleet: Fleet, client_app: Celery) -> 
 def test_the_pool_grows_and_tells(fleet: Fleet, client_app: Celery) -> None:
     """pool_grow widens prefetch and engine, and `inspect stats` shows items, commits and acknowledgements."""
     fleet.start(seconds=0.1, concurrency=4)
+    until(lambda: client_app.control.ping(timeout=0.5))
     client_app.control.pool_grow(4)
     fleet.publish(30)
     until(fleet.is_empty)
@@ -190,3 +192,11 @@ def test_other_pools_are_refused_with_the_fix(fleet: Fleet, tmp_path: Path) -> N
     """A worker started with -P ends with a message that names the cause."""
     with pytest.raises(AssertionError, match="leave out -P"):
         fleet.start("-P", "solo")
+
+
+def test_an_engine_that_cannot_start_ends_the_worker(fleet: Fleet) -> None:
+    """The worker exits with a failure that names the cause, instead of claiming messages that nobody runs."""
+    fleet.publish(3)
+    with pytest.raises(AssertionError, match="the engine has no key"):
+        fleet.start(fails_to_start=True)
+    assert (fleet.queued(), fleet.held()) == (3, 0)

@@ -1,19 +1,45 @@
-"""Celery's consumer, but that it keeps what it cannot read."""
+"""Celery's consumer with a shorter way for items, and without its habit of acknowledging what it cannot read."""
 
 from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 from typing import Any
 
-from celery.exceptions import CPendingDeprecationWarning
+from celery.exceptions import CPendingDeprecationWarning, InvalidTaskError
 from celery.worker.consumer import Consumer
+from kombu.exceptions import ContentDisallowed, DecodeError
+
+from penstock_producer.wire import TASK_NAME
+from penstock_workers.pool import AsyncioPool
 
 log = logging.getLogger(__name__)
 
 
 class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
-    """Messages that Celery rejects (unknown, unregistered, invalid) are kept aside by the transport; so are these."""
+    """What Celery rejects (unknown, unregistered, invalid) the transport keeps aside; so it does with what is here."""
+
+    def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[..., None]:
+        """Celery makes two promises per message, for brokers that acknowledge one by one: a tenth of an item's cost."""
+        handle: Callable[..., None] = super().create_task_handler(*arguments, **options)
+        pool = self.pool
+        if not isinstance(pool, AsyncioPool):
+            return handle  # the strategy says what is wrong
+
+        def on_message(message: Any) -> None:
+            if not isinstance(message.headers, dict) or message.headers.get("task") != TASK_NAME:
+                handle(message)
+                return
+            try:
+                strategy = self.strategies[TASK_NAME]
+                strategy(message, None, pool.ack_of(message), message.reject_log_error, self.on_task_message)
+            except (InvalidTaskError, ContentDisallowed) as error:
+                self.on_invalid_task(None, message, error)
+            except DecodeError as error:
+                self.on_decode_error(message, error)
+
+        return on_message
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         with warnings.catch_warnings():  # it tells each time that a setting of ours will one day have another default

@@ -56,6 +56,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
 
     limit: int
     app: Any
+    _is_hosting = False
 
     # -- Celery's side: life -----------------------------------------------------------------------------------------
 
@@ -84,9 +85,12 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         self._threads = ThreadPoolExecutor(TASK_THREADS, thread_name_prefix="penstock-task")
         self._host = EngineHost(partial(parts.build_engine, self.app, parts.settings), self._wake)
         self._host.start()
+        self._is_hosting = True
 
     def on_stop(self) -> None:
         """Warm shutdown, or the end of a cold one. Called again (a second signal) it ends the drain at once."""
+        if not self._is_hosting:  # the engine could not start, and Celery ends the worker
+            return
         if self._drain is not None:
             self._drain.hurry()
             return
@@ -132,11 +136,15 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> None:
         """Run a request: Celery passes bound methods of it as the callbacks."""
         request = options["accept_callback"].__self__
-        request._on_ack = self._acks.bind(request.message)
         if args[0] == TASK_NAME:
             self._accept(request)
         else:
+            request._on_ack = self.ack_of(request.message)
             self._run_in_thread(request, target, args, options)
+
+    def ack_of(self, message: Any) -> Callable[..., None]:
+        """What a request calls to acknowledge its message, from the hub thread."""
+        return self._acks.bind(message)
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
         """A revoked item; Celery acknowledges it right after. In a cold shutdown Celery does not: then it goes back."""
@@ -210,8 +218,12 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
             self._safely(self._calls.popleft())
         for delivery, verdict in self._host.outcomes():
             hosted = self._hosted.get(delivery)
-            if hosted is not None:  # else: aborted, and not ours to judge any more
-                self._safely(partial(self._note, hosted, verdict))
+            if hosted is None:  # aborted, and not ours to judge any more
+                continue
+            try:
+                self._note(hosted, verdict)
+            except Exception:
+                log.exception("a bug of ours while concluding %s; it returns when its lease ends", delivery.task_id)
         self._acks.flush()
 
     def give_back_all(self) -> int:
@@ -299,7 +311,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         try:
             step()
         except Exception:
-            log.exception("a bug of ours while concluding a message; it returns when its lease ends")
+            log.exception("a bug of ours in the pool; the worker goes on")
 
     # -- figures -----------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ for at = #ARGV - 1, 4, -2 do -- backwards, so that the first one ends up in fron
   local tag = ARGV[at]
   if is_held(KEYS[2], tag, ARGV[at + 1], ARGV[1]) then
     local record = redis.call('HGET', KEYS[1], tag)
+    drop(KEYS[1], KEYS[2], tag) -- first: a full Redis refuses only a script's first write
     if record then put_back(record, KEYS[3], ARGV[2], ARGV[3]) end
-    drop(KEYS[1], KEYS[2], tag)
   else
     lost[#lost + 1] = tag
   end

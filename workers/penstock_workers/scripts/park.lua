@@ -8,8 +8,8 @@ for at = 2, #ARGV, 2 do
   local tag = ARGV[at]
   if is_held(KEYS[2], tag, ARGV[at + 1], ARGV[1]) then
     local record = redis.call('HGET', KEYS[1], tag)
+    drop(KEYS[1], KEYS[2], tag) -- first: a full Redis refuses only a script's first write
     if record then redis.call('RPUSH', KEYS[3], (open_record(record)) or record) end
-    drop(KEYS[1], KEYS[2], tag)
   else
     lost[#lost + 1] = tag
   end

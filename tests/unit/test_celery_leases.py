@@ -1,0 +1,149 @@
+"""The lease keeper against scripted answers: what it keeps, retries, reports and never mixes up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+from redis.exceptions import ConnectionError as RedisGone
+
+from penstock_workers import leases as module
+from penstock_workers.lease_scripts import Keys, Lease
+from penstock_workers.leases import Fate, Leases
+
+LONG_S, SHORT_S = 3600.0, 0.03
+
+
+class Scripts:
+    """Answers like Redis would; notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[Lease]]] = []
+        self.lost: set[str] = set()
+        self.broken: dict[str, int] = {}  # step -> how many calls still fail
+        self.renewed = threading.Event()
+
+    def _answer(self, step: str, group: Sequence[Lease]) -> list[str]:
+        if self.broken.get(step, 0) > 0:
+            self.broken[step] -= 1
+            raise RedisGone("gone")
+        self.asked.append((step, list(group)))
+        return [lease.tag for lease in group if lease.tag in self.lost]
+
+    def ack(self, group: Sequence[Lease]) -> list[str]:
+        return self._answer("ack", group)
+
+    def give_back(self, group: Sequence[Lease]) -> list[str]:
+        return self._answer("give_back", group)
+
+    def park(self, group: Sequence[Lease]) -> list[str]:
+        return self._answer("park", group)
+
+    def renew(self, group: Sequence[Lease]) -> tuple[str, list[str]]:
+        lost = self._answer("renew", group)
+        self.renewed.set()
+        return "2.0", lost
+
+    def restore(self, next_sweep_s: float) -> int:
+        return 0
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Scripts:
+    scripts = Scripts()
+    monkeypatch.setattr(module, "LeaseScripts", lambda _client, _keys: scripts)
+    monkeypatch.setattr(module, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(module, "RETRY_MAX_S", 0.01)
+    return scripts
+
+
+@pytest.fixture
+def leases(scripts: Scripts) -> Iterator[Leases]:
+    leases = Leases()
+    yield leases
+    leases.close(timeout_s=2)
+
+
+def open_for(leases: Leases, timeout_s: float) -> None:
+    leases.open(lambda: None, Keys("u", "i", timeout_s))  # type: ignore[arg-type,return-value]  # never used
+
+
+def test_conclusions_go_out_in_groups_with_the_score_seen(leases: Leases, scripts: Scripts) -> None:
+    """Acknowledged tags leave with the lease time under which they were claimed; what is not held is passed over."""
+    leases.claimed(["a", "b"], "1.0")
+    leases.conclude(["a", "b", "stranger"], Fate.ACK)
+    assert len(leases) == 2
+    open_for(leases, LONG_S)
+    assert leases.flush(5)
+    assert scripts.asked == [("ack", [Lease("a", "1.0"), Lease("b", "1.0")])]
+    assert len(leases) == 0
+
+
+def test_conclusions_outlive_an_outage(leases: Leases, scripts: Scripts) -> None:
+    """What Redis could not be told is told when it answers again, and counts as held until then."""
+    scripts.broken["ack"] = 3
+    leases.claimed(["a"], "1.0")
+    open_for(leases, LONG_S)
+    leases.conclude(["a"], Fate.ACK)
+    assert leases.flush(5)
+    assert scripts.asked == [("ack", [Lease("a", "1.0")])]
+
+
+def test_a_conclusion_that_came_too_late_is_reported(leases: Leases, scripts: Scripts) -> None:
+    """The fate and the tags whose lease was lost are told, once."""
+    told: list[tuple[Fate, list[str]]] = []
+    leases.on_late = lambda fate, tags: told.append((fate, list(tags)))
+    scripts.lost = {"b"}
+    leases.claimed(["a", "b"], "1.0")
+    open_for(leases, LONG_S)
+    leases.conclude(["a", "b"], Fate.ACK)
+    assert leases.flush(5)
+    assert told == [(Fate.ACK, ["b"])]
+
+
+def test_renewals_keep_what_is_held_and_report_what_is_lost(leases: Leases, scripts: Scripts) -> None:
+    """A lost lease is let go and told of; the others carry their new time from then on."""
+    gone = threading.Event()
+    lost: list[str] = []
+    leases.on_lost = lambda tags: (lost.extend(tags), gone.set())[0]
+    scripts.lost = {"b"}
+    leases.claimed(["a", "b"], "1.0")
+    open_for(leases, SHORT_S)
+    assert gone.wait(5)
+    assert lost == ["b"]
+    assert leases.tags() == ["a"]
+    leases.conclude(["a"], Fate.GIVE_BACK)
+    assert leases.flush(5)
+    assert ("give_back", [Lease("a", "2.0")]) in scripts.asked
+
+
+def test_renewals_do_not_wait_for_failing_conclusions(leases: Leases, scripts: Scripts) -> None:
+    """While a step fails again and again, leases are renewed all the same."""
+    scripts.broken["give_back"] = 10**6
+    leases.claimed(["a", "b"], "1.0")
+    leases.conclude(["b"], Fate.GIVE_BACK)
+    open_for(leases, SHORT_S)
+    assert scripts.renewed.wait(5)
+    scripts.broken.clear()
+
+
+def test_a_message_claimed_anew_is_not_lost_by_an_older_renewal(leases: Leases) -> None:
+    """A renewal's answer about an older claim of the same tag changes nothing."""
+    leases.claimed(["a"], "1.0")
+    group = [Lease("a", "1.0")]
+    leases.claimed(["a"], "5.0")
+    assert leases._note_renewal(group, "2.0", {"a"}) == []
+    assert leases._note_renewal(group, "2.0", set()) == []
+    leases.conclude(["a"], Fate.ACK)
+    assert leases._take(Fate.ACK) == [Lease("a", "5.0")]
+    leases._settled()
+
+
+def test_closing_gives_back_what_is_held(scripts: Scripts) -> None:
+    """Nothing waits for its lease to end when the process could say so."""
+    leases = Leases()
+    leases.claimed(["a"], "1.0")
+    open_for(leases, LONG_S)
+    leases.close(timeout_s=5)
+    assert scripts.asked == [("give_back", [Lease("a", "1.0")])]
