@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, literal_column, select
 from sqlalchemy.dialects import sqlite
 
 from penstock_ledger.array_literals import ARRAY_TYPES, array_literals
@@ -42,8 +42,8 @@ def insert_outcomes(connection: Connection, rows: Sequence[OutcomeRow]) -> set[I
     return losers
 
 
-def terminal_keys(connection: Connection, keys: Iterable[ItemKey]) -> set[ItemKey]:
-    """Those of ``keys`` that have an outcome, superseded or not."""
+def terminal_keys(connection: Connection, keys: Iterable[ItemKey], *conditions: ColumnElement[bool]) -> set[ItemKey]:
+    """Those of ``keys`` that have an outcome, superseded or not, which fulfils ``conditions``."""
     feeds: dict[tuple[str, int], list[str]] = {}
     for job_id, generation, doc_id in keys:
         feeds.setdefault((job_id, generation), []).append(doc_id)
@@ -51,23 +51,20 @@ def terminal_keys(connection: Connection, keys: Iterable[ItemKey]) -> set[ItemKe
     for (job_id, generation), docs in feeds.items():
         query = select(outcomes.c.doc_id).where(outcomes.c.job_id == job_id, outcomes.c.generation == generation)
         for start in range(0, len(docs), KEYS_MAX):
-            chunk = connection.execute(query.where(outcomes.c.doc_id.in_(docs[start : start + KEYS_MAX])))
-            found.update(ItemKey(job_id, generation, doc_id) for doc_id in chunk.scalars())
+            some = query.where(outcomes.c.doc_id.in_(docs[start : start + KEYS_MAX]), *conditions)
+            found.update(ItemKey(job_id, generation, doc_id) for doc_id in connection.execute(some).scalars())
     return found
 
 
 def _insert_sqlite(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
-    """The write lock is ours, so nobody comes between: insert all, and look for losers only if the number is short."""
-    attempt = connection.begin_nested()
+    """The write lock is ours, so rows above today's highest rowid are our own: the others were there before.
+
+    A savepoint to undo and look first would cost a copy of every page that the rows touch.
+    """
+    highest = connection.exec_driver_sql("SELECT coalesce(max(rowid), 0) FROM outcomes").scalar_one()
     if connection.exec_driver_sql(_SQLITE_INSERT, list(rows)).rowcount == len(rows):
-        attempt.commit()
         return set()
-    attempt.rollback()
-    losers = terminal_keys(connection, map(key_of, rows))
-    fresh = [row for row in rows if key_of(row) not in losers]
-    if fresh:
-        connection.exec_driver_sql(_SQLITE_INSERT, fresh)
-    return losers
+    return terminal_keys(connection, map(key_of, rows), literal_column("rowid") <= highest)
 
 
 def _insert_postgresql(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:

@@ -145,6 +145,16 @@ class RedisLedger:
         still = self._still_in_window(job_id, generation, [key.doc_id for key in lost])
         return [(key.doc_id, window[key]) for key in lost if key.doc_id in still]
 
+    def under_way(self, job_id: str, generation: int, tag_of: Callable[[ItemKey], str], lease_s: float) -> int:
+        """Items that were begun, and whose worker lives: its lease is younger than ``lease_s`` seconds."""
+        begun = self._client.hkeys(f"{keys.feed_scope(job_id, generation)}:starts")
+        tags = [tag_of(ItemKey(job_id, generation, doc.decode())) for doc in begun]
+        dead_before = self._now() - lease_s
+        leases = (
+            at for chunk in _chunks(tags, BATCH_MAX) for at in self._client.zmscore(f"{self._unacked}_index", chunk)
+        )
+        return sum(at is not None and at > dead_before for at in leases)
+
     def drop_from_window(self, items: Iterable[ItemKey]) -> None:
         """Forget that items were fed, so that they may be published again (or because they are finished)."""
         with self._client.pipeline(transaction=False) as pipe:
