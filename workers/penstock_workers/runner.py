@@ -143,9 +143,11 @@ class ItemRunner:
         return self._schemas.check(flight, happened) if isinstance(happened, Reply) else happened
 
     def _decide(self, flight: Flight, tried: Tried, happened: Failure | Reply) -> Outcome:
+        if isinstance(happened, Reply):
+            return decide(flight, happened, None, self._policy)
         retry_after_s = parse_retry_after(tried.headers, time.time())
         outcome = decide(flight, happened, retry_after_s, self._policy)
-        if isinstance(happened, Failure) and happened.fate.slow_all and not isinstance(outcome, Parked):
+        if happened.fate.slow_all and not isinstance(outcome, Parked):
             self._admission.hold_back(flight, retry_after_s if retry_after_s is not None else self._policy.base_s)
         return outcome
 
