@@ -14,7 +14,8 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -165,7 +166,19 @@ class Fleet:
         self.producer.close()
         self.redis.stop()
         if error is not None:
-            print("\n".join(process.tail() for process in self.processes))
+            self.print_tails()
+
+    @contextmanager
+    def explained(self) -> Iterator[Self]:
+        """For tests that share a fleet: the ends of all logs when the block fails."""
+        try:
+            yield self
+        except BaseException:
+            self.print_tails()
+            raise
+
+    def print_tails(self) -> None:
+        print("\n".join(process.tail() for process in self.processes))
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -254,6 +267,13 @@ class Fleet:
     def wait_for_outcomes(self, job: Job, number: int, timeout_s: float = 60.0) -> None:
         until(lambda: self.finished(job) >= number, timeout_s, f"{number} outcomes; {self.describe(job)}")
 
+    def wait_until_retried(self, job: Job, times: int) -> None:
+        until(lambda: self.counters(job).get("retries", 0) >= times, 30, f"{times} tries have failed")
+
+    def wait_for_quiet(self, job: Job) -> None:
+        """Nothing is in flight, claimed or queued; parked messages stay."""
+        until(lambda: not any(self.depths(job)[place] for place in ("queued", "unacked", "delayed")), 30, "quiet")
+
     def provider_calls(self) -> int:
         return self.provider.calls().total()
 
@@ -264,7 +284,8 @@ class Fleet:
 
     def describe(self, job: Job) -> str:
         status = self.producer.status(job.job_id)
-        return f"{status.job.state} ({status.job.reason}), {status.counts}, {self.depths(job)}, calls {self.provider.calls(job).total()}"
+        calls = self.provider.calls(job).total()
+        return f"{status.job.state} ({status.job.reason}), {status.counts}, {self.depths(job)}, {calls} calls"
 
     def depths(self, job: Job) -> dict[str, int]:
         client: Any = self.redis.client()

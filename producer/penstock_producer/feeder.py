@@ -155,7 +155,9 @@ class Feeder:
 
     def _write_off(self, documents: Sequence[Document]) -> tuple[int, int]:
         letters = [written_off(document, self._key(document.doc_id)) for document in documents]
-        self._outcomes.settle([], letters)
+        finished = self._outcomes.settle([], letters)
+        marks = [(letter.key.doc_id, letter.key not in finished) for letter in letters]
+        self._redis.rehydrate(self.feed.job_id, self.feed.generation, marks, self._buckets)  # out of the window, too
         return 0, 0
 
     def _bury(self, rows: Sequence[BadRow]) -> None:

@@ -12,9 +12,10 @@ from penstock_ledger.model import Counts, Feed, Job, JobState
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.feeder import Feeder, open_feeder
 from penstock_producer.spec import JobSpec
-from penstock_producer.wire import queue_name
+from penstock_producer.wire import item_tag, queue_name
 from penstock_workers.control.finish import Finisher
 from penstock_workers.control.reconcile import Reconciler
+from penstock_workers.control.recover import stats_from
 from penstock_workers.control.room import Room
 from penstock_workers.settings import WorkerSettings
 
@@ -137,6 +138,10 @@ class Steering:
         if job.total is None:
             self._jobs.close(job.job_id)  # an open job takes no more documents; the next tick knows how many there are
             return
+        self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)  # for workers to see that they are cancelled
+        lease_s = self._settings.visibility_timeout_s
+        if any(self._hot.under_way(job.job_id, feed.generation, item_tag, lease_s) for feed, _ in feeds):
+            return  # what is being paid for may still have its result; nothing more starts
         try:
             if any(not led.feeder.write_off(WRITE_OFF_MAX).exhausted for _, led in feeds):
                 return
@@ -144,7 +149,10 @@ class Steering:
             reason = f"{job.reason}; documents that were not started have no dead letter, because {error}"
             self._move(job, JobState.CANCELLED, reason)
             return
-        if len(feeds) == job.generation and self._complete(job) is not None:
+        except FeedLost:
+            return  # somebody else leads now, or the feed was rewound; the next tick sees
+        if len(feeds) == job.generation and (counts := self._complete(job)) is not None:
+            self._hot.reset_stats(job.job_id, stats_from(counts))
             self._move(job, JobState.CANCELLED, job.reason)
 
     def _move(self, job: Job, to: JobState, reason: str | None) -> bool:
@@ -169,7 +177,7 @@ class Steering:
         if counts.succeeded + counts.dead == job.total:
             return counts
         log.warning(
-            "job %s: everything is fed and nothing is outstanding, but %d of %s outcomes are there; reading it again",
+            "job %s: everything is read and nothing is under way, but %d of %s outcomes are there; reading it again",
             job.job_id, counts.succeeded + counts.dead, job.total,
         )  # fmt: skip
         self._jobs.rewind_feeds(job.job_id)
