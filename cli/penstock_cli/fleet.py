@@ -61,6 +61,7 @@ class Fleet:
             exits.callback(self._stop_redis)
             self._settings = self._settings.model_copy(update={"redis_url": self._redis.endpoint.redis_url})
             self._books = exits.enter_context(self._open_books())
+            self._take_over()
             self._control = exits.enter_context(self._run_control())
             self._supervisor = self._start_workers()
             exits.callback(self._stop_workers)
@@ -153,6 +154,14 @@ class Fleet:
             )
         self._tell("the private Redis ended; starting it again, nothing that was finished is lost")
         self._redis = EmbeddedRedis.start(self._state.redis)
+
+    def _take_over(self) -> None:
+        """The state folder is locked by us, so whoever held messages is dead: do not wait for their leases to end."""
+        from penstock_workers.lease_scripts import return_leases_of_the_dead
+
+        returned = return_leases_of_the_dead(self._redis.client)
+        if returned:
+            self._tell(f"{returned} documents were in flight when the last run died; they go again")
 
     def _stop_redis(self) -> None:
         self._redis.stop()

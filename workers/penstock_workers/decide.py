@@ -61,7 +61,7 @@ def dead_letter(flight: Flight, failure: Failure) -> DeadLetter:
         key=flight.key,
         reason=failure.name,
         attempts=flight.attempt,
-        calls=flight.attempt,
+        calls=flight.calls_in_all,
         last_error=failure.detail,
         status_code=failure.status,
         request=flight.body,
@@ -82,5 +82,5 @@ def _result(flight: Flight, reply: Reply) -> Result:
         cost_microusd=flight.job.provider.cost_microusd(reply.prompt_tokens, reply.completion_tokens),
         latency_ms=reply.latency_ms,
         attempts=flight.attempt,
-        calls=flight.attempt,
+        calls=flight.calls_in_all,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
-from penstock_producer.wire import ItemMessage, item_tag
+from penstock_producer.wire import CALLS_HEADER, ItemMessage, item_tag
 from penstock_workers.engine import Delivery
 from penstock_workers.lanes.base import Request
 from penstock_workers.settings import ProviderSettings
@@ -51,6 +51,12 @@ class Flight:
     def retries(self) -> int:
         """Counted tries before this one."""
         return self.delivery.retries
+
+    @property
+    def calls_in_all(self) -> int:
+        """Requests sent for this item, in earlier tries and in this one."""
+        earlier = self.delivery.headers.get(CALLS_HEADER)
+        return self.calls + (earlier if isinstance(earlier, int) else 0)
 
     @property
     def attempt(self) -> int:

@@ -124,7 +124,7 @@ class ItemRunner:
         self._bridge.started(flight.delivery)
 
     async def _infer(self, flight: Flight) -> Tried:
-        flight.calls = 1
+        flight.calls = 1  # until we know better: a crash from here on may have been billed
         if flight.crashes >= SUSPECT_AFTER_CRASHES:
             return await self._infer_alone(flight)
         self._failpoints.hit("infer", flight.key.doc_id)
@@ -138,6 +138,8 @@ class ItemRunner:
         return NoAnswer("worker_crashed", detail, 0)
 
     def _judge(self, flight: Flight, tried: Tried) -> Failure | Reply:
+        if isinstance(tried, NoAnswer) and not tried.sent:
+            flight.calls = 0
         flight.last_answer = tried.body if isinstance(tried, Answer) else None
         happened = name_failure(tried)
         return self._schemas.check(flight, happened) if isinstance(happened, Reply) else happened

@@ -116,7 +116,14 @@ def _retry(flight: Flight, retry: Retry) -> SettledRetry:
 def _message(flight: Flight, retries: int) -> bytes:
     """The item's message anew, with its retries; it travels as it came, whole or by reference."""
     message = flight.message
-    return encode_item(message.key, queue=flight.delivery.queue, body=message.body, ref=message.ref, retries=retries)
+    return encode_item(
+        message.key,
+        queue=flight.delivery.queue,
+        body=message.body,
+        ref=message.ref,
+        retries=retries,
+        calls=flight.calls_in_all,
+    )
 
 
 def _pauses(group: Iterable[Settled]) -> dict[str, str]:
