@@ -1,5 +1,5 @@
 """`python -m penstock_cli` is `penstock`."""
 
-from penstock_cli.main import main
+from penstock_cli.entry import main
 
 main()

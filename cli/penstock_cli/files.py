@@ -22,13 +22,20 @@ def is_remote(place: str) -> bool:
     return "://" in place
 
 
+def s3_endpoint(place: str) -> str | None:
+    """The configured S3 endpoint, asked for only when something goes to S3. Raises SettingsError."""
+    from penstock_producer.settings import ProducerSettings
+
+    return ProducerSettings.load().s3_endpoint_url if is_remote(place) else None
+
+
 def probe(out: str, source: str) -> None:
     """Find out now whether the files can be written at the end. Raises UsageProblem."""
     from penstock_producer.errors import SinkError
     from penstock_producer.outputs import ERRORS_NAME, OUTPUT_NAME, probe_sink
 
     try:
-        probe_sink(out)
+        probe_sink(out, s3_endpoint_url=s3_endpoint(out))
     except SinkError as error:
         raise UsageProblem(f"--out {out}: {error}") from error
     for name in () if is_remote(out) or is_remote(source) else (OUTPUT_NAME, ERRORS_NAME, REPORT_NAME):
@@ -41,7 +48,7 @@ def write_outputs(ledger: Books, job: Job, out: str) -> dict[str, str]:
     """Write the result files of a job; returns the place of each by its purpose. Raises SinkError."""
     from penstock_producer import outputs
 
-    written = outputs.write_outputs(ledger.outcomes, job.job_id, out)
+    written = outputs.write_outputs(ledger.outcomes, job.job_id, out, s3_endpoint_url=s3_endpoint(out))
     places = {"results": written.output, "errors": written.errors}
     return {name: place for name, place in places.items() if place is not None}
 
@@ -74,7 +81,8 @@ def _write(place: str, lines: Iterable[bytes]) -> int:
     folder, _, name = place.rpartition("/")
     if not name:
         raise UsageProblem(f"{place!r} is a folder; name a file in it")
-    writer = open_sink(folder or ("/" if place.startswith("/") else ".")).create(name)
+    sink = open_sink(folder or ("/" if place.startswith("/") else "."), s3_endpoint_url=s3_endpoint(place))
+    writer = sink.create(name)
     written = 0
     try:
         for line in lines:

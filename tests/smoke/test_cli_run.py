@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import S3Server
 
 RUN_TIMEOUT_S = 180
 PENSTOCK = [sys.executable, "-m", "penstock_cli"]
@@ -323,3 +324,28 @@ def test_a_missing_source_and_an_unwritable_folder_are_refused(machine: Machine)
         (machine.folder / "out").write_text("a file")
         status, told = machine.penstock(*machine.run_arguments(provider))
         assert (status, "--out out" in told) == (2, True), told
+
+
+def test_a_job_reads_from_s3_and_writes_to_s3(tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source and results may both be in a bucket; the report lies beside them, and a missing bucket is told at once."""
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"AWS_{name}", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server.url)
+    client = s3_server.client()
+    client.create_bucket(Bucket="night")
+    machine = Machine(tmp_path)
+    client.upload_file(str(machine.source(40)), "night", "in/reviews.jsonl")
+    with simulator() as provider:
+        job = machine.run_arguments(provider, "--state", "state")
+        job[1], job[3] = "s3://night/in/reviews.jsonl", "s3://night/out"
+        status, told = machine.penstock(*job)
+        assert status == 0, told
+        lines = client.get_object(Bucket="night", Key="out/output.jsonl")["Body"].read().splitlines()
+        assert sorted(json.loads(line)["custom_id"] for line in lines) == sorted(f"doc-{n}" for n in range(40))
+        report = json.loads(client.get_object(Bucket="night", Key="out/report.json")["Body"].read())
+        assert (report["succeeded"], report["total"]) == (40, 40)
+        job[3] = "s3://no-such-bucket/out"
+        status, told = machine.penstock(*job[:-1], "state-2")
+        assert status == 2
+        assert "no bucket 'no-such-bucket'" in told
