@@ -6,6 +6,7 @@ What crosses over goes through deques with one wake-up each: many items per thre
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from collections import deque
@@ -39,6 +40,7 @@ class EngineHost:
         """Raises what the engine raises when it cannot start."""
         self._thread.start()
         self._ready.result()
+        _spare_the_collector()
 
     def accept(self, delivery: Delivery) -> None:
         self._inbox.append(delivery)
@@ -124,3 +126,9 @@ class EngineHost:
             self._loop.call_soon_threadsafe(step)
         except RuntimeError:
             log.debug("the item loop is closed already")
+
+
+def _spare_the_collector() -> None:
+    """What is in memory by now, code above all, lives as long as the process: no need to walk it again and again."""
+    gc.collect()
+    gc.freeze()
