@@ -84,11 +84,19 @@ class Starts:
         finished = self._outcomes.terminal(doubtful) if doubtful else frozenset()
         if not finished:
             return begun
-        self._hot.settle(SettleBatch(released=sorted(finished)))
+        self._close([flight for flight in flights if flight.key in finished])
         return [
             Begun(BeginVerdict.DONE, 0) if flight.key in finished else one
             for flight, one in zip(flights, begun, strict=True)
         ]
+
+    def _close(self, flights: list[Flight]) -> None:
+        """Their outcomes are in SQL, but whoever put them there died before it told Redis: tell it now."""
+        for flight in flights:
+            job_id, generation, doc_id = flight.key
+            self._hot.rehydrate(job_id, generation, [(doc_id, False)], flight.job.buckets)
+        self._hot.settle(SettleBatch(released=[flight.key for flight in flights]))
+        self._hot.drop_from_window(flight.key for flight in flights)
 
     @staticmethod
     def _tell(waiting: _Waiting, begun: Begun) -> Flight | None:
