@@ -121,7 +121,7 @@ class TestRequest:
         def apply_async(_target: Any, **options: Any) -> None:
             calls.append(options)
 
-        @app.task(name="surfaces.task", acks_late=True)
+        @app.task(name="surfaces.task", acks_late=True, shared=False)
         def task() -> None: ...
 
         pool = SimpleNamespace(apply_async=apply_async)

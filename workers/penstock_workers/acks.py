@@ -12,7 +12,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 
 from penstock_workers.leases import BROKER_ERRORS, Fate, Leases
-from penstock_workers.transport import Message
+from penstock_workers.messages import Message
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
-from penstock_workers.engine import Delivery, ItemEngine, Verdict
+from penstock_workers.engine import Delivery, GivenBack, ItemEngine, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,12 @@ class EngineHost:
         self._loop_is_called = False
         engine = self._running()
         while self._inbox:
-            engine.accept(self._inbox.popleft())
+            delivery = self._inbox.popleft()
+            try:
+                engine.accept(delivery)
+            except Exception:
+                log.exception("a bug of ours: item %s was not accepted; it goes back to its queue", delivery.task_id)
+                self.conclude([(delivery, GivenBack("not accepted"))])
 
     def _main(self) -> None:
         asyncio.run(self._serve())

@@ -7,16 +7,13 @@ elsewhere. Ordinary tasks run in a few threads beside.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from time import monotonic
 from typing import Any
 
-from celery.concurrency.base import BasePool, apply_target
+from celery.concurrency.base import BasePool
 from celery.exceptions import ImproperlyConfigured
 from celery.worker.state import task_ready, task_reserved
 from kombu.asynchronous import get_event_loop
@@ -27,24 +24,12 @@ from penstock_workers.acks import Acks
 from penstock_workers.drain import Drain
 from penstock_workers.engine import Delivery, GivenBack, Retried, Verdict
 from penstock_workers.host import EngineHost
+from penstock_workers.hosted import Hosted, HostedItems, LateAcks
 from penstock_workers.leases import Fate, Leases
 from penstock_workers.reports import failure_report, retry_report
+from penstock_workers.task_threads import TaskThreads
 
 log = logging.getLogger(__name__)
-
-TASK_THREADS = 4  # for ordinary tasks such as `penstock.submit`: rare, short, and waiting for a database
-LATE_KEPT = 20_000  # acknowledgements that came too late, whose redelivered copies are still to be met; 2 MB
-
-
-@dataclass(slots=True, eq=False)
-class Hosted:
-    """An item in this worker, as the hub sees it."""
-
-    pid: int  # made up: Celery names a running task by the process that it thinks it runs in
-    delivery: Delivery
-    request: Any  # celery.worker.request.Request
-    message: Any  # kombu's; replaced when a redelivered copy is adopted
-    started: bool = False
 
 
 class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
@@ -71,18 +56,14 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         self._leases.on_lost = partial(self._post, self._lose)
         self._leases.on_late = partial(self._post, self._note_late)
         self._acks = Acks(self._leases, self._hub.call_soon)
-        self._acks.on_unsure = self._remember
-        self._pids = count(1)
-        self._hosted: dict[Delivery, Hosted] = {}
-        self._by_pid: dict[int, Hosted] = {}
-        self._by_tag: dict[str, Hosted] = {}
-        self._in_threads: set[str] = set()  # delivery tags of ordinary tasks
-        self._late: OrderedDict[str, None] = OrderedDict()
+        self._late = LateAcks()
+        self._acks.on_unsure = self._late.add
+        self._hosted = HostedItems()
+        self._threads = TaskThreads(self._post, self._acks.give_back)
         self._calls: deque[Callable[[], object]] = deque()  # other threads -> hub
         self._counts = dict.fromkeys(("failed", "retried", "given-back", "adopted", "late", "lost-leases"), 0)
         self._consumer: Any = None
         self._drain: Drain | None = None
-        self._threads = ThreadPoolExecutor(TASK_THREADS, thread_name_prefix="penstock-task")
         self._host = EngineHost(partial(parts.build_engine, self.app, parts.settings), self._wake)
         self._host.start()
         self._is_hosting = True
@@ -102,7 +83,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
 
     def finish(self, timeout_s: float) -> None:
         """The last act: events and conclusions leave the process."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.stop()
         self.deliver()
         if self._consumer is not None and self._consumer.event_dispatcher is not None:
             ignore_errors(self._consumer, self._consumer.event_dispatcher.flush)
@@ -111,7 +92,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
 
     def is_idle(self) -> bool:
         """No ordinary task is running."""
-        return not self._in_threads
+        return not self._threads.tags
 
     def meet(self, consumer: Any) -> None:
         """Called at start and after each reconnect."""
@@ -119,7 +100,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
 
     def flush(self) -> None:
         """The consumer has lost its connection and forgets what it has not handed to this pool: give that back."""
-        kept = self._by_tag.keys() | self._in_threads
+        kept = self._hosted.tags() | self._threads.tags
         self._acks.flush()
         self._leases.conclude([tag for tag in self._leases.tags() if tag not in kept], Fate.GIVE_BACK)
 
@@ -140,7 +121,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
             self._accept(request)
         else:
             request._on_ack = self.ack_of(request.message)
-            self._run_in_thread(request, target, args, options)
+            self._threads.run(request, target, args, options)
 
     def ack_of(self, message: Any) -> Callable[..., None]:
         """What a request calls to acknowledge its message, from the hub thread."""
@@ -148,21 +129,19 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
         """A revoked item; Celery acknowledges it right after. In a cold shutdown Celery does not: then it goes back."""
-        hosted = self._by_pid.get(pid)
+        hosted = self._hosted.of_pid(pid)
         if hosted is not None:
-            self._forget(hosted)
+            self._hosted.discard(hosted)
             self._host.abort(hosted.delivery, "it was revoked")
             self._post(self._give_back_unless_acknowledged, hosted)
 
     def absorb(self, message: Any) -> bool:
         """True when a claimed message needs no run of its own: it is a redelivered copy of one that we know."""
-        tag = message.delivery_tag
-        hosted = self._by_tag.get(tag)
+        hosted = self._hosted.of_tag(message.delivery_tag)
         if hosted is not None:
             self._adopt(hosted, message)
             return True
-        if tag in self._late and message.delivery_info.get("redelivered"):
-            del self._late[tag]  # once: the same item may come again for a good reason
+        if self._late.recognise(message):
             self._counts["late"] += 1
             self._acks.bind(message)()
             return True
@@ -180,8 +159,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
             queue=request.delivery_info["routing_key"] or "",
             raw=getattr(message, "raw", None),
         )
-        hosted = Hosted(next(self._pids), delivery, request, message)
-        self._hosted[delivery] = self._by_pid[hosted.pid] = self._by_tag[message.delivery_tag] = hosted
+        self._hosted.add(delivery, request)
         self._host.accept(delivery)
 
     def _adopt(self, hosted: Hosted, message: Any) -> None:
@@ -191,25 +169,6 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         hosted.request._on_ack = self._acks.bind(message)
         task_reserved(hosted.request)
 
-    def _run_in_thread(self, request: Any, target: Any, args: Sequence[Any], options: dict[str, Any]) -> None:
-        tag = request.message.delivery_tag
-        self._in_threads.add(tag)
-        self._threads.submit(
-            apply_target,
-            target,
-            args,
-            callback=partial(self._post, options["callback"]),
-            accept_callback=partial(self._post, options["accept_callback"]),
-        ).add_done_callback(partial(self._post, self._end_thread, request))
-
-    def _end_thread(self, request: Any, future: Future[None]) -> None:
-        self._in_threads.discard(request.message.delivery_tag)
-        if future.cancelled():
-            self._acks.give_back(request.message)
-        elif (error := future.exception()) is not None:
-            log.error("task %s could not be run and is kept aside", request, exc_info=error)
-            request.reject(requeue=False)
-
     # -- the engine's side -------------------------------------------------------------------------------------------
 
     def deliver(self) -> None:
@@ -217,18 +176,19 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         while self._calls:
             self._safely(self._calls.popleft())
         for delivery, verdict in self._host.outcomes():
-            hosted = self._hosted.get(delivery)
+            hosted = self._hosted.of_delivery(delivery)
             if hosted is None:  # aborted, and not ours to judge any more
                 continue
             try:
                 self._note(hosted, verdict)
             except Exception:
-                log.exception("a bug of ours while concluding %s; it returns when its lease ends", delivery.task_id)
+                log.exception("a bug of ours while concluding %s; it goes back to its queue", delivery.task_id)
+                self._acks.give_back(hosted.message)
         self._acks.flush()
 
     def give_back_all(self) -> int:
         """Whatever is still here returns to its queue; the engine is not asked."""
-        left = list(self._hosted.values())
+        left = self._hosted.all()
         for hosted in left:
             self._give_back(hosted)
         return len(left)
@@ -240,7 +200,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         if isinstance(verdict, GivenBack):
             self._give_back(hosted)
             return
-        self._forget(hosted)
+        self._hosted.discard(hosted)
         request = hosted.request
         if isinstance(verdict, Retried):
             self._counts["retried"] += 1
@@ -252,16 +212,15 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
             request.on_success((1, failure_report(verdict), verdict.runtime_s))
 
     def _start(self, hosted: Hosted) -> None:
-        hosted.started = True
         if hosted.request.revoked():  # while it waited here; this has acknowledged it
-            self._forget(hosted)
+            self._hosted.discard(hosted)
             self._host.abort(hosted.delivery, "it was revoked")
         else:
             hosted.request.on_accepted(hosted.pid, monotonic())
 
     def _give_back(self, hosted: Hosted) -> None:
         self._counts["given-back"] += 1
-        self._forget(hosted)
+        self._hosted.discard(hosted)
         hosted.request.acknowledged = True  # from here on nobody may acknowledge it
         task_ready(hosted.request)
         self._acks.give_back(hosted.message)
@@ -273,10 +232,10 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
     def _lose(self, tags: Iterable[str]) -> None:
         """Others may hold these by now: stop paying for them here."""
         for tag in tags:
-            hosted = self._by_tag.get(tag)
-            if hosted is not None:
+            hosted = self._hosted.of_tag(tag)
+            if hosted is not None and tag not in self._leases:  # else it has been claimed anew, by this process
                 self._counts["lost-leases"] += 1
-                self._forget(hosted)
+                self._hosted.discard(hosted)
                 hosted.request.acknowledged = True
                 task_ready(hosted.request)
                 self._host.abort(hosted.delivery, "its lease was lost")
@@ -284,19 +243,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
     def _note_late(self, fate: Fate, tags: Sequence[str]) -> None:
         self._counts["lost-leases"] += len(tags)
         if fate is Fate.ACK:
-            self._remember(tags)
-
-    def _remember(self, tags: Iterable[str]) -> None:
-        for tag in tags:
-            self._late[tag] = None
-            if len(self._late) > LATE_KEPT:
-                self._late.popitem(last=False)
-
-    def _forget(self, hosted: Hosted) -> None:
-        self._hosted.pop(hosted.delivery, None)
-        self._by_pid.pop(hosted.pid, None)
-        if self._by_tag.get(hosted.message.delivery_tag) is hosted:
-            del self._by_tag[hosted.message.delivery_tag]
+            self._late.add(tags)
 
     # -- any thread --------------------------------------------------------------------------------------------------
 

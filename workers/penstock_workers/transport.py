@@ -9,27 +9,26 @@ Redis cannot wait inside a script, so an idle worker asks again every ``idle_pol
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from queue import Empty
 from time import monotonic
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import orjson
 import redis
-from kombu.transport import TRANSPORT_ALIASES, virtual
+from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport import redis as kombu_redis
-from kombu.utils.json import dumps, loads
 from kombu.utils.url import parse_url
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
-from penstock_workers.lease_scripts import PARKED_KEY, Keys, script_text
+from penstock_workers.claims import Claim, Claimed, ClaimScript
+from penstock_workers.lease_scripts import PARKED_KEY, Keys
 from penstock_workers.leases import BROKER_ERRORS, Fate, Leases
+from penstock_workers.messages import Message, payload_of
 
 log = logging.getLogger(__name__)
 
@@ -38,41 +37,12 @@ BULK_MAX = 64  # messages per claim: some 5 ms of the hub, after which control c
 BULK_LIMIT = 500  # for the option `bulk_max`: a script may pass some thousand arguments at once
 IDLE_POLL_S = 0.05  # an idle worker costs Redis 20 small scripts per second
 KEEPER_TIMEOUT_MIN_S = 1.0
-JSON_TYPE = "application/json"
-_RAW = "penstock:raw"  # carries a message's text through kombu to ``Message``
 
 
 def register() -> None:
     """Make the broker URL schemes known to kombu."""
     for alias in ALIASES:
         TRANSPORT_ALIASES[alias] = f"{__name__}:Transport"
-
-
-class Claimed(NamedTuple):
-    """One message that this process now holds."""
-
-    queue: str
-    tag: str
-    raw: bytes  # as it lay in the queue
-
-
-class Message(virtual.Message):  # type: ignore[misc]  # kombu is untyped
-    """A message that remembers its text as it lay in the queue."""
-
-    def __init__(self, payload: dict[str, Any], channel: Any = None, **options: Any) -> None:
-        self.raw: bytes | None = payload.pop(_RAW, None)
-        super().__init__(payload, channel=channel, **options)
-
-    def _decode(self) -> Any:
-        """kombu's reader for its own extensions, and for what must be refused; a third of an item's cost without this."""
-        body: Any = self.body
-        trusted = self.accept is None or JSON_TYPE in self.accept
-        if trusted and self.content_type == JSON_TYPE and isinstance(body, bytes) and _is_plain(body):
-            try:
-                return orjson.loads(body)
-            except orjson.JSONDecodeError:
-                pass
-        return super()._decode()
 
 
 class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
@@ -116,9 +86,8 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is untyped
     def __init__(self, connection: Transport, **options: Any) -> None:
         self.leases = connection.leases
         self._unrecorded: set[str] = set()  # queues whose consumers need no acknowledgement
-        self._asked: list[str] = []  # the queues of the claim under way
+        self._claims = ClaimScript()
         self._next_claim_at = 0.0
-        self._script_is_loaded = False
         super().__init__(connection, **options)
 
     def room(self) -> int:
@@ -166,11 +135,13 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is untyped
     def _get(self, queue: str) -> dict[str, Any]:
         """One message, now. Raises queue.Empty."""
         self.leases.open(self._connect_keeper, self.broker_keys())
+        script = ClaimScript()
         with self.conn_or_acquire() as client:
-            reply = client.eval(script_text("claim"), *self._claim_arguments([queue], 1))
-        for claimed in self._note_claim([queue], reply):
-            return read_message(claimed.raw)
-        raise Empty
+            claim = script.read(client.execute_command(*self._claim_command(script, [queue], 1)))
+        self._note(claim)
+        if not claim.messages:
+            raise Empty
+        return payload_of(claim.messages[0].raw)
 
     # -- claiming: kombu's poller calls these two in place of BRPOP ---------------------------------------------------
 
@@ -178,14 +149,12 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is untyped
         room = self.room()
         if room <= 0 or monotonic() < self._next_claim_at:
             return
-        self._asked = self._queue_cycle.consume(len(self.active_queues))
-        if not self._asked:
+        queues = self._queue_cycle.consume(len(self.active_queues))
+        if not queues:
             return
-        script = script_text("claim")
-        command = ("EVALSHA", _sha(script)) if self._script_is_loaded else ("EVAL", script)
         self._in_poll = self.client.connection
         self._brpop_sent_at = monotonic()
-        self._in_poll.send_command(*command, *self._claim_arguments(self._asked, room))
+        self._in_poll.send_command(*self._claim_command(self._claims, queues, room))
 
     def _brpop_read(self, **options: Any) -> Literal[True]:
         messages = self._read_claim(**options)
@@ -196,18 +165,15 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is untyped
         self._hand_over(messages)
         return True
 
-    def _claim_arguments(self, queues: Sequence[str], room: int) -> list[Any]:
-        keys = self.broker_keys()
+    def _claim_command(self, script: ClaimScript, queues: Sequence[str], room: int) -> list[str | int]:
         lists = [(queue, self._q_for_pri(queue, step)) for step in self.priority_steps for queue in queues]
-        names = ["" if queue in self._unrecorded else dumps(queue) for queue, _ in lists]
-        paths = [keys.unacked, keys.unacked_index, keys.parked, *(keys.prefix + path for _, path in lists)]
-        return [len(paths), *paths, room, *names]
+        return script.command(self.broker_keys(), lists, self._unrecorded, room)
 
     def _read_claim(self, **options: Any) -> list[Claimed]:
         try:
             reply = self.client.parse_response(self.client.connection, "EVAL", **options)
-        except NoScriptError:  # the server was restarted: the next claim sends the text again
-            self._script_is_loaded = False
+        except NoScriptError:
+            self._claims.forget()
             return []
         except self.connection_errors:
             self.client.connection.disconnect()
@@ -215,18 +181,13 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is untyped
         finally:
             self._in_poll = None
             self._flush_brpop_reauth()
-        self._script_is_loaded = True
-        return self._note_claim(self._asked, reply)
+        claim = self._claims.read(reply)
+        self._note(claim)
+        return claim.messages
 
-    def _note_claim(self, queues: list[str], reply: list[Any]) -> list[Claimed]:
-        score, dropped, put_off, *found = reply
-        messages = [
-            Claimed(queues[(number - 1) % len(queues)], tag.decode(), raw)
-            for number, tag, raw in zip(found[::3], found[1::3], found[2::3], strict=True)
-        ]
-        recorded = [claimed.tag for claimed in messages if claimed.queue not in self._unrecorded]
-        self.leases.claimed(recorded, score.decode(), dropped, put_off)
-        return messages
+    def _note(self, claim: Claim) -> None:
+        recorded = [claimed.tag for claimed in claim.messages if claimed.queue not in self._unrecorded]
+        self.leases.claimed(recorded, claim.score, claim.dropped, claim.put_off)
 
     def _hand_over(self, messages: Sequence[Claimed]) -> None:
         waiting = deque(messages)
@@ -239,9 +200,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is untyped
     def _deliver(self, claimed: Claimed) -> None:
         """To the consumer of its queue. A message that makes the consumer fail must not take the worker with it."""
         try:
-            payload = read_message(claimed.raw)
-            payload[_RAW] = claimed.raw
-            self.connection._deliver(payload, claimed.queue)
+            self.connection._deliver(payload_of(claimed.raw), claimed.queue)
         except BROKER_ERRORS:
             raise
         except Exception:
@@ -328,26 +287,6 @@ def _parse_inner_url(client: Any) -> dict[str, Any] | None:
     if url["transport"] == "rediss" and not client.ssl:
         client.ssl = url.get("ssl") or {"ssl_cert_reqs": "required"}
     return url
-
-
-def read_message(raw: bytes) -> dict[str, Any]:
-    """A queue message as kombu reads it. Raises ValueError."""
-    if _is_plain(raw):
-        try:
-            return dict(orjson.loads(raw))
-        except orjson.JSONDecodeError:
-            pass  # integers beyond 64 bit, NaN: kombu's reader takes them
-    return dict(loads(raw.decode()))
-
-
-def _is_plain(text: bytes) -> bool:
-    """Without kombu's marks for dates and the like."""
-    return b"__type__" not in text
-
-
-@cache
-def _sha(script: str) -> str:
-    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
 def _nothing() -> None:

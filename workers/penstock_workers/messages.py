@@ -1,0 +1,52 @@
+"""Queue messages as kombu wants them, read faster, and with their text kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from kombu.transport import virtual
+from kombu.utils.json import loads
+
+JSON_TYPE = "application/json"
+_RAW = "penstock:raw"  # carries a message's text through kombu to ``Message``
+
+
+def payload_of(raw: bytes) -> dict[str, Any]:
+    """What kombu builds a message from. Raises ValueError for a text that is no JSON object."""
+    payload = _read(raw)
+    payload[_RAW] = raw
+    return payload
+
+
+class Message(virtual.Message):  # type: ignore[misc]  # kombu is untyped
+    """A message that remembers its text as it lay in the queue."""
+
+    def __init__(self, payload: dict[str, Any], channel: Any = None, **options: Any) -> None:
+        self.raw: bytes | None = payload.pop(_RAW, None)
+        super().__init__(payload, channel=channel, **options)
+
+    def _decode(self) -> Any:
+        """kombu's reader for its own extensions, and for what must be refused: it takes a fifth of an item's time."""
+        body: Any = self.body
+        trusted = self.accept is None or JSON_TYPE in self.accept
+        if trusted and self.content_type == JSON_TYPE and isinstance(body, bytes) and _is_plain(body):
+            try:
+                return orjson.loads(body)
+            except orjson.JSONDecodeError:
+                pass
+        return super()._decode()
+
+
+def _read(raw: bytes) -> dict[str, Any]:
+    if _is_plain(raw):
+        try:
+            return dict(orjson.loads(raw))
+        except orjson.JSONDecodeError:
+            pass  # integers beyond 64 bit, NaN: kombu's reader takes them
+    return dict(loads(raw.decode()))
+
+
+def _is_plain(text: bytes) -> bool:
+    """Without kombu's marks for dates and the like."""
+    return b"__type__" not in text
