@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from typing import Any
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 
 SUSPECT_AFTER_CRASHES = 2  # one crash is bad luck beside a culprit or a spot notice; two make a suspect
 CHILD_DEATHS_ALLOWED = 2  # one may be the machine's doing (out of memory beside us), two are the item's
+CHILDREN_MAX = 4  # some 60 MB each. Whatever flew in both crashes comes here, and holds a slot of its worker meanwhile
 CHILD_GRACE_S = 15.0  # on top of the item's own timeout: the child's start
 LINE_LIMIT = MAX_ANSWER_BYTES * 2  # base64 grows an answer by a third; anything longer is not ours
 
@@ -36,16 +39,16 @@ class ChildDied(Exception):
     """The process that ran nothing but this item is dead."""
 
 
-class QuarantineCell:
-    """At most one suspect at a time in one child, which is kept as long as it lives."""
+class Quarantine:
+    """A few suspects at a time, each alone in a child process; a child that has answered is kept for the next one."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-        self._child: Process | None = None
+        self._places = asyncio.Semaphore(CHILDREN_MAX)
+        self._idle: list[Process] = []  # bounded by the places
 
     async def infer(self, request: Request, doc_id: str) -> Tried | None:
         """The item's answer, or None when it killed its process ``CHILD_DEATHS_ALLOWED`` times."""
-        async with self._turn:
+        async with self._places:
             for _ in range(CHILD_DEATHS_ALLOWED):
                 try:
                     return await self._ask(request, doc_id)
@@ -54,39 +57,52 @@ class QuarantineCell:
             return None
 
     async def close(self) -> None:
-        child, self._child = self._child, None
-        if child is not None and child.returncode is None:
-            child.kill()
-            await child.wait()
+        while self._idle:
+            await _end(self._idle.pop())
 
     async def _ask(self, request: Request, doc_id: str) -> Tried:
         child = await self._living_child()
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(_encode_request(request, doc_id))
         try:
-            await child.stdin.drain()
-            async with asyncio.timeout(request.timeout_s + CHILD_GRACE_S):
-                line = await child.stdout.readline()
+            line = await _converse(child, request, doc_id)
         except TimeoutError:
-            await self.close()
+            await _end(child)
             return NoAnswer("timeout", "the quarantined item did not end in its time", round(request.timeout_s * 1000))
-        except ConnectionError:
-            line = b""
         except BaseException:  # cancelled: the child may still answer, and must not answer the next suspect
-            await self.close()
+            await _end(child)
             raise
         if not line:
-            await self.close()
+            await _end(child)
             raise ChildDied
+        self._idle.append(child)
         return _decode_tried(line)
 
     async def _living_child(self) -> Process:
-        if self._child is None or self._child.returncode is not None:
-            self._child = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", __name__, stdin=PIPE, stdout=PIPE, limit=LINE_LIMIT
-            )
-        return self._child
+        while self._idle:
+            child = self._idle.pop()
+            if child.returncode is None:
+                return child
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", __name__, stdin=PIPE, stdout=PIPE, limit=LINE_LIMIT
+        )
+
+
+async def _converse(child: Process, request: Request, doc_id: str) -> bytes:
+    """The child's answer; nothing when it died. Raises TimeoutError."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(_encode_request(request, doc_id))
+    try:
+        await child.stdin.drain()
+        async with asyncio.timeout(request.timeout_s + CHILD_GRACE_S):
+            return await child.stdout.readline()
+    except ConnectionError:
+        return b""
+
+
+async def _end(child: Process) -> None:
+    if child.returncode is None:
+        child.kill()
+        await child.wait()
 
 
 def _encode_request(request: Request, doc_id: str) -> bytes:
@@ -132,7 +148,12 @@ def _decode_tried(line: bytes) -> Tried:
 
 
 async def _serve() -> None:
-    """The child: one request per line in, one answer per line out, until the parent closes the pipe."""
+    """The child: one request per line in, one answer per line out, until the parent closes the pipe or is gone.
+
+    Signals to end that reach the whole process group are for the parent: a child that obeyed would look like a death.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     settings = WorkerSettings.load()
     failpoints = Failpoints.parse(settings.failpoints)
     lane = ApiLane(settings.providers)
@@ -142,8 +163,12 @@ async def _serve() -> None:
         while line := await loop.run_in_executor(None, sys.stdin.buffer.readline):
             request, doc_id = _decode_request(line)
             failpoints.hit("infer", doc_id)
-            sys.stdout.buffer.write(await _answer(lane, request))
-            sys.stdout.buffer.flush()
+            answer = await _answer(lane, request)
+            try:
+                sys.stdout.buffer.write(answer)
+                sys.stdout.buffer.flush()
+            except BrokenPipeError:
+                os._exit(0)  # the parent is gone, and whoever holds the item now asks anew
     finally:
         await lane.close()
 

@@ -27,7 +27,7 @@ from penstock_workers.jobbook import JobBook
 from penstock_workers.judge import Failure, Reply, name_failure
 from penstock_workers.lanes.base import Lane
 from penstock_workers.outcome import Outcome, Parked, Released, Unreadable
-from penstock_workers.quarantine import SUSPECT_AFTER_CRASHES, QuarantineCell
+from penstock_workers.quarantine import SUSPECT_AFTER_CRASHES, Quarantine
 from penstock_workers.schema import SchemaChecks
 from penstock_workers.settle import Settler
 from penstock_workers.shelves import Settled
@@ -70,7 +70,7 @@ class ItemRunner:
         self._policy = policy
         self._failpoints = failpoints
         self._slots = Slots(concurrency)
-        self._cell = QuarantineCell()
+        self._quarantine = Quarantine()
         self._schemas = SchemaChecks()
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._bridge: Bridge | None = None
@@ -131,7 +131,7 @@ class ItemRunner:
         return await self._lane.infer(flight.request())
 
     async def _infer_alone(self, flight: Flight) -> Tried:
-        tried = await self._cell.infer(flight.request(), flight.key.doc_id)
+        tried = await self._quarantine.infer(flight.request(), flight.key.doc_id)
         if tried is not None:
             return tried
         detail = f"its process died {flight.crashes} times in the fleet, and again when it ran alone"
@@ -193,7 +193,7 @@ class ItemRunner:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._settler.close()
         await self._starts.close()
-        await self._cell.close()
+        await self._quarantine.close()
         await self._admission.close()
         await self._lane.close()
 

@@ -169,7 +169,10 @@ class Steering:
             return
         if any(self._hot.outstanding(feed.job_id, feed.generation) for feed in feeds):
             return
-        if self._complete(job) is not None and self._finisher.finished(job):
+        counts = self._complete(job)
+        if counts is not None and self._finisher.finished(job):
+            if self._hot.stats(job.job_id).get("succeeded", 0) != counts.succeeded:  # drifted while Redis was rebuilt
+                self._hot.reset_stats(job.job_id, stats_from(counts))
             self._move(job, JobState.COMPLETED, None)
 
     def _complete(self, job: Job) -> Counts | None:
