@@ -27,6 +27,16 @@ def test_items_run_once_and_leave_nothing(fleet: Fleet) -> None:
     assert fleet.runs() == dict.fromkeys(tags, 1)
 
 
+def test_an_idle_worker_asks_quietly(fleet: Fleet) -> None:
+    """With nothing to do a worker asks some twenty times a second, and no more."""
+    fleet.start()
+    client = fleet.server.client()
+    client.config_resetstat()
+    time.sleep(2)
+    asked = sum(int(stats["calls"]) for name, stats in client.info("commandstats").items() if "eval" in name)
+    assert 5 <= asked <= 60
+
+
 def test_bulk_and_stock_workers_share_a_queue(fleet: Fleet) -> None:
     """Workers on our transport and on kombu's stock one work side by side on the same keys."""
     fleet.start(seconds=0.05, name="ours")
@@ -145,12 +155,14 @@ def test_lost_connections_cost_nothing(fleet: Fleet) -> None:
 
 
 def test_the_stock_transport_goes_on_after_lost_connections(fleet: Fleet) -> None:
-    """On kombu's transport a killed connection may lose a message, which the ledger notices; the worker goes on."""
+    """On kombu's transport a killed connection may lose a message, which the ledger notices. The worker goes on, and
+    adopts what is delivered again while it runs."""
     worker = fleet.start(seconds=0.2, broker_transport="redis")
     tags = fleet.publish(600)
     kill_connections(fleet, worker, times=4)
     until(lambda: fleet.queued() == 0, 60, worker.text)
     until(lambda: len(fleet.done()) >= len(tags) - 8, 30, worker.text)
+    assert set(fleet.runs().values()) == {1}
 
 
 def test_work_resumes_after_the_broker_was_killed(own_redis: RedisServer, tmp_path: Path) -> None:
