@@ -17,6 +17,7 @@ from penstock_workers.engine import Delivery, GivenBack, ItemEngine, Verdict
 
 log = logging.getLogger(__name__)
 
+STARTS_LINGER_S = 0.02  # how late Celery hears that an item runs: for task-started, and to revoke it in time
 
 class EngineHost:
     """Implements ``engine.Bridge``. Methods say which thread calls them."""
@@ -29,6 +30,7 @@ class EngineHost:
         self._outbox: deque[tuple[Delivery, Verdict | None]] = deque()  # loop -> hub; None = started; bounded likewise
         self._loop_is_called = False
         self._hub_is_called = False
+        self._tell_starts: asyncio.TimerHandle | None = None  # touched on the loop thread only
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: ItemEngine | None = None
         self._ready: Future[None] = Future()
@@ -76,8 +78,10 @@ class EngineHost:
     # -- loop thread -------------------------------------------------------------------------------------------------
 
     def started(self, delivery: Delivery) -> None:
+        """Told to the hub in groups: one wake-up per item would cost more than the news is worth."""
         self._outbox.append((delivery, None))
-        self._call_hub()
+        if not self._hub_is_called and self._tell_starts is None and self._loop is not None:
+            self._tell_starts = self._loop.call_later(STARTS_LINGER_S, self._call_hub)
 
     def conclude(self, pairs: Sequence[tuple[Delivery, Verdict]]) -> None:
         self.commits += 1
@@ -85,6 +89,9 @@ class EngineHost:
         self._call_hub()
 
     def _call_hub(self) -> None:
+        if self._tell_starts is not None:
+            self._tell_starts.cancel()
+            self._tell_starts = None
         if not self._hub_is_called:
             self._hub_is_called = True
             self._wake_hub()
