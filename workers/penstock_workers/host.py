@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 STARTS_LINGER_S = 0.02  # how late Celery hears that an item runs: for task-started, and to revoke it in time
 
+
 class EngineHost:
     """Implements ``engine.Bridge``. Methods say which thread calls them."""
 
