@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache
 from operator import itemgetter
 from typing import Any, Final
 
@@ -86,17 +87,22 @@ def _add(connection: Connection, sums: dict[Which, list[int]]) -> None:
     if not sums:
         return
     on_sqlite = connection.dialect.name == "sqlite"
-    new = (sqlite if on_sqlite else postgresql).insert(tallies)
-    grow = new.on_conflict_do_update(
-        index_elements=["job_id", "shard", "kind", "reason"],
-        set_={name: tallies.c[name] + new.excluded[name] for name in _FIGURES},
-    )
     shard = 0 if on_sqlite else os.getpid() % SHARDS
     rows = [
         {"job_id": job_id, "shard": shard, "kind": kind, "reason": reason, **dict(zip(_FIGURES, figures, strict=True))}
         for (job_id, kind, reason), figures in sorted(sums.items())
     ]
-    connection.execute(grow, rows)
+    connection.execute(_grow(on_sqlite), rows)
+
+
+@cache
+def _grow(on_sqlite: bool) -> Any:
+    """The statement, built once: building it costs more than running it."""
+    new = (sqlite if on_sqlite else postgresql).insert(tallies)
+    return new.on_conflict_do_update(
+        index_elements=["job_id", "shard", "kind", "reason"],
+        set_={name: tallies.c[name] + new.excluded[name] for name in _FIGURES},
+    )
 
 
 def _sums(rows: Sequence[OutcomeRow]) -> list[int]:
