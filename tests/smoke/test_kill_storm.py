@@ -13,9 +13,10 @@ from fleet import LEASE_S, Fleet, Process, until
 from penstock_ledger.model import JobState
 
 WORKERS, CONCURRENCY, PREFETCH = 4, 8, 16
+Pause = tuple[float, float]  # seconds between two kills: the least and the most
 
 
-def storm(fleet: Fleet, kills: int, documents: int, *, pause_s: tuple[float, float], latency_ms: int) -> None:
+def storm(fleet: Fleet, kills: int, documents: int, *, pause_s: Pause, latency_ms: int, settle_s: float = 120) -> None:
     """Run a job while workers are killed at random, then hold it to the accounts."""
     seed = int(os.environ.get("STORM_SEED") or time.time_ns() % 1_000_000)
     luck = random.Random(seed)
@@ -41,7 +42,7 @@ def storm(fleet: Fleet, kills: int, documents: int, *, pause_s: tuple[float, flo
             killed += 1
         fleet.mend(start)
     stormed = time.monotonic() - began
-    fleet.wait_for(job, JobState.COMPLETED, 120, lambda: fleet.mend(start))
+    fleet.wait_for(job, JobState.COMPLETED, settle_s, lambda: fleet.mend(start))
     account = fleet.account(job, documents)
     print(
         f"{killed} kills in {stormed:.1f} s, job {time.monotonic() - began:.1f} s, lease {LEASE_S:g} s: "
@@ -69,4 +70,4 @@ def test_kill_storm_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
 def test_kill_storm_of_an_evening(tmp_path: Path) -> None:
     """Seventy kills over 20,000 items, where stock Celery loses a dozen: none is lost."""
     with Fleet(tmp_path) as fleet:
-        storm(fleet, 70, 20_000, pause_s=(0.5, 3.0), latency_ms=150)
+        storm(fleet, 70, 20_000, pause_s=(0.5, 3.0), latency_ms=150, settle_s=600)

@@ -71,3 +71,14 @@ async def test_closed_slots_turn_everybody_away() -> None:
         await waiter
     with pytest.raises(asyncio.CancelledError):
         await slots.__aenter__()
+
+
+async def test_a_place_that_was_left_early_is_given_up_once() -> None:
+    """Leaving lets the next one in at once, and the end of the block does not give the slot up again."""
+    slots = Slots(1)
+    async with slots.place() as place:
+        place.leave()
+        async with slots.place():
+            assert slots.taken == 1
+        place.leave()
+    assert slots.taken == 0

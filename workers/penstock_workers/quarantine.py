@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 SUSPECT_AFTER_CRASHES = 2  # one crash is bad luck beside a culprit or a spot notice; two make a suspect
 CHILD_DEATHS_ALLOWED = 2  # one may be the machine's doing (out of memory beside us), two are the item's
-CHILDREN_MAX = 4  # some 60 MB each. Whatever flew in both crashes comes here, and holds a slot of its worker meanwhile
+CHILDREN_MAX = 2  # each some 60 MB and most of a second of a core to start; whatever flew in both crashes comes here
 CHILD_GRACE_S = 15.0  # on top of the item's own timeout: the child's start
 LINE_LIMIT = MAX_ANSWER_BYTES * 2  # base64 grows an answer by a third; anything longer is not ours
 

@@ -79,11 +79,13 @@ class ItemRunner:
 
     async def _steps(self, flight: Flight) -> Outcome:
         await self._open(flight)
-        async with self._slots:
+        async with self._slots.place() as place:
             ticket = await self._admit(flight)
             try:
                 await self._begin(flight)
                 ticket.start()
+                if flight.crashes >= SUSPECT_AFTER_CRASHES:
+                    place.leave()  # it waits for a child process: suspects must not keep the others from their turn
                 tried = await self._infer(flight)
                 happened = self._judge(flight, tried)
                 self._admission.settle(flight, ticket, happened)

@@ -29,11 +29,15 @@ class Slots:
             await waiter  # whoever wakes us has taken the slot for us
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._give_up()
+                self.give_up()
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self._give_up()
+        self.give_up()
+
+    def place(self) -> Place:
+        """A slot that its holder may leave before the block ends."""
+        return Place(self)
 
     def resize(self, size: int) -> None:
         """Growing lets waiters in at once; shrinking takes effect as running items end."""
@@ -46,7 +50,8 @@ class Slots:
         while self._waiting:
             self._waiting.popleft().cancel()
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """Called once for each slot that was taken."""
         self.taken -= 1
         self._wake()
 
@@ -56,3 +61,27 @@ class Slots:
             if not waiter.done():
                 self.taken += 1
                 waiter.set_result(None)
+
+
+class Place:
+    """One slot of ``Slots``, for one block."""
+
+    __slots__ = ("_slots", "_taken")
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._taken = False
+
+    async def __aenter__(self) -> Place:
+        await self._slots.__aenter__()
+        self._taken = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Let somebody else in; leaving again changes nothing."""
+        if self._taken:
+            self._taken = False
+            self._slots.give_up()
