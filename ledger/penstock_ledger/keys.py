@@ -18,6 +18,9 @@ penstock:delayed:<queue>            zset    tag -> not before (Unix seconds, thi
 penstock:delayed:<queue>:raw        hash    tag -> raw message
 penstock:workers                    zset    worker name -> last heartbeat (Unix seconds, this server's clock)
 penstock:worker:<name>              hash    what the worker said of itself; expires
+penstock:parked:unknown             list    messages that no worker could read or place, whole, for a person; unbounded on
+                                            purpose, because nothing is dropped in silence
+penstock:sweep                      string  short-lived: some worker has looked for ended leases just now
 <queue>, unacked, unacked_index     kombu's own: list of raw messages, hash tag -> message, zset tag -> lease start
 
 Job ids are made by the producer and hold neither ":" nor glob characters.

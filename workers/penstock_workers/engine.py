@@ -52,7 +52,14 @@ class GivenBack:
     why: str
 
 
-Verdict = Acked | Retried | GivenBack
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """No worker of this fleet can make sense of the message: keep it whole for a person, and send task-rejected."""
+
+    why: str
+
+
+Verdict = Acked | Retried | GivenBack | SetAside
 
 
 class Bridge(Protocol):

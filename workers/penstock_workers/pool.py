@@ -22,7 +22,7 @@ from kombu.common import ignore_errors
 from penstock_producer.wire import TASK_NAME
 from penstock_workers.acks import Acks
 from penstock_workers.drain import Drain
-from penstock_workers.engine import Delivery, GivenBack, Retried, Verdict
+from penstock_workers.engine import Delivery, GivenBack, Retried, SetAside, Verdict
 from penstock_workers.host import EngineHost
 from penstock_workers.hosted import Hosted, HostedItems, LateAcks
 from penstock_workers.leases import Fate, Leases
@@ -202,7 +202,10 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
             return
         self._hosted.discard(hosted)
         request = hosted.request
-        if isinstance(verdict, Retried):
+        if isinstance(verdict, SetAside):
+            request.reject(requeue=False)
+            task_ready(request)
+        elif isinstance(verdict, Retried):
             self._counts["retried"] += 1
             request.on_success((1, retry_report(verdict), 0.0))
         elif verdict.ok:

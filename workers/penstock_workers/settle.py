@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock_ratelimit import full_jitter
-from penstock_workers.engine import Acked, Bridge, GivenBack, Retried, Verdict
+from penstock_workers.engine import Acked, Bridge, GivenBack, Retried, SetAside, Verdict
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.gather import Gatherer
-from penstock_workers.outcome import Dead, Done, Released, Retry
+from penstock_workers.outcome import Dead, Done, Released, Retry, Unreadable
 from penstock_workers.shelves import Settled, Shelves
 
 log = logging.getLogger(__name__)
@@ -89,5 +89,7 @@ def _verdict(settled: Settled) -> Verdict:
             return Retried(error, after_s)
         case Released(why):
             return GivenBack(why)
-        case _:  # skipped, parked or unreadable: stored elsewhere or not needed, so the broker may forget it
+        case Unreadable(why):
+            return SetAside(why)
+        case _:  # skipped or parked: stored elsewhere or not needed, so the broker may forget it
             return Acked()

@@ -61,7 +61,7 @@ class Shelves:
             self._hot.park(job_id, raws)
         for flight, outcome in group:
             if isinstance(outcome, Unreadable):
-                log.error("message %s is put aside: %s", flight.delivery.task_id, outcome.why)
+                log.error("message %s is set aside for a person: %s", flight.delivery.task_id, outcome.why)
 
 
 def _batch(group: Iterable[Settled]) -> SettleBatch:
