@@ -22,8 +22,8 @@ PROMPT = "Name the programming topic of this documentation in two words:\n\n{tex
 REQUESTS_PER_MINUTE = 6_000
 TOKENS_PER_MINUTE = 2_000_000
 FAULTS = [
-    "--throttle-rate", "0.003", "--retry-after-s", "0.5", "--error-rate", "0.02", "--drop-rate", "0.01", "--truncate-rate", "0.002",
-    "--poison-rate", "0.004", "--latency-ms", "250", "--latency-sigma", "0.5", "--seed", "7",
+    "--throttle-rate", "0.003", "--retry-after-s", "0.5", "--error-rate", "0.02", "--drop-rate", "0.01",
+    "--truncate-rate", "0.002", "--poison-rate", "0.004", "--latency-ms", "250", "--latency-sigma", "0.5", "--seed", "7",
 ]  # fmt: skip
 
 
