@@ -326,7 +326,9 @@ def test_a_missing_source_and_an_unwritable_folder_are_refused(machine: Machine)
         assert (status, "--out out" in told) == (2, True), told
 
 
-def test_a_job_reads_from_s3_and_writes_to_s3(tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_reads_from_s3_and_writes_to_s3(
+    tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Source and results may both be in a bucket; the report lies beside them, and a missing bucket is told at once."""
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.setenv(f"AWS_{name}", "test")
