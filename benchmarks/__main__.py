@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from importlib import import_module, util
@@ -21,6 +22,7 @@ SCRIPT_TIMEOUT_S = 600
 
 def main() -> None:
     arguments = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that servers and folders go, too
     with folder() as place, redis_server(place) as server:
         print(machine(server.client()))
     for letter in arguments.which or [*MODULES, *SCRIPTS]:
