@@ -96,7 +96,7 @@ class Panel:
 
 
 def line(figures: Figures) -> str:
-    """``12.3 %  1,234 of 10,000 · 204/s · 43 s left · in flight 256 · …``"""
+    """``12.3 %  1,234 of 10,000 · 204/s · 43 s left · claimed 256 · …``"""
     return " · ".join([_share(figures), _speed(figures), *_traffic(figures), *_trouble(figures), *_spent(figures)])
 
 
@@ -153,7 +153,7 @@ def _speed(figures: Figures) -> str:
 
 def _traffic(figures: Figures) -> list[str]:
     return [
-        f"in flight {count(figures.in_flight)}",
+        f"claimed {count(figures.claimed)}",
         f"queued {count(figures.queued)}",
         f"delayed {count(figures.delayed)}",
         f"workers {figures.workers}",

@@ -48,7 +48,7 @@ class Watch:
             prompt_tokens=counts.prompt_tokens + moved.get("prompt_tokens", 0),
             completion_tokens=counts.completion_tokens + moved.get("completion_tokens", 0),
             cost_usd=(counts.cost_microusd + moved.get("cost_microusd", 0)) / MICRO,
-            in_flight=depth.unacked if depth else 0,
+            claimed=depth.unacked if depth else 0,
             queued=depth.queued if depth else 0,
             delayed=depth.delayed if depth else 0,
             workers=workers,
