@@ -70,4 +70,4 @@ def test_kill_storm_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
 def test_kill_storm_of_an_evening(tmp_path: Path) -> None:
     """Seventy kills over 20,000 items, where stock Celery loses a dozen: none is lost."""
     with Fleet(tmp_path) as fleet:
-        storm(fleet, 70, 20_000, pause_s=(1.0, 5.0), latency_ms=150, settle_s=600)
+        storm(fleet, 70, 20_000, pause_s=(0.5, 2.5), latency_ms=150, settle_s=600)
