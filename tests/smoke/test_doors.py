@@ -78,6 +78,16 @@ def test_rubbish_in_the_queue_stops_nobody(fleet: Fleet, message: str) -> None:
         assert message.encode() in fleet.redis.client().lrange("penstock:parked:unknown", 0, -1)
 
 
+def test_a_job_for_a_provider_that_workers_lack_is_paused(fleet: Fleet) -> None:
+    """Nothing is lost and nothing spins: the job waits, and its reason names the provider and the fix."""
+    with fleet.explained():
+        job = fleet.submit(5, key="elsewhere", provider="elsewhere")
+        fleet.wait_for(job, JobState.PAUSED, 30)
+        reason = fleet.producer.status(job.job_id).job.reason or ""
+        assert "'elsewhere' is not configured" in reason
+        assert "[providers.elsewhere]" in reason
+
+
 def test_an_item_of_an_unknown_job_is_kept_aside(fleet: Fleet) -> None:
     """A well-formed item message whose job no ledger knows is put aside whole: nothing is dropped in silence."""
     from penstock_ledger.model import ItemKey

@@ -20,7 +20,7 @@ from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.bodies import Bodies
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Bridge, Delivery
-from penstock_workers.errors import UnknownLane, UnknownProvider
+from penstock_workers.errors import UnknownProvider
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.flight import Flight
 from penstock_workers.jobbook import JobBook
@@ -102,8 +102,10 @@ class ItemRunner:
         job_id = flight.key.job_id
         try:
             flight.job = self._jobs.known(job_id) or await self._jobs.get(job_id)
-        except (JobNotFound, UnknownProvider, UnknownLane) as error:
+        except JobNotFound as error:
             raise TurnedAway(Unreadable(str(error))) from error
+        except UnknownProvider as error:
+            raise TurnedAway(Parked(str(error), pauses=True)) from error
         try:
             flight.body = flight.message.body or await self._bodies.fetch(flight)
         except ProducerError as error:

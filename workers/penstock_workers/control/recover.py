@@ -32,7 +32,9 @@ class Recovery:
         if self._hot.check_epoch():
             return False
         jobs = list(live)
-        log.warning("Redis is new, restarted or forgot: %d live jobs are rebuilt from SQL, then feeding goes on", len(jobs))
+        log.warning(
+            "Redis is new, restarted or forgot: %d live jobs are rebuilt from SQL, then feeding goes on", len(jobs)
+        )
         for job in jobs:
             self._rebuild(job)
         self._hot.install_epoch()
