@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from importlib.resources import files
 from math import ceil
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from penstock_ratelimit.limits import Terms
 
@@ -44,6 +44,67 @@ class InForce:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """What one process saw of the provider since its last call."""
+
+    throttled: int = 0
+    """429s: too much."""
+    ramp: int = 0
+    """Answers that say: growing too steeply."""
+    wins: int = 0
+    """Good answers."""
+    losses: int = 0
+    """Failures of the server: what the breaker is for."""
+    generation: int = 0
+    """The breaker generation that wins and losses belong to (``Health.generation`` of the call that granted them)."""
+    retries: int = 0
+    """Retries sent: each costs one of the budget; a win gives back a tenth."""
+    hold: str = ""
+    """Not empty: hold the account for this reason."""
+
+
+NOTHING: Final = Report()
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """The provider said ``remaining`` when it took the request after which we had charged ``counter``, ``age_s`` ago."""
+
+    remaining: float
+    counter: float
+    """``Reserved.counters`` of its call plus the amounts of its batch up to and including itself."""
+    age_s: float
+    """Seconds since the request was sent."""
+
+
+class Breaker(Enum):
+    """State of the breaker that the fleet shares."""
+
+    CLOSED = 0
+    OPEN = 1
+    """The provider fails: nothing is granted until ``left_s`` is over."""
+    HALF_OPEN = 2
+    """A few probes are let through; what comes of them decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How the provider does, as the fleet sees it."""
+
+    breaker: Breaker = Breaker.CLOSED
+    generation: int = 0
+    left_s: float = 0.0
+    """Until an open breaker lets probes through."""
+    hold: str = ""
+    """Why the account is held; empty = it is not."""
+    proven: bool = False
+    """A good answer came within the last hour."""
+    retry_budget: float = 100.0
+    share: float = 1.0
+    """Part of the rate in force: margin times slope."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reserved:
     """Answer to a reservation; the first ``len(waits_s)`` items have their start times, seconds from now."""
 
@@ -60,6 +121,9 @@ class Reserved:
     """Seconds per item at which the whole fleet can go, learned from what items cost; 0 = unknown."""
     in_force: InForce | None = None
     """Set when CHANGED."""
+    counters: tuple[float, ...] = ()
+    """Units charged so far per dimension: after the settlements, before the first item of this batch."""
+    health: Health = Health()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +137,8 @@ class Reserve:
     max_ahead_s: float
     share_s: float
     pause_s: float = 0.0
+    report: Report = NOTHING
+    sightings: Mapping[str, Sighting] = field(default_factory=dict)
 
 
 @cache
@@ -122,16 +188,16 @@ class QuotaHash:
             reply = await self._reserve(keys=[self.key, self._processes_key], args=args)
         return self._read(reply)
 
-    async def install(self, terms: Terms, *, replaces: str = "", empty: bool = False) -> InForce:
+    async def install(self, terms: Terms, *, replaces: str = "", empty: bool = False, account: str = "") -> InForce:
         """Fill in what is missing. ``replaces`` is "any", or the version that ``terms`` are to follow; "" is none."""
         args: list[Any] = [self._now(), replaces, int(empty), terms.to_json(), len(terms.dims)]
-        for row in zip(terms.dims, terms.rates, terms.bursts, terms.caps, strict=True):
+        for row in zip(terms.dims, terms.allowed, terms.bursts, terms.caps, strict=True):
             args += row
         async with asyncio.timeout(CALL_TIMEOUT_S):
             version, config = await self._install(keys=[self.key], args=args)
         return InForce(_text(version), Terms.from_json(self._quota_id, config))
 
-    async def heartbeat(self, process: str, ttl_s: float) -> int:
+    async def heartbeat(self, process: str, ttl_s: float, stats: str = "") -> int:
         """Count the processes that share this quota; ``ttl_s`` 0 leaves them."""
         async with asyncio.timeout(CALL_TIMEOUT_S):
             return int(await self._heartbeat(keys=[self._processes_key], args=[self._now(), process, int(ttl_s * _US)]))

@@ -19,7 +19,7 @@ end
 
 local old = {}
 if version then
-  for dim in pairs(cjson.decode(config)) do
+  for dim in pairs(cjson.decode(config).dims) do
     local row = redis.call('HMGET', KEYS[1], 'r:' .. dim, 'b:' .. dim, 't:' .. dim)
     local rate, burst = tonumber(row[1]) / 1000000, tonumber(row[2])
     local tat = math.max(tonumber(row[3]) - back, now)
