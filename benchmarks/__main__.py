@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import signal
-import subprocess
 import sys
 from importlib import import_module, util
 
-from benchmarks.ground import ROOT, folder, redis_server
+from benchmarks.ground import folder, redis_server
 from benchmarks.report import machine, show
 
-MODULES = {"a": "feed", "b": "queue_path", "n": "noop_path", "c": "http_path", "d": "redis_bytes", "e": "memory"}
-SCRIPTS = {"q": "ratelimit_share"}  # prints JSON of its own
+MODULES = {
+    "a": "feed", "b": "queue_path", "n": "noop_path", "c": "http_path", "d": "redis_bytes", "e": "memory", "q": "pace",
+}  # fmt: skip
 EXPLAINED = {
     "a": "feed rate", "b": "queue path against stock Celery", "n": "queue path with both stores, no-op lane",
-    "c": "whole path over HTTP", "d": "bytes of Redis", "e": "peak memory", "q": "shared quota",
+    "c": "whole path over HTTP", "d": "bytes of Redis", "e": "peak memory", "q": "shared quota beside other limiters",
 }  # fmt: skip
-SCRIPT_TIMEOUT_S = 600
 
 
 def main() -> None:
@@ -25,12 +24,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that servers and folders go, too
     with folder() as place, redis_server(place) as server:
         print(machine(server.client()))
-    for letter in arguments.which or [*MODULES, *SCRIPTS]:
+    for letter in arguments.which or MODULES:
         print(flush=True)
-        if letter in SCRIPTS:
-            _run_script(SCRIPTS[letter], arguments.quick)
-        else:
-            _run_module(MODULES[letter], arguments.quick)
+        _run_module(MODULES[letter], arguments.quick)
 
 
 def _run_module(name: str, quick: bool) -> None:
@@ -38,13 +34,6 @@ def _run_module(name: str, quick: bool) -> None:
         print(f"{name}: not in this checkout")
         return
     show(import_module(f"benchmarks.{name}").run(quick))
-
-
-def _run_script(name: str, quick: bool) -> None:
-    print(f"({name})", flush=True)
-    options = ["--seconds", "5"] if quick else []
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options]
-    subprocess.run(command, cwd=ROOT, timeout=SCRIPT_TIMEOUT_S, check=True)
 
 
 def _arguments() -> argparse.Namespace:

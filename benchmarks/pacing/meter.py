@@ -1,0 +1,68 @@
+"""What a limiter costs its Redis, as Redis itself counts it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import redis
+
+SCRIPTS = ("evalsha", "eval", "fcall", "evalsha_ro", "eval_ro")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisWork:
+    """Commands that scripts run inside count as ``commands`` too, their time is part of the script's."""
+
+    calls: int = 0  # scripts called: one round trip each
+    commands: int = 0  # of any kind, those inside scripts and the transactions' own included
+    busy_us: float = 0.0  # spent in scripts, or in all commands where a limiter uses no scripts
+    cpu_us: float = 0.0  # of the whole server, its reading and writing of sockets included
+
+    def plus(self, other: RedisWork) -> RedisWork:
+        return RedisWork(
+            self.calls + other.calls,
+            self.commands + other.commands,
+            self.busy_us + other.busy_us,
+            self.cpu_us + other.cpu_us,
+        )
+
+    def less(self, other: RedisWork) -> RedisWork:
+        return RedisWork(
+            self.calls - other.calls,
+            self.commands - other.commands,
+            self.busy_us - other.busy_us,
+            self.cpu_us - other.cpu_us,
+        )
+
+
+def read_work(client: redis.Redis) -> RedisWork:
+    """Since the server started, without the reading itself."""
+    stats = client.info("commandstats")
+    cpu = client.info("cpu")
+    rows = {name.removeprefix("cmdstat_"): row for name, row in stats.items() if not name.startswith("cmdstat_info")}
+    scripts = [row for name, row in rows.items() if name in SCRIPTS]
+    counted = scripts or list(rows.values())
+    return RedisWork(
+        sum(row["calls"] for row in scripts),
+        sum(row["calls"] for row in rows.values()),
+        sum(row["usec"] for row in counted),
+        (cpu["used_cpu_user"] + cpu["used_cpu_sys"]) * 1e6,
+    )
+
+
+class Meter:
+    """Adds up over the restarts of a server, each of which begins to count from nothing."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._since = read_work(client)
+        self._before = RedisWork()
+
+    def stops(self) -> None:
+        """Call before the server goes."""
+        self._before = self.read()
+        self._since = RedisWork()
+
+    def read(self) -> RedisWork:
+        """Work since the meter was made."""
+        return self._before.plus(read_work(self._client).less(self._since))
