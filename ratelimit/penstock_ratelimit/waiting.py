@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
 
+from penstock_ratelimit.fairness import DEFAULT_FLOW, FairLine, Flow
 from penstock_ratelimit.limits import Terms
 
 GATHER_S: Final = 0.005
 """At hundreds of starts a second one may be so late to go with the next: a turn of the loop costs more than a start."""
+LEAST_COST_S: Final = 1e-6
+"""What asks for nothing of a quota takes its turn all the same, but next to nothing of its flow's part."""
 
 
 class Waiter:
     """One caller in ``acquire``. Owned by the dispatcher, except ``future``, which the caller may cancel."""
 
-    __slots__ = ("amounts", "certain", "costs", "future", "reserved", "terms")
+    __slots__ = ("amounts", "certain", "costs", "flow", "future", "reserved", "terms")
 
     def __init__(
         self,
@@ -26,7 +28,9 @@ class Waiter:
         certain: Mapping[str, float] | None,
         terms: Terms,
         future: asyncio.Future[None],
+        flow: Flow = DEFAULT_FLOW,
     ) -> None:
+        self.flow = flow
         self.costs = costs
         self.certain = certain
         self.future = future
@@ -42,6 +46,12 @@ class Waiter:
         self.terms = terms
 
     @property
+    def cost_s(self) -> float:
+        """Seconds of the quota that it takes: those of the dimension that binds."""
+        rows = zip(self.amounts, self.terms.rates, strict=True)
+        return max((amount / rate for amount, rate in rows if amount > 0 and rate > 0), default=LEAST_COST_S)
+
+    @property
     def gone(self) -> bool:
         return self.future.done()
 
@@ -49,13 +59,14 @@ class Waiter:
 class WaitingRoom:
     """The line and the issued start times of one quota in one process, with one timer for the earliest start.
 
-    The line is bounded by the callers (one entry per waiting task), the issued ones by the window.
+    The line is fair between flows (see ``fairness``), in order of arrival inside each. It is bounded by the callers (one
+    entry per waiting task), the issued ones by the window.
     ``on_start`` is told after some were let go.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_start: Callable[[], None]) -> None:
         self._loop, self._on_start = loop, on_start
-        self._line: deque[Waiter] = deque()
+        self._line: FairLine[Waiter] = FairLine(gone=_is_gone)
         self._issued: list[tuple[float, int, Waiter]] = []  # a heap by start time, loop clock
         self._order = count()
         self._timer: asyncio.TimerHandle | None = None
@@ -75,19 +86,15 @@ class WaitingRoom:
         return sum(not waiter.gone for waiter in self._line) + sum(not waiter.gone for _, _, waiter in self._issued)
 
     def arrive(self, waiter: Waiter) -> None:
-        self._line.append(waiter)
+        self._line.push(waiter, waiter.flow, waiter.cost_s)
 
     def put_back(self, waiters: list[Waiter]) -> None:
-        """To the head of the line, in their order."""
-        self._line.extendleft(reversed(waiters))
+        """To the head of the line, in their order: a window at most, so those who come now wait for little."""
+        self._line.push_front(waiters)
 
     def next(self) -> Waiter | None:
-        """The first in line who is still there."""
-        while self._line:
-            waiter = self._line.popleft()
-            if not waiter.gone:
-                return waiter
-        return None
+        """Whose turn it is, of those who are still there."""
+        return self._line.pop()
 
     def let_go(self, waiter: Waiter) -> None:
         if not waiter.gone:
@@ -132,3 +139,7 @@ class WaitingRoom:
             self.let_go(heappop(self._issued)[2])
         self.arm()
         self._on_start()
+
+
+def _is_gone(waiter: Waiter) -> bool:
+    return waiter.gone
