@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from importlib.resources import files
-from math import ceil
+from math import ceil, isinf
 from typing import Any, Final, Protocol
 
 from penstock_ratelimit.limits import Terms
@@ -141,10 +141,20 @@ class Reserve:
     sightings: Mapping[str, Sighting] = field(default_factory=dict)
 
 
+_PRELUDES: Final[Mapping[str, tuple[str, ...]]] = {
+    "reserve": ("clock", "slope", "margin", "breaker", "sightings"),
+    "install": ("clock", "slope", "margin"),
+    "heartbeat": ("clock",),
+    "lift": (),
+    "enlist": (),
+}
+"""What is put before each script: Redis has no modules."""
+
+
 @cache
 def _script(name: str) -> str:
     folder = files("penstock_ratelimit") / "scripts"
-    return (folder / "clock.lua").read_text("utf-8") + (folder / name).read_text("utf-8")
+    return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in (*_PRELUDES[name], name))
 
 
 def _text(value: bytes | str) -> str:
@@ -164,60 +174,97 @@ class QuotaHash:
     ) -> None:
         self._quota_id = quota_id
         self.key = f"{prefix}{{q:{quota_id}}}"
-        self._processes_key = f"{self.key}:w"
+        self._processes_key, self._stats_key = f"{self.key}:w", f"{self.key}:s"
+        self._quotas_key = f"{prefix}quotas"
         self._clock_us = clock_us
-        self._reserve = client.register_script(_script("reserve.lua"))
-        self._install = client.register_script(_script("install.lua"))
-        self._heartbeat = client.register_script(_script("heartbeat.lua"))
+        self._reserve = client.register_script(_script("reserve"))
+        self._install = client.register_script(_script("install"))
+        self._heartbeat = client.register_script(_script("heartbeat"))
+        self._lift = client.register_script(_script("lift"))
+        self._enlist = client.register_script(_script("enlist"))
 
     async def reserve(self, ask: Reserve) -> Reserved:
-        terms = ask.terms
-        args: list[Any] = [
-            self._now(),
-            ask.version,
-            int(ask.max_ahead_s * _US),
-            int(ask.share_s * _US),
-            ceil(ask.pause_s * _US),
-            len(terms.dims),
-        ]
-        for dim in terms.dims:
+        args: list[Any] = [self._now(), ask.version, *_limits_of(ask), *_report(ask.report)]
+        args += (len(ask.terms.dims), len(ask.sightings), len(ask.items))
+        for dim in ask.terms.dims:
             args += (dim, ask.settlements.get(dim, 0))
+        for dim, seen in ask.sightings.items():
+            args += (ask.terms.dims.index(dim) + 1, seen.remaining, seen.counter, int(seen.age_s * _US))
         for item in ask.items:
             args += item
         async with asyncio.timeout(CALL_TIMEOUT_S):
             reply = await self._reserve(keys=[self.key, self._processes_key], args=args)
-        return self._read(reply)
+        return self._read(reply, len(ask.terms.dims))
 
     async def install(self, terms: Terms, *, replaces: str = "", empty: bool = False, account: str = "") -> InForce:
-        """Fill in what is missing. ``replaces`` is "any", or the version that ``terms`` are to follow; "" is none."""
-        args: list[Any] = [self._now(), replaces, int(empty), terms.to_json(), len(terms.dims)]
-        for row in zip(terms.dims, terms.allowed, terms.bursts, terms.caps, strict=True):
+        """Fill in what is missing. ``replaces`` is "any", or the version that ``terms`` are to follow; "" is none.
+
+        Another ``account`` (a fingerprint) than the last one known lifts a hold, and so do other terms.
+        """
+        args: list[Any] = [self._now(), replaces, int(empty), terms.to_json(), account, terms.margin, len(terms.dims)]
+        for row in zip(terms.dims, terms.rates, terms.bursts, terms.caps, strict=True):
             args += row
         async with asyncio.timeout(CALL_TIMEOUT_S):
             version, config = await self._install(keys=[self.key], args=args)
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            await self._enlist(keys=[self._quotas_key], args=[self._quota_id])
         return InForce(_text(version), Terms.from_json(self._quota_id, config))
 
     async def heartbeat(self, process: str, ttl_s: float, stats: str = "") -> int:
-        """Count the processes that share this quota; ``ttl_s`` 0 leaves them."""
+        """Count the processes that share this quota, and leave ``stats`` (JSON) for readers; ``ttl_s`` 0 leaves."""
+        args: list[Any] = [self._now(), process, int(ttl_s * _US), stats]
         async with asyncio.timeout(CALL_TIMEOUT_S):
-            return int(await self._heartbeat(keys=[self._processes_key], args=[self._now(), process, int(ttl_s * _US)]))
+            return int(await self._heartbeat(keys=[self._processes_key, self._stats_key], args=args))
+
+    async def lift(self) -> bool:
+        """End a hold; True when there was one. The account counts as not proven until its next good answer."""
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            return bool(await self._lift(keys=[self.key], args=[]))
 
     def _now(self) -> int | str:
         return "" if self._clock_us is None else self._clock_us()
 
-    def _read(self, reply: list[Any]) -> Reserved:
+    def _read(self, reply: list[Any], dims: int) -> Reserved:
         if reply[0] == -1:
             return Reserved(Verdict.MISSING)
         if reply[0] == -3:
             return Reserved(
                 Verdict.CHANGED, in_force=InForce(_text(reply[1]), Terms.from_json(self._quota_id, reply[2]))
             )
+        first_wait = _HEALTH.stop + dims
         return Reserved(
             Verdict.OK,
-            waits_s=[wait / _US for wait in reply[6:]],
+            waits_s=[wait / _US for wait in reply[first_wait:]],
             retry_s=reply[1] / _US,
             pause_left_s=reply[2] / _US,
             pause_id=reply[3],
             pace_s=reply[4] / _US,
             processes=reply[5],
+            counters=tuple(float(counter) for counter in reply[_HEALTH.stop : first_wait]),
+            health=_health(*reply[_HEALTH]),
         )
+
+
+_HEALTH: Final = slice(6, 13)
+"""Where a reply to a reservation says how the provider does."""
+
+
+def _limits_of(ask: Reserve) -> tuple[int | float, ...]:
+    """Arguments 3 to 8: how far, how much, and how fast after a restart."""
+    slope = ask.terms.slope
+    idle_us = 0 if isinf(slope.after_idle_s) else ceil(slope.after_idle_s * _US)
+    ahead_us, share_us, pause_us = int(ask.max_ahead_s * _US), int(ask.share_s * _US), ceil(ask.pause_s * _US)
+    return ahead_us, share_us, pause_us, slope.start, int(slope.doubling_s * _US), idle_us
+
+
+def _report(seen: Report) -> tuple[int | str, ...]:
+    """Arguments 9 to 16."""
+    if seen == NOTHING:
+        return ("",) * 8
+    return (1, seen.throttled, seen.ramp, seen.wins, seen.losses, seen.generation, seen.retries, seen.hold)
+
+
+def _health(
+    breaker: int, generation: int, left_us: int, hold: bytes | str, proven: int, budget: bytes, share: bytes
+) -> Health:
+    return Health(Breaker(breaker), generation, left_us / _US, _text(hold), bool(proven), float(budget), float(share))

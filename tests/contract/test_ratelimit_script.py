@@ -273,7 +273,7 @@ def test_a_dimension_that_is_no_longer_limited_is_gone(redis_server: RedisServer
     redis = Redis(redis_server, both())
     redis.install(Quota(redis.quota.id, {"tokens": PerSecond(500)}))
     fields = redis.raw.hkeys(redis.hash.key)
-    assert sorted(fields) == ["b:tokens", "c:tokens", "config", "lt", "nb", "r:tokens", "t:tokens", "v"]
+    assert sorted(fields) == ["b:tokens", "c:tokens", "config", "lt", "mg", "mga", "r:tokens", "t:tokens", "v"]
 
 
 def test_rates_of_a_hundred_million_a_minute_are_exact(redis_server: RedisServer) -> None:

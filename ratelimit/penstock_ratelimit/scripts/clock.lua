@@ -11,10 +11,23 @@ end
 -- that wavers hands out nothing twice. Beyond it, everything moves back with the clock, so that nobody waits for it.
 local MAX_STANDSTILL_US = 1000000
 
+local TIMES = {'lt', 'nb', 'ng', 'mga', 'ra', 'bu', 'bat', 'hat', 'ok'}
+local TIMES_OF_DIM = {'t:', 'sa:'}
+
 -- returns now, and how far stored times have to move back
 local function guarded(now, last_seen)
   local back = last_seen - now
   if back <= 0 then return now, 0 end
   if back <= MAX_STANDSTILL_US then return last_seen, 0 end
   return now, back
+end
+
+local function move_back(key, dims, back)
+  local names = {unpack(TIMES)}
+  for _, dim in ipairs(dims) do
+    for _, prefix in ipairs(TIMES_OF_DIM) do names[#names + 1] = prefix .. dim end
+  end
+  for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do
+    if value then redis.call('HSET', key, names[i], string.format('%.0f', tonumber(value) - back)) end
+  end
 end

@@ -1,48 +1,88 @@
 -- Put a quota's terms in force, with an EMPTY bucket where Redis knew nothing (first use, FLUSHALL, a restart without data).
+-- Preludes: clock, slope, margin.
 --
 -- KEYS[1]  the quota hash described in reserve.lua
 -- ARGV  1 now_us or ''
 --       2 which terms may be replaced: 'any' (a process that starts) | '' (none: only fill what is missing) | a version (compare and set)
 --       3 '1' empties the bucket in any case (after an outage, in which unshared work was done), else '0'
---       4 terms as JSON   5 n dimensions, then n times: dim, units per second, burst, cap
+--       4 terms as JSON   5 fingerprint of the account, '' = unknown   6 declared margin
+--       7 n dimensions, then n times: dim, units per second, burst, cap
 -- returns {version, config} as now in force
 -- Replaced terms keep the bucket's level in units (a full bucket stays at most full), so a change never hands out a burst.
+-- Another account, or other terms, end a hold: it was about what is no longer so.
 
-local stored = redis.call('HMGET', KEYS[1], 'v', 'config', 'lt', 'nb')
+local key, config_now, account = KEYS[1], ARGV[4], ARGV[5]
+local stored = redis.call('HMGET', key, 'v', 'config', 'lt', 'acct', 'mg', 'mga', 'rf', 'ra', 'rd')
+if stored[1] and not stored[5] then -- written by a release that knew no margin: start over, with an empty bucket
+  redis.call('DEL', key)
+  stored = {}
+end
 local version, config = stored[1], stored[2]
-local replaces = not version or (config ~= ARGV[4] and (ARGV[2] == 'any' or ARGV[2] == version))
-local now, back = guarded(clock_us(ARGV[1]), tonumber(stored[3]) or 0)
+local replaces = not version or (config ~= config_now and (ARGV[2] == 'any' or ARGV[2] == version))
+local last_seen = tonumber(stored[3]) or 0
+local now, back = guarded(clock_us(ARGV[1]), last_seen)
+local old_terms = version and cjson.decode(config) or {dims = {}}
+local old_dims = {}
+for dim in pairs(old_terms.dims) do old_dims[#old_dims + 1] = dim end
+if back > 0 then
+  move_back(key, old_dims, back)
+  stored = redis.call('HMGET', key, 'v', 'config', 'lt', 'acct', 'mg', 'mga', 'rf', 'ra', 'rd')
+  last_seen = now
+end
+local margin = version and margin_at(tonumber(stored[5]), tonumber(stored[6]), now)
+local slope = stored_slope(stored[7], stored[8], stored[9])
 
-local function put(field, value)
-  redis.call('HSET', KEYS[1], field, string.format('%.0f', value))
+local function put_us(field, us)
+  redis.call('HSET', key, field, string.format('%.0f', us))
 end
 
-local old = {}
-if version then
-  for dim in pairs(cjson.decode(config).dims) do
-    local row = redis.call('HMGET', KEYS[1], 'r:' .. dim, 'b:' .. dim, 't:' .. dim)
-    local rate, burst = tonumber(row[1]) / 1000000, tonumber(row[2])
-    local tat = math.max(tonumber(row[3]) - back, now)
+-- the level of each bucket in units, brought up to now
+local level = {}
+local function bring_up_to_now()
+  local lost = now - last_seen - work_between(slope, last_seen, now)
+  for _, dim in ipairs(old_dims) do
+    local row = redis.call('HMGET', key, 'r:' .. dim, 'b:' .. dim, 't:' .. dim)
+    local rate, burst = margin * tonumber(row[1]) / 1000000, margin * tonumber(row[2])
+    local tat = math.max(tonumber(row[3]) + lost, now)
     if ARGV[3] == '1' then tat = math.max(tat, now + burst / rate) end
-    old[dim] = {level = burst - (tat - now) * rate}
-    if replaces then
-      redis.call('HDEL', KEYS[1], 'r:' .. dim, 'b:' .. dim, 'c:' .. dim, 't:' .. dim, 'm:' .. dim)
-    else
-      put('t:' .. dim, tat)
-    end
+    level[dim] = burst - (tat - now) * rate
+    put_us('t:' .. dim, tat)
   end
-  put('nb', (tonumber(stored[4]) or 0) - back)
 end
-put('lt', now)
-if not replaces then return {version, config} end
 
-for i = 1, tonumber(ARGV[5]) do
-  local dim, rate, burst, cap = ARGV[2 + 4 * i], ARGV[3 + 4 * i], ARGV[4 + 4 * i], ARGV[5 + 4 * i]
-  local level = old[dim] and math.min(old[dim].level, tonumber(burst)) or 0
-  redis.call('HSET', KEYS[1], 'r:' .. dim, rate, 'b:' .. dim, burst, 'c:' .. dim, cap)
-  put('t:' .. dim, now + (tonumber(burst) - level) / (tonumber(rate) / 1000000))
+-- what belongs to limits that are no more; counters stay, because tickets and sightings of before refer to them
+local function forget_old_dims()
+  for _, dim in ipairs(old_dims) do
+    redis.call('HDEL', key, 'r:' .. dim, 'b:' .. dim, 'c:' .. dim, 't:' .. dim, 'm:' .. dim,
+      'p:' .. dim, 'f:' .. dim, 'sr:' .. dim, 'sk:' .. dim, 'sa:' .. dim)
+  end
 end
-local counter = version and tonumber(string.match(version, '^%d+')) or 0
-version = string.format('%d:%s', counter + 1, redis.sha1hex(ARGV[4]))
-redis.call('HSET', KEYS[1], 'v', version, 'config', ARGV[4])
-return {version, ARGV[4]}
+
+local function put_in_force()
+  if not version or old_terms.margin ~= tonumber(ARGV[6]) then
+    margin = tonumber(ARGV[6])
+    redis.call('HSET', key, 'mg', ARGV[6])
+    put_us('mga', now)
+  end
+  for i = 1, tonumber(ARGV[7]) do
+    local dim, rate, burst, cap = ARGV[4 + 4 * i], ARGV[5 + 4 * i], ARGV[6 + 4 * i], ARGV[7 + 4 * i]
+    local full = margin * tonumber(burst)
+    local missing = full - (level[dim] and math.min(level[dim], full) or 0)
+    redis.call('HSET', key, 'r:' .. dim, rate, 'b:' .. dim, burst, 'c:' .. dim, cap)
+    put_us('t:' .. dim, now + missing / (margin * tonumber(rate) / 1000000))
+  end
+  local generation = version and tonumber(string.match(version, '^%d+')) or 0
+  version, config = string.format('%d:%s', generation + 1, redis.sha1hex(config_now)), config_now
+  redis.call('HSET', key, 'v', version, 'config', config)
+end
+
+bring_up_to_now()
+put_us('lt', now)
+local another = account ~= '' and account ~= stored[4]
+if another then redis.call('HSET', key, 'acct', account) end
+if replaces or another then redis.call('HDEL', key, 'hold', 'hat', another and 'ok' or 'hat') end
+if replaces then
+  forget_old_dims()
+  put_in_force()
+end
+return {version, config}
