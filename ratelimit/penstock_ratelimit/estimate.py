@@ -2,38 +2,162 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
-CHARS_PER_TOKEN = 4.0
+CHARS_PER_TOKEN: Final = 4.0
 """English prose with the common tokenizers; other languages and code are learned."""
-SLOWEST_LEARNING = 0.05
+SLOWEST_LEARNING: Final = 0.05
 """Weight of a new observation once warm: about the last twenty count."""
-MAX_RATIO = 50.0
+MAX_RATIO: Final = 50.0
 """A learned ratio stays within 1/50 and 50: a provider that reports nonsense must not stop or flood a quota."""
-MAX_KEYS = 4096
+MAX_KEYS: Final = 4096
 """Keys remembered (job and model, say); the least recently observed is forgotten first."""
+DEFAULT_OUTPUT_TOKENS: Final = 256
+"""Output expected before anything was observed: a paragraph or two."""
+OUTPUT_QUANTILE: Final = 0.75
+"""Of the outputs observed, so many are no longer than the estimate (ratelimit.md 1.3)."""
+MAX_OUTPUT_TOKENS: Final = 1e7
+"""A longer answer counts as this long: no model writes it."""
+MAX_CHARS: Final = 10**12
+"""A longer prompt counts as this long: nobody sends it."""
+
+MEMORY: Final = 1.0 / SLOWEST_LEARNING
+"""Observations that count: older ones fade, so that each new one weighs max(0.05, 1/n)."""
+GROWTH: Final = 1.1
+"""Outputs are counted in bins that grow by a tenth: an estimate is within 5 % of the output it stands for."""
+FADED: Final = 1e-3
+"""A bin with less than a thousandth of an observation is forgotten. 170 bins reach up to ``MAX_OUTPUT_TOKENS``."""
+
+
+@dataclass(slots=True)
+class Sketch:
+    """What is known about one key, small and mergeable: two of them added are what one observer had seen.
+
+    The outputs are a histogram with logarithmic bins, which is what makes quantiles mergeable (DDSketch: Masson, Rim and
+    Lee, VLDB 2019), fading like an average with weight max(0.05, 1/n).
+    """
+
+    ratio: float = 1.0
+    """Mean of tokens per estimated token of the prompt."""
+    weight: float = 0.0
+    """Observations behind ``ratio``."""
+    bins: dict[int, float] = field(default_factory=dict)
+    """Bin number -> observations of outputs."""
+    outputs: float = field(init=False)
+    """Observations behind ``bins``."""
+
+    def __post_init__(self) -> None:
+        self.outputs = sum(self.bins.values())
+
+    def merge(self, new: Sketch, memory: float = MEMORY) -> None:
+        """Add ``new``; what was known fades as far as both together exceed ``memory`` observations."""
+        total = _kept(self.weight, new.weight, memory) * self.weight + new.weight
+        if total > 0:
+            self.ratio += (new.ratio - self.ratio) * new.weight / total
+        self.weight = total
+        if new.bins:
+            part = _kept(self.outputs, new.outputs, memory)
+            if part < 1.0:
+                self.bins = {number: part * count for number, count in self.bins.items() if part * count > FADED}
+            for number, count in new.bins.items():
+                self.bins[number] = self.bins.get(number, 0.0) + count
+            self.outputs = sum(self.bins.values())
+
+    def quantile(self, part: float) -> float:
+        """Tokens of output that ``part`` of the observations do not exceed."""
+        left = part * self.outputs
+        number = 0
+        for number in sorted(self.bins):
+            left -= self.bins[number]
+            if left <= 1e-9:  # sums of weights are rounded
+                break
+        return float(2.0 * GROWTH**number / (GROWTH + 1.0))  # the value with the least relative error in its bin
+
+
+def _kept(old: float, new: float, memory: float) -> float:
+    """The part of the old weight that stays when ``new`` arrives."""
+    return 1.0 if old + new <= memory else max(0.0, memory - new) / old if old > 0 else 1.0
 
 
 class Estimator:
-    """chars / 4 times a learned ratio per key. Not shared between processes: each warms up within a few requests."""
+    """chars / 4 times a learned ratio per key for the prompt, a learned quantile per key for the answer.
+
+    A key is what costs alike: job and model, say. Warms up within a few requests; ``Learned`` shares it with others.
+    Owned by one task or thread.
+    """
 
     def __init__(self) -> None:
-        self._learned: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
+        self._known: OrderedDict[Hashable, Sketch] = OrderedDict()
+        self._fresh: OrderedDict[Hashable, Sketch] = OrderedDict()  # observed, or asked for in vain, since ``take``
 
-    def estimate(self, key: Hashable, chars: int) -> float:
-        """Tokens to expect for ``chars`` characters; at least one."""
-        ratio, _ = self._learned.get(key, (1.0, 0))
-        return max(1.0, chars / CHARS_PER_TOKEN * ratio)
+    def estimate_prompt(self, key: Hashable, chars: int) -> float:
+        """Tokens to expect of a prompt of ``chars`` characters; at least one."""
+        known = self._look_up(key)
+        return max(1.0, min(max(chars, 0), MAX_CHARS) / CHARS_PER_TOKEN * known.ratio)
 
-    def observe(self, key: Hashable, chars: int, tokens: float) -> None:
-        """Learn from a request that used ``tokens``: the first replaces the guess, later ones weigh max(0.05, 1/n)."""
-        if chars <= 0 or not tokens >= 0:
-            return
-        ratio, seen = self._learned.pop(key, (1.0, 0))
-        seen += 1
-        weight = max(SLOWEST_LEARNING, 1.0 / seen)
-        ratio += weight * (tokens * CHARS_PER_TOKEN / chars - ratio)
-        self._learned[key] = (min(max(ratio, 1.0 / MAX_RATIO), MAX_RATIO), seen)
-        if len(self._learned) > MAX_KEYS:
-            self._learned.popitem(last=False)
+    estimate = estimate_prompt
+    """For a caller that takes a whole call, prompt and answer, as so many characters."""
+
+    def expected_output(self, key: Hashable, max_tokens: int | None) -> float:
+        """Tokens of output that three of four answers do not exceed; at least one, at most ``max_tokens``."""
+        known = self._look_up(key)
+        tokens = known.quantile(OUTPUT_QUANTILE) if known.bins else float(DEFAULT_OUTPUT_TOKENS)
+        return max(1.0, tokens if max_tokens is None else min(tokens, max_tokens))
+
+    def observe(self, key: Hashable, chars: int, prompt_tokens: float, output_tokens: float | None = None) -> None:
+        """Learn from a request that is done: the first replaces the guess, later ones weigh max(0.05, 1/n).
+
+        What makes no sense teaches nothing. ``output_tokens`` None: not known.
+        """
+        seen = Sketch()
+        if chars > 0 and prompt_tokens >= 0:
+            ratio = prompt_tokens * CHARS_PER_TOKEN / min(chars, MAX_CHARS)
+            seen.ratio, seen.weight = min(max(ratio, 1.0 / MAX_RATIO), MAX_RATIO), 1.0
+        if output_tokens is not None and output_tokens >= 0:
+            seen.bins, seen.outputs = {_bin(output_tokens): 1.0}, 1.0
+        if seen.weight or seen.bins:
+            _merge_into(self._known, key, seen)
+            _merge_into(self._fresh, key, seen)
+
+    # --- sharing -------------------------------------------------------------------------------------------------
+
+    def take(self, most: int) -> dict[Hashable, Sketch]:
+        """What was observed since the last time, of up to ``most`` keys; empty sketches of keys that nobody here knows."""
+        return dict(self._fresh.popitem(last=False) for _ in range(min(most, len(self._fresh))))
+
+    def put_back(self, taken: Mapping[Hashable, Sketch]) -> None:
+        """What was taken could not be shared: keep it for the next time."""
+        for key, sketch in taken.items():
+            _merge_into(self._fresh, key, sketch)
+
+    def adopt(self, key: Hashable, shared: Sketch) -> None:
+        """Know what everybody knows, and what was observed here since it was taken."""
+        fresh = self._fresh.get(key)
+        self._known.pop(key, None)
+        _merge_into(self._known, key, shared, memory=math.inf)
+        if fresh is not None:
+            self._known[key].merge(fresh)
+
+    def _look_up(self, key: Hashable) -> Sketch:
+        known = self._known.get(key)
+        if known is not None and (known.weight or known.bins):
+            return known
+        _merge_into(self._fresh, key, Sketch())
+        return Sketch()
+
+
+def _merge_into(sketches: OrderedDict[Hashable, Sketch], key: Hashable, new: Sketch, memory: float = MEMORY) -> None:
+    sketch = sketches.setdefault(key, Sketch())
+    sketch.merge(new, memory)
+    sketches.move_to_end(key)
+    if len(sketches) > MAX_KEYS:
+        sketches.popitem(last=False)
+
+
+def _bin(tokens: float) -> int:
+    """The number of the bin that holds outputs in (GROWTH**(number - 1), GROWTH**number]."""
+    return math.ceil(math.log(min(max(tokens, 1.0), MAX_OUTPUT_TOKENS)) / math.log(GROWTH) - 1e-9)
