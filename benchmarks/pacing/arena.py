@@ -6,7 +6,8 @@ import contextlib
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -173,7 +174,8 @@ class Measurement:
             recovered_s=self._recovered(),
             foreign=int(seen.accepted.get(FOREIGN, 0)),
             foreign_refused=int(seen.refused.get(FOREIGN, 0)),
-            errors=_sum_errors(tallies),
+            errors=_sum([tally.errors for tally in tallies]),
+            warnings=_sum([tally.warnings for tally in tallies]),
             per_process=tuple(each),
             startup_s=round(startup_s, 2),
         )
@@ -241,9 +243,5 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     return {**asdict(outcome), "refused_share": outcome.refused_share}
 
 
-def _sum_errors(tallies: list[Tally]) -> dict[str, int]:
-    errors: dict[str, int] = {}
-    for tally in tallies:
-        for name, count in tally.errors.items():
-            errors[name] = errors.get(name, 0) + count
-    return errors
+def _sum(counts: Iterable[Counter[str]]) -> dict[str, int]:
+    return dict(sum(counts, Counter()))

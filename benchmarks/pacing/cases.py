@@ -118,6 +118,7 @@ def _disruptions() -> list[Case]:
         ),
         Case(
             "killed", "one of 4 killed with its tickets", Targets(jain=0.99), trouble=Trouble.KILLED, peers=GCRA,
+            least_s=20.0,
         ),
         Case(
             "skew-ahead", "one clock 2 s ahead", STEADY, skew_s=2.0, peers=GCRA, quick=True,

@@ -36,6 +36,7 @@ class Outcome:
     foreign: int = 0
     foreign_refused: int = 0
     errors: Mapping[str, int] = field(default_factory=dict)
+    warnings: Mapping[str, int] = field(default_factory=dict)  # logged, by logger
     per_process: tuple[float, ...] = ()
     startup_s: float = 0.0
 

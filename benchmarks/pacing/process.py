@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 import time
@@ -57,6 +58,7 @@ class Tally:
     wait_p50_s: float = math.nan
     wait_p99_s: float = math.nan
     errors: Counter[str] = field(default_factory=Counter)
+    warnings: Counter[str] = field(default_factory=Counter)  # what was logged, by logger
     failed: int = 0
     never_fits: int = 0
     never_fits_s: float = 0.0  # the longest that one of these took to be told so
@@ -66,7 +68,21 @@ def run(plan: Plan, pipe: Connection) -> None:
     """The process's main: says when it is ready, hears the times, says its tally."""
     if plan.case.skew_s and plan.number == 0:
         shift_clock(plan.case.skew_s)
-    asyncio.run(_run(plan, pipe))
+    warnings = Warnings()
+    logging.getLogger().addHandler(warnings)
+    logging.captureWarnings(True)
+    asyncio.run(_run(plan, pipe, warnings))
+
+
+class Warnings(logging.Handler):
+    """Counts what limiters complain of instead of printing it from sixteen processes."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.seen: Counter[str] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen[record.name] += 1
 
 
 def shift_clock(seconds: float) -> None:
@@ -76,7 +92,7 @@ def shift_clock(seconds: float) -> None:
     time.time_ns = lambda: now_ns() + int(seconds * 1e9)
 
 
-async def _run(plan: Plan, pipe: Connection) -> None:
+async def _run(plan: Plan, pipe: Connection, warnings: Warnings) -> None:
     import redis.asyncio  # after the clock was shifted
 
     case = plan.case
@@ -99,7 +115,7 @@ async def _run(plan: Plan, pipe: Connection) -> None:
     if case.foreign and plan.number == 0:
         tasks.append(asyncio.create_task(foreign_traffic(case, ProviderClient(client, FOREIGN))))
     await asyncio.sleep(times.end - time.monotonic())
-    pipe.send(worker.tally())
+    pipe.send(worker.tally(warnings.seen))
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -158,7 +174,8 @@ class Worker:
                 self._tally.never_fits += 1
                 self._tally.never_fits_s = max(self._tally.never_fits_s, time.monotonic() - asked)
 
-    def tally(self) -> Tally:
+    def tally(self, warnings: Counter[str]) -> Tally:
+        self._tally.warnings = warnings
         self._tally.wait_p50_s = percentile(self._waits, 0.5)
         self._tally.wait_p99_s = percentile(self._waits, 0.99)
         return self._tally

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  terms     hash: window (0: refills all the time; else a budget per fixed window of so many seconds), depth (seconds
 --                    of rate that it holds), opening (seconds of rate at the first request), charge_refused, rate:<dim>;
---                    written here: at, level:<dim>
+--                    written here: level:<dim>, at:<dim> (Unix seconds)
 -- KEYS[2]  accounts  hash: accepted:<who> refused:<who> job:<job> charged:<dim>
 -- KEYS[3]  bins      hash: <dim>:<tenth of a second> -> units accepted
 -- ARGV  1 now_us or '' (this server's TIME)  2 who  3 job  4 '1' judge | '0' charge in any case (a negative cost is a refund)
@@ -17,20 +17,21 @@ else
   now = t[1] + t[2] / 1e6
 end
 local who, job, judge, n = ARGV[2], ARGV[3], ARGV[4] == '1', tonumber(ARGV[5])
-local head = redis.call('HMGET', KEYS[1], 'window', 'depth', 'opening', 'charge_refused', 'at')
-local window, depth, opening, at = tonumber(head[1]), tonumber(head[2]), tonumber(head[3]), tonumber(head[5])
+local head = redis.call('HMGET', KEYS[1], 'window', 'depth', 'opening', 'charge_refused')
+local window, depth, opening = tonumber(head[1]), tonumber(head[2]), tonumber(head[3])
 
 local dims, cost, rate, capacity, level = {}, {}, {}, {}, {}
 for i = 1, n do
   dims[i], cost[i] = ARGV[4 + 2 * i], tonumber(ARGV[5 + 2 * i])
-  local row = redis.call('HMGET', KEYS[1], 'rate:' .. dims[i], 'level:' .. dims[i])
+  local row = redis.call('HMGET', KEYS[1], 'rate:' .. dims[i], 'level:' .. dims[i], 'at:' .. dims[i])
+  local at = tonumber(row[3]) or now
   rate[i] = tonumber(row[1])
   capacity[i] = math.max(1, rate[i] * depth)
   level[i] = tonumber(row[2]) or math.min(capacity[i], rate[i] * opening)
   if window > 0 then
-    if at and math.floor(now / window) > math.floor(at / window) then level[i] = capacity[i] end
+    if math.floor(now / window) > math.floor(at / window) then level[i] = capacity[i] end
   else
-    level[i] = level[i] + (now - (at or now)) * rate[i]
+    level[i] = level[i] + (now - at) * rate[i]
   end
   level[i] = math.min(level[i], capacity[i])
 end
@@ -55,14 +56,13 @@ for i = 1, n do
   elseif head[4] == '1' and dim == 'requests' then
     level[i] = math.max(level[i] - cost[i], math.min(level[i], 0)) -- as far as one is left
   end
-  redis.call('HSET', KEYS[1], 'level:' .. dim, string.format('%.6f', level[i]))
+  redis.call('HSET', KEYS[1], 'level:' .. dim, string.format('%.6f', level[i]), 'at:' .. dim, string.format('%.6f', now))
   local full_s = (capacity[i] - level[i]) / rate[i]
   if window > 0 then full_s = window - now % window end
   reply[#reply + 1] = string.format('%.6f', rate[i])
   reply[#reply + 1] = string.format('%.6f', capacity[i] - level[i])
   reply[#reply + 1] = string.format('%.6f', full_s)
 end
-redis.call('HSET', KEYS[1], 'at', string.format('%.6f', math.max(now, at or now)))
 if judge then
   redis.call('HINCRBY', KEYS[2], (fits and 'accepted:' or 'refused:') .. who, 1)
   if fits then redis.call('HINCRBY', KEYS[2], 'job:' .. job, 1) end

@@ -66,6 +66,7 @@ def _times(theirs: float, ours: float) -> str:
 def remarks(outcome: Outcome) -> list[str]:
     """What happened in this run and has no column."""
     found = [f"{count} {name}" for name, count in outcome.errors.items()]
+    found += [f"{count} warnings of {name}" for name, count in outcome.warnings.items()]
     if outcome.failed:
         found.append(f"{outcome.failed} answers of 500")
     if outcome.never_fits:
