@@ -10,8 +10,8 @@
 -- Only downward: our bucket refills by itself as fast as the provider's, so what was held back comes back in time.
 
 local HEADROOM_US = 2e6 -- left to others: what they take between two sightings is not known yet
-local HEADROOM_PART = 0.2 -- of the provider's depth, where that is smaller: our burst and its jitter need the rest
-local SCARCE_PART = 0.25 -- of the depth: below, what others took lately is expected to go on
+local HEADROOM_PART = 0.3 -- of the depth, where that is less: of a depth of one second our burst takes half, jitter the rest
+local SCARCE_PART = 0.5 -- of the depth: below, what others took lately is expected to go on
 local FOREIGN_STEP_US = 0.5e6 -- pairs of sightings closer than this are mostly jitter
 local FOREIGN_MEMORY_US = 10e6
 local LONGEST_PUSH_US = 10e6 -- then somebody has to try, whatever an odd header says
