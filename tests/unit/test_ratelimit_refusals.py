@@ -324,6 +324,11 @@ def test_the_header_goes_before_the_delay_in_the_body() -> None:
     assert refusal.retry_after_s == 7.0
 
 
+def test_what_is_too_large_by_its_status_is_not_waited_for() -> None:
+    """Groq's 413 carries the code of a limit: waiting would never end."""
+    assert refused(413, openai("rate_limit_exceeded", "tokens")).name == "request_too_large"
+
+
 def test_a_spend_limit_has_no_end_that_anybody_told() -> None:
     """Anthropic's enforced limit comes without Retry-After: there is nothing to wait for but a person."""
     refusal = refused(429, anthropic("rate_limit_error", details={"error_code": "enforced_spend_limit_reached"}))
