@@ -79,6 +79,9 @@ def job_spec(flags: JobFlags) -> JobSpec:
         "deadline_s": deadline,
         "budget_usd": flags.budget_usd,
         "max_bad_rows": int(bad_rows) if bad_rows.isdecimal() else bad_rows,
+        "priority": flags.priority,
+        "weight": flags.weight,
+        "tenant": flags.tenant,
     }
     try:
         spec = JobSpec(**fields)

@@ -48,6 +48,20 @@ BudgetUsd = Annotated[float | None, typer.Option(help="Pause the job when it has
 MaxBadRows = Annotated[
     str, typer.Option(help="Unusable rows to accept as dead letters: a number or a share.", rich_help_panel=JOB)
 ]
+Priority = Annotated[
+    str,
+    typer.Option(
+        help="urgent passes what waits already, low takes a small part while others run: urgent, normal or low.",
+        rich_help_panel=JOB,
+    ),
+]
+Weight = Annotated[
+    float,
+    typer.Option(help="The job's part of the fleet beside others of its tenant: 2 is twice.", rich_help_panel=JOB),
+]
+Tenant = Annotated[
+    str | None, typer.Option(help="Whose job it is: tenants share the fleet evenly.", rich_help_panel=JOB)
+]
 Job = Annotated[
     str | None,
     typer.Option("--job", metavar="KEY", help="Names the job; the same key resumes it.", rich_help_panel=JOB),
@@ -89,6 +103,9 @@ class JobFlags:
     deadline: str | None = None
     budget_usd: float | None = None
     max_bad_rows: str = "1%"
+    priority: str = "normal"
+    weight: float = 1.0
+    tenant: str | None = None
     provider: str = "default"
 
 

@@ -66,14 +66,15 @@ class RedisLedger:
 
     # -- the life of an item -------------------------------------------------------------------------------------------
 
-    def publish(self, queue: str, docs: Sequence[Publish], buckets: int) -> PublishReport:
+    def publish(self, queue: str, docs: Sequence[Publish], buckets: int, *, urgent: bool = False) -> PublishReport:
         """Queue documents that are neither finished nor in the window.
 
+        ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming end.
         Raises RedisForgot when the sentinel is not ours; calls before the one that found out have been published.
         """
         published = done = in_window = 0
         for feed, chunk in _feed_chunks(docs):
-            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch)
+            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch, urgent)
             if isinstance(report, bytes):
                 raise RedisForgot(report.decode() or None, self._epoch)
             published += report.published
@@ -126,7 +127,14 @@ class RedisLedger:
 
     def outstanding(self, job_id: str, generation: int) -> int:
         """Documents that were fed and are not finished."""
-        return int(self._client.hlen(_window(job_id, generation)))
+        return self.outstanding_of([(job_id, generation)])[0]
+
+    def outstanding_of(self, feeds: Sequence[tuple[str, int]]) -> list[int]:
+        """``outstanding`` of many feeds (job and generation) in one round trip."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for feed in feeds:
+                pipe.hlen(_window(*feed))
+            return [int(length) for length in pipe.execute()]
 
     def window(self, job_id: str, generation: int) -> Iterator[tuple[str, str]]:
         """(document id, position) of all that were fed and are not finished; one may come twice while it changes."""

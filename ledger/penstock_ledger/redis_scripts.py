@@ -25,6 +25,7 @@ from penstock_ledger.batches import (
 from penstock_ledger.model import ItemKey
 
 BATCH_MAX: Final = 500  # items per call: other clients wait a few milliseconds at most; Lua's stack ends near 8,000
+URGENT_AWARE: Final = frozenset({"publish", "promote", "unpark"})  # scripts that urgent.lua is put before
 TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
 
 Argument = str | bytes | int | float
@@ -45,11 +46,11 @@ class Scripts:
         self._heartbeat = _registered(client, "heartbeat")
 
     def publish(
-        self, queue: str, feed: tuple[str, int], docs: Sequence[Publish], buckets: int, epoch: str
+        self, queue: str, feed: tuple[str, int], docs: Sequence[Publish], buckets: int, epoch: str, urgent: bool
     ) -> PublishReport | bytes:
         """One feed's documents. Returns the epoch found instead when it is not ``epoch``."""
         scope = keys.feed_scope(*feed)
-        arguments: list[Argument] = [epoch, f"{scope}:done:"]
+        arguments: list[Argument] = [epoch, f"{scope}:done:", int(urgent)]
         for key, position, _, raw in docs:
             field = keys.done_field(key.doc_id)
             arguments += (keys.done_bucket(field, buckets), field, key.doc_id, position, raw)
@@ -132,7 +133,8 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
 
 
 def _registered(client: redis.Redis, name: str) -> Any:
-    return client.register_script(_source(name))
+    text = _source(name)
+    return client.register_script(_source("urgent") + text if name in URGENT_AWARE else text)
 
 
 @cache

@@ -56,6 +56,7 @@ class Feeder:
         refused_lines: frozenset[int] = frozenset(),
     ) -> None:
         self.feed = feed
+        self.urgent = False  # set by who leads: whether documents go to the consuming end of the queue
         self._job = job
         self._source = source
         self._queue = queue
@@ -99,7 +100,7 @@ class Feeder:
             items = [self._item(self._source.fetch(position)) for _, position in group]
             # A death between these two takes the documents out of the window: a rewind of the feed brings them back.
             self._redis.drop_from_window([item.key for item in items])
-            published += self._redis.publish(self._queue, items, self._buckets).published
+            published += self._redis.publish(self._queue, items, self._buckets, urgent=self.urgent).published
         return published
 
     def _run(self, limit: int, handle: _Handler) -> FeedStep:
@@ -150,7 +151,8 @@ class Feeder:
         return FeedStep(len(rows), published, skipped, len(rows) - len(documents))
 
     def _publish(self, documents: Sequence[Document]) -> tuple[int, int]:
-        report = self._redis.publish(self._queue, [self._item(document) for document in documents], self._buckets)
+        items = [self._item(document) for document in documents]
+        report = self._redis.publish(self._queue, items, self._buckets, urgent=self.urgent)
         return report.published, report.done + report.in_window
 
     def _write_off(self, documents: Sequence[Document]) -> tuple[int, int]:
@@ -171,7 +173,7 @@ class Feeder:
         key = self._key(document.doc_id)
         inline = len(document.body) <= MAX_INLINE_BODY_BYTES
         body, ref = (document.body, None) if inline else (None, document.position)
-        raw = encode_item(key, queue=self._queue, body=body, ref=ref)
+        raw = encode_item(key, queue=self._queue, body=body, ref=ref, urgent=self.urgent)
         return Publish(key, document.position, item_tag(key), raw)
 
     def _key(self, doc_id: str) -> ItemKey:

@@ -21,10 +21,12 @@ from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.template import Template
 
 Lane = Literal["api", "gpu", "embed", "batch"]
+Priority = Literal["urgent", "normal", "low"]
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
 
 MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
+MAX_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is a file given by mistake
 
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
@@ -60,6 +62,9 @@ class JobSpec(BaseModel):
     budget_usd: PositiveFloat | None = None
     max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = "1%"
     response_schema: dict[str, Any] | None = None
+    priority: Priority = "normal"  # urgent passes what waits already; low takes a small part while others live
+    weight: Annotated[float, Field(strict=True, gt=0, le=MAX_WEIGHT)] = 1.0  # its part among the jobs of its tenant
+    tenant: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$")  # tenants share evenly; None is one
 
     @model_validator(mode="wrap")
     @classmethod

@@ -24,12 +24,13 @@ TASK_NAME = "penstock.item"
 MESSAGE_VERSION = 1
 GENERATION_HEADER = "x-penstock-gen"
 CALLS_HEADER = "x-penstock-calls"  # requests sent for the item in earlier tries; absent in a message that is new
+URGENT_HEADER = "x-penstock-urgent"  # true in messages that wait at the consuming end; absent in all others
 ORIGIN = "penstock"
 # Above this a message carries the document's position instead of its body: a window of 20,000 messages then stays
 # below 320 MB of Redis whatever the documents are.
 MAX_INLINE_BODY_BYTES = 16 * 1024
 _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
-_FRAMES_KEPT = 256  # (job, generation, queue, retries, calls) combinations whose constant parts stay built
+_FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent) combinations whose constant parts stay built
 
 _SAFE_DOC = re.compile(r"[A-Za-z0-9_.@-]{1,128}", re.ASCII)
 _EMBED = b'},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
@@ -66,7 +67,14 @@ def item_tag(key: ItemKey) -> str:
 
 
 def encode_item(
-    key: ItemKey, *, queue: str, body: bytes | None, ref: str | None, retries: int = 0, calls: int = 0
+    key: ItemKey,
+    *,
+    queue: str,
+    body: bytes | None,
+    ref: str | None,
+    retries: int = 0,
+    calls: int = 0,
+    urgent: bool = False,
 ) -> bytes:
     """The raw message to LPUSH. ``body`` must be valid JSON: it is embedded as it is, not parsed again.
 
@@ -78,7 +86,7 @@ def encode_item(
         raise ValueError(f"item {key}: give either body or ref, not both and not neither")
     job_id, generation, doc_id = key
     tag = item_tag(key)
-    frame = _frame(job_id, generation, queue, retries, calls)
+    frame = _frame(job_id, generation, queue, retries, calls, urgent)
     payload = b'"body":' + body if body is not None else b'"ref":' + orjson.dumps(ref)
     text = b"".join((frame.kwargs, orjson.dumps(doc_id), b",", payload, _EMBED))
     quoted_tag = orjson.dumps(tag)
@@ -131,7 +139,7 @@ class _Frame(NamedTuple):
 
 
 @lru_cache(maxsize=_FRAMES_KEPT)
-def _frame(job_id: str, generation: int, queue: str, retries: int, calls: int) -> _Frame:
+def _frame(job_id: str, generation: int, queue: str, retries: int, calls: int, urgent: bool) -> _Frame:
     def quoted(value: str) -> bytes:
         return orjson.dumps(value)
 
@@ -146,7 +154,8 @@ def _frame(job_id: str, generation: int, queue: str, retries: int, calls: int) -
             quoted(ORIGIN),
             quoted(GENERATION_HEADER),
             generation,
-            b",%b:%d" % (quoted(CALLS_HEADER), calls) if calls else b"",
+            (b",%b:%d" % (quoted(CALLS_HEADER), calls) if calls else b"")
+            + (b",%b:true" % quoted(URGENT_HEADER) if urgent else b""),
         ),
         before_tag=b',"delivery_mode":2,"delivery_info":{"exchange":"","routing_key":%b},"priority":0,"delivery_tag":'
         % quoted(queue),

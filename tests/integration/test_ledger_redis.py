@@ -101,6 +101,63 @@ def test_documents_are_queued_once(hot: RedisLedger, client: Any) -> None:
     assert tag_in(client.rpop(QUEUE)) == "job-a:d0"  # the consuming end: first in, first out
 
 
+def urgent(doc: str) -> Publish:
+    raw = encode_item(key(doc), queue=QUEUE, body=b"{}", ref=None, urgent=True)
+    return Publish(key(doc), doc, item_tag(key(doc)), raw)
+
+
+def claimed(client: Any, number: int) -> list[str]:
+    return [tag_in(raw).removeprefix("job-a:") for raw in claim(client, number)]
+
+
+def test_urgent_documents_are_claimed_first_and_in_their_order(hot: RedisLedger, client: Any) -> None:
+    """They pass what waits already, but not each other, in whatever batches they come; nothing is lost or doubled."""
+    hot.publish(QUEUE, [publish(f"n{n}") for n in range(3)], BUCKETS)
+    assert hot.publish(QUEUE, [urgent("u0"), urgent("u1")], BUCKETS, urgent=True) == (2, 0, 0)
+    hot.publish(QUEUE, [publish("n3")], BUCKETS)
+    assert hot.publish(QUEUE, [urgent("u1"), urgent("u2")], BUCKETS, urgent=True) == (1, 0, 1)
+    assert claimed(client, 7) == ["u0", "u1", "u2", "n0", "n1", "n2", "n3"]
+
+
+def test_urgent_documents_find_an_empty_queue(hot: RedisLedger, client: Any) -> None:
+    hot.publish(QUEUE, [urgent("u0"), urgent("u1")], BUCKETS, urgent=True)
+    hot.publish(QUEUE, [urgent(f"v{n}") for n in range(1_200)], BUCKETS, urgent=True)
+    assert claimed(client, 3) == ["u0", "u1", "v0"]
+    assert client.llen(QUEUE) == 1_199
+
+
+def test_a_full_redis_refuses_urgent_documents_whole(hot: RedisLedger, client: Any) -> None:
+    """The refusal comes before any message is moved."""
+    hot.publish(QUEUE, [publish("n0")], BUCKETS)
+    hot.publish(QUEUE, [urgent("u0"), urgent("u1")], BUCKETS, urgent=True)
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            hot.publish(QUEUE, [urgent("u2")], BUCKETS, urgent=True)
+    finally:
+        client.config_set("maxmemory", 0)
+    assert hot.outstanding(JOB, 1) == 3
+    assert claimed(client, 3) == ["u0", "u1", "n0"]
+
+
+def test_urgent_documents_that_come_back_are_urgent_still(hot: RedisLedger, client: Any) -> None:
+    """A due retry and a resumed message go where they were at first, behind the urgent ones there."""
+    hot.publish(QUEUE, [publish("n0")], BUCKETS)
+    hot.publish(QUEUE, [urgent("u0")], BUCKETS, urgent=True)
+    raw = encode_item(key("u1"), queue=QUEUE, body=b"{}", ref=None, retries=1, urgent=True)
+    hot.settle(SettleBatch(retries=[SettledRetry(key("u1"), BUCKETS, QUEUE, item_tag(key("u1")), raw, 0.0)]))
+    assert hot.promote(QUEUE) == 1
+    hot.park(JOB, [urgent("u2").raw, publish("n1").raw, urgent("u3").raw])
+    assert hot.unpark(JOB, QUEUE) == 3
+    assert claimed(client, 6) == ["u0", "u1", "u2", "u3", "n0", "n1"]
+
+
+def test_outstanding_of_many_feeds_is_one_look(hot: RedisLedger) -> None:
+    hot.publish(QUEUE, [publish("a"), publish("b"), publish("a", 2)], BUCKETS)
+    assert hot.outstanding_of([(JOB, 2), (JOB, 1), ("nobody", 1)]) == [1, 2, 0]
+    assert hot.outstanding_of([]) == []
+
+
 def test_generations_and_jobs_in_one_call_do_not_mix(hot: RedisLedger) -> None:
     """A replayed document is another item: what its first generation left behind does not stop it."""
     hot.settle(SettleBatch(dead=[SettledDead(key("a"), BUCKETS, "http_400")]))

@@ -25,6 +25,8 @@ from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.wire import decode_envelope
 from penstock_workers.control.loop import Control
+from penstock_workers.control.room import ACTIVE_S, Room
+from penstock_workers.control.shares import Share
 from penstock_workers.settings import WorkerSettings
 
 QUEUE = "penstock.api"
@@ -92,6 +94,84 @@ def test_feeding_keeps_to_its_window(redis_server: RedisServer, tmp_path: Path) 
     assert len(house.queued()) == 13
     assert len(set(house.queued())) == 13
     house.close()
+
+
+def jobs_queued(house: House) -> list[str]:
+    """Jobs of the queued messages, in the order in which they will be claimed."""
+    return [decode_envelope(raw).message.key.job_id for raw in reversed(house.redis.lrange(QUEUE, 0, -1))]
+
+
+def claim(house: House, number: int) -> list[str]:
+    """What the fleet takes next, gone from the queue but not finished."""
+    return [decode_envelope(raw).message.key.doc_id for raw in house.redis.rpop(QUEUE, number) or []]
+
+
+def test_an_urgent_job_passes_a_full_queue_and_never_fills_the_fleet(house: House) -> None:
+    """Its documents are claimed next, in their order, and there are never more of them than three quarters of the slots."""
+    house.hot.heartbeat("worker", {"lane": "api", "concurrency": "8"})
+    house.hot.heartbeat("elsewhere", {"lane": "gpu", "concurrency": "100"})
+    big = house.submit(5_000)
+    house.control.tick()
+    urgent = house.submit(50, priority="urgent")
+    done: list[str] = []
+    while house.state(urgent) is JobState.RUNNING:
+        house.control.tick()
+        waiting = house.hot.outstanding(urgent.job_id, 1)
+        assert waiting <= 6
+        assert jobs_queued(house)[: waiting + 1] == [urgent.job_id] * waiting + [big.job_id]
+        docs = claim(house, min(waiting, 4))
+        house.finish(urgent, *docs)
+        done += docs
+    assert done == [f"d{n}" for n in range(50)]
+    assert house.hot.outstanding(big.job_id, 1) == 2_000
+
+
+def test_a_fleet_of_unknown_size_gets_urgent_documents_one_by_one(house: House) -> None:
+    house.submit(10)
+    urgent = house.submit(3, priority="urgent")
+    house.control.tick()
+    house.control.tick()
+    assert house.hot.outstanding(urgent.job_id, 1) == 1
+    assert jobs_queued(house)[0] == urgent.job_id
+
+
+def test_jobs_share_the_queue_by_tenant_weight_and_priority(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Shares hold from the first tick on, before anybody has finished anything."""
+    house = House(redis_server, tmp_path, window=900)
+    specs: list[dict[str, object]] = [
+        {"tenant": "a", "weight": 1.0}, {"tenant": "a", "weight": 3.0}, {"tenant": "b"}, {"priority": "low"},
+    ]  # fmt: skip
+    jobs = [house.submit(2_000, **spec) for spec in specs]
+    house.control.tick()
+    assert [house.hot.outstanding(job.job_id, 1) for job in jobs] == [100, 300, 400, 100]
+    house.close()
+
+
+def test_a_job_that_has_nothing_in_the_queue_leaves_its_share_to_the_others(house: House) -> None:
+    """An open job that nobody pushes into takes no room; once it has documents it has its share again at once."""
+    now = 100.0
+    room = Room(house.hot, 1_000, clock=lambda: now)
+    busy, idle = house.submit(1), house.submit(2, weight=1.5)
+    live = house.jobs.live()
+    room.look_around(live)
+    assert room.for_feed(busy, 1) == Share(400, False)
+    house.control.tick()
+    house.hot.drop_from_window([ItemKey(idle.job_id, 1, doc) for doc in ("d0", "d1")])
+    now += ACTIVE_S
+    room.look_around(live)
+    assert room.for_feed(busy, 1) == Share(999, False)
+    assert room.for_feed(idle, 1) == Share(600, False)
+
+
+def test_a_lost_urgent_message_comes_back_urgent(house: House) -> None:
+    house.hot.heartbeat("worker", {"lane": "api", "concurrency": "8"})
+    house.submit(10)
+    urgent = house.submit(1, priority="urgent")
+    house.control.tick()
+    assert claim(house, 1) == ["d0"]
+    for _ in range(4):
+        house.control.tick()
+    assert jobs_queued(house)[0] == urgent.job_id
 
 
 def test_a_job_completes_when_sql_counts_every_outcome(house: House) -> None:

@@ -55,9 +55,17 @@ def test_flags_become_a_spec() -> None:
     assert (spec.deadline_s, spec.timeout_s, spec.max_bad_rows, spec.budget_usd) == (7200.0, 120.0, 3, 1.5)
 
 
+def test_flags_say_whose_job_it_is_and_how_urgent() -> None:
+    spec = job_spec(flags(priority="low", weight=3, tenant="search"))
+    assert (spec.priority, spec.weight, spec.tenant) == ("low", 3.0, "search")
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        ({"priority": "high"}, r"--priority: 'high'"),
+        ({"weight": 0.0}, r"--weight: 0.0"),
+        ({"tenant": "a b"}, r"--tenant: 'a b'"),
         ({"lane": "fast"}, r"--lane: 'fast'"),
         ({"max_attempts": 0}, r"--max-attempts: 0"),
         ({"params": ["max_tokens=lots"]}, r"--param max_tokens: 'lots'"),

@@ -57,6 +57,33 @@ def test_amounts_are_positive_finite_numbers(field: str, value: Any) -> None:
     assert refusal(**{field: value}).problems[0].pointer == f"/{field}"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", "high"),
+        ("priority", 0),
+        ("weight", 0),
+        ("weight", -1),
+        ("weight", 100.5),
+        ("weight", True),
+        ("weight", "2"),
+        ("weight", float("nan")),
+        ("tenant", ""),
+        ("tenant", "a b"),
+        ("tenant", "x" * 65),
+    ],
+)
+def test_a_place_in_line_is_one_that_can_be(field: str, value: Any) -> None:
+    """Priorities are known words, weights are above 0 and at most 100, tenants are short names."""
+    assert refusal(**{field: value}).problems[0].pointer == f"/{field}"
+
+
+def test_a_place_in_line_survives_the_ledger() -> None:
+    spec = JobSpec(priority="urgent", weight=2.5, tenant="team-a/night")
+    assert JobSpec.from_json(spec.to_json()) == spec
+    assert (JobSpec().priority, JobSpec().weight, JobSpec().tenant) == ("normal", 1.0, None)
+
+
 @pytest.mark.parametrize("value", [True, 0, -1, 1.5, "3"])
 def test_max_tokens_is_a_strict_positive_integer(value: Any) -> None:
     """A bad max_tokens is refused before a million requests carry it."""

@@ -33,6 +33,16 @@ def test_large_bodies_travel_by_reference() -> None:
     assert wire.decode_envelope(raw).message == wire.ItemMessage(KEY, None, "1024:99")
 
 
+def test_urgent_messages_say_so_where_no_body_can() -> None:
+    """The mark that Redis looks for is in urgent messages only, whatever a body says."""
+    sly = b'{"x-penstock-urgent":true,"text":"\\"x-penstock-urgent\\":true"}'
+    mark = b'"x-penstock-urgent":'
+    assert mark not in wire.encode_item(KEY, queue="q", body=sly, ref=None)
+    urgent = wire.encode_item(KEY, queue="q", body=sly, ref=None, urgent=True, calls=2)
+    assert urgent.count(mark) == 1
+    assert json.loads(urgent)["headers"][wire.URGENT_HEADER] is True
+
+
 @pytest.mark.parametrize(("body", "ref"), [(None, None), (b"{}", "0:2")])
 def test_a_message_has_a_body_or_a_reference(body: bytes | None, ref: str | None) -> None:
     """Neither and both are programming errors."""

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from penstock_ratelimit.fairness import Flow, Priority
 from penstock_workers.slots import Slots
 
 
@@ -34,6 +35,25 @@ async def test_no_more_than_size_at_once_and_in_order() -> None:
     await asyncio.gather(*tasks)
     assert order == [0, 1, 2, 3]
     assert slots.taken == 0
+
+
+async def test_an_urgent_item_is_let_in_before_those_who_wait() -> None:
+    """A claimed urgent item does not wait behind all that its worker claimed before it."""
+    slots, order = Slots(1), []
+
+    async def item(name: str, flow: Flow) -> None:
+        async with slots.place(flow):
+            order.append(name)
+
+    await slots.__aenter__()
+    waiting = [item(f"n{number}", Flow(job="big")) for number in range(20)]
+    waiting += [item(f"u{number}", Flow(job="small", priority=Priority.URGENT)) for number in range(2)]
+    tasks = [asyncio.create_task(one) for one in waiting]
+    await settle_loop()
+    slots.give_up()
+    await asyncio.gather(*tasks)
+    assert set(order[:3]) >= {"u0", "u1"}
+    assert [name for name in order if name[0] == "n"] == [f"n{number}" for number in range(20)]
 
 
 async def test_a_cancelled_waiter_takes_no_slot() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import CALLS_HEADER, ItemMessage, item_tag
+from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_workers.engine import Delivery
 from penstock_workers.lanes.base import Request
 from penstock_workers.settings import ProviderSettings
@@ -20,6 +21,7 @@ class JobView:
     spec: JobSpec
     provider: ProviderSettings
     buckets: int  # of the completed set
+    flow: Flow = DEFAULT_FLOW  # where its items stand in the lines of a worker
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from penstock_ledger import JobStore, buckets_for
 from penstock_producer.spec import JobSpec
 from penstock_workers.flight import JobView
+from penstock_workers.flows import flow_of
 from penstock_workers.settings import WorkerSettings
 
 JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
@@ -49,6 +50,6 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
     def read(job_id: str) -> JobView:
         job = jobs.get(job_id)
         spec = JobSpec.from_json(job.spec)
-        return JobView(job.job_id, spec, settings.provider(spec.provider), buckets_for(job))
+        return JobView(job.job_id, spec, settings.provider(spec.provider), buckets_for(job), flow_of(job.job_id, spec))
 
     return read

@@ -17,7 +17,7 @@ from penstock_ledger import (
     SettledRetry,
 )
 from penstock_ledger.model import DeadLetter, JobState, Result
-from penstock_producer.wire import encode_item
+from penstock_producer.wire import URGENT_HEADER, encode_item
 from penstock_workers.flight import Flight
 from penstock_workers.outcome import Dead, Done, Outcome, Parked, Released, Retry, Unreadable
 
@@ -123,6 +123,7 @@ def _message(flight: Flight, retries: int) -> bytes:
         ref=message.ref,
         retries=retries,
         calls=flight.calls_in_all,
+        urgent=flight.delivery.headers.get(URGENT_HEADER) is True,
     )
 
 

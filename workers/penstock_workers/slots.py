@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+
+from penstock_ratelimit.fairness import DEFAULT_FLOW, FairLine, Flow
+
+TURN = 1.0  # what a slot costs its flow: nobody knows yet how long the item will take
 
 
 class Slots:
-    """First come, first served. Used on one event loop."""
+    """First come, first served inside a flow, and fair between flows. Used on one event loop."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._waiting: deque[asyncio.Future[None]] = (
-            deque()
-        )  # bounded by the prefetch: each waiter is a claimed message
+        # bounded by the prefetch: each waiter is a claimed message
+        self._waiting: FairLine[asyncio.Future[None]] = FairLine(gone=asyncio.Future.done)
         self._closed = False
         self.taken = 0
 
     async def __aenter__(self) -> None:
+        await self.take(DEFAULT_FLOW)
+
+    async def __aexit__(self, *_: object) -> None:
+        self.give_up()
+
+    async def take(self, flow: Flow) -> None:
+        """Wait for a slot; whoever has one calls ``give_up``. Raises CancelledError once the slots are closed."""
         if self._closed:
             raise asyncio.CancelledError("this worker is draining")
         if self.taken < self._size and not self._waiting:
             self.taken += 1
             return
         waiter = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
+        self._waiting.push(waiter, flow, TURN)
         try:
             await waiter  # whoever wakes us has taken the slot for us
         except asyncio.CancelledError:
@@ -32,12 +41,9 @@ class Slots:
                 self.give_up()
             raise
 
-    async def __aexit__(self, *_: object) -> None:
-        self.give_up()
-
-    def place(self) -> Place:
+    def place(self, flow: Flow = DEFAULT_FLOW) -> Place:
         """A slot that its holder may leave before the block ends."""
-        return Place(self)
+        return Place(self, flow)
 
     def resize(self, size: int) -> None:
         """Growing lets waiters in at once; shrinking takes effect as running items end."""
@@ -47,8 +53,8 @@ class Slots:
     def close(self) -> None:
         """Nobody gets a slot any more; those who wait are cancelled."""
         self._closed = True
-        while self._waiting:
-            self._waiting.popleft().cancel()
+        while (waiter := self._waiting.pop()) is not None:
+            waiter.cancel()
 
     def give_up(self) -> None:
         """Called once for each slot that was taken."""
@@ -56,24 +62,22 @@ class Slots:
         self._wake()
 
     def _wake(self) -> None:
-        while self._waiting and self.taken < self._size:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                self.taken += 1
-                waiter.set_result(None)
+        while self.taken < self._size and (waiter := self._waiting.pop()) is not None:
+            self.taken += 1
+            waiter.set_result(None)
 
 
 class Place:
     """One slot of ``Slots``, for one block."""
 
-    __slots__ = ("_slots", "_taken")
+    __slots__ = ("_flow", "_slots", "_taken")
 
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
+    def __init__(self, slots: Slots, flow: Flow) -> None:
+        self._slots, self._flow = slots, flow
         self._taken = False
 
     async def __aenter__(self) -> Place:
-        await self._slots.__aenter__()
+        await self._slots.take(self._flow)
         self._taken = True
         return self
 

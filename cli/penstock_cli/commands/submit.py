@@ -22,6 +22,9 @@ def submit(
     deadline: options.Deadline = None,
     budget_usd: options.BudgetUsd = None,
     max_bad_rows: options.MaxBadRows = "1%",
+    priority: options.Priority = "normal",
+    weight: options.Weight = 1.0,
+    tenant: options.Tenant = None,
     job: options.Job = None,
     provider: options.Provider = "default",
 ) -> None:
@@ -48,6 +51,9 @@ def submit(
             deadline=deadline,
             budget_usd=budget_usd,
             max_bad_rows=max_bad_rows,
+            priority=priority,
+            weight=weight,
+            tenant=tenant,
             provider=provider,
         )
     )

@@ -50,7 +50,6 @@ class Steering:
         self._room = Room(hot, settings.window)
         self._finisher = Finisher(settings, self._outcomes)
         self._led: dict[tuple[str, int], _Led] = {}
-        self._live_jobs = 1
 
     def steer(self, job: Job) -> None:
         """One bounded step for one job."""
@@ -70,8 +69,8 @@ class Steering:
             self._finish(job)
 
     def look_around(self, live: Collection[Job]) -> None:
-        """Let go of feeds whose jobs are no longer live, and remember how many share the window."""
-        self._live_jobs = max(1, sum(job.state is JobState.RUNNING for job in live))
+        """Let go of feeds whose jobs are no longer live, and see who shares the queues."""
+        self._room.look_around(live)
         names = {job.job_id for job in live}
         for job_id, generation in [name for name in self._led if name[0] not in names]:
             del self._led[(job_id, generation)]
@@ -104,7 +103,7 @@ class Steering:
     def _advance(self, job: Job, feed: Feed, led: _Led) -> None:
         try:
             if not feed.exhausted:
-                room = self._room.for_feed(feed.job_id, feed.generation, self._live_jobs)
+                room, led.feeder.urgent = self._room.for_feed(job, feed.generation)
                 if room:
                     led.feeder.step(min(room, FEED_MAX))
             if time.monotonic() >= led.next_round:
