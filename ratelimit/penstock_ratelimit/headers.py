@@ -145,6 +145,14 @@ STYLES: Final[Mapping[str, Style]] = {
 }
 """By the name that a profile carries in ``header_style``."""
 
+_NAMES: Final = {
+    name: tuple(
+        (style.limit.format(key), style.remaining.format(key), style.reset.format(key), told)
+        for key, told in style.tells.items()
+    )
+    for name, style in STYLES.items()
+}  # spelled out once, because every answer is read
+
 
 def read_limits(headers: Mapping[str, str], style: str, now: float) -> tuple[Reading, ...]:
     """What these headers tell about limits, one reading per dimension; where two limit the same, the tightest of both.
@@ -153,16 +161,14 @@ def read_limits(headers: Mapping[str, str], style: str, now: float) -> tuple[Rea
     """
     family = STYLES[style]
     lowered = {name.lower(): value for name, value in headers.items()}
-    clock = _servers_clock(lowered, now)
     readings: dict[str, Reading] = {}
-    for key, told in family.tells.items():
-        limit = _amount(lowered.get(family.limit.format(key)))
-        remaining = _amount(lowered.get(family.remaining.format(key)))
+    for limit_name, remaining_name, reset_name, told in _NAMES[style]:
+        limit, remaining = _amount(lowered.get(limit_name)), _amount(lowered.get(remaining_name))
         if limit == 0 or (limit is None and remaining is None):
             continue
         if limit is not None and remaining is not None:
             remaining = min(remaining, limit)
-        reset_s, quantum_s = _reset(lowered.get(family.reset.format(key)), clock)
+        reset_s, quantum_s = _reset(lowered.get(reset_name), lowered, now)
         inferred = infer_window(limit, remaining, reset_s, told.rounding, quantum_s) if family.infers else None
         window_s = told.window_s if inferred is None else inferred
         # a bucket of a day shows in the plain tokens header too (community.openai.com/t/541210): never a rate per minute
@@ -225,7 +231,7 @@ def parse_duration(text: str) -> float | None:
     return seconds if math.isfinite(seconds) else None
 
 
-def _reset(text: str | None, clock: float) -> tuple[float | None, float]:
+def _reset(text: str | None, headers: Mapping[str, str], now: float) -> tuple[float | None, float]:
     """Seconds until the reset, and what the last digit of it is worth: a duration, a number, a date."""
     text = "" if text is None or len(text) > MAX_TEXT else text.strip()
     if not text:
@@ -238,7 +244,7 @@ def _reset(text: str | None, clock: float) -> tuple[float | None, float]:
     if seconds is not None and seconds > _EPOCH:
         at = seconds / 1000.0 if seconds > _EPOCH_MS else seconds
     if at is not None:
-        return max(0.0, at - clock), 1.0
+        return max(0.0, at - _servers_clock(headers, now)), 1.0
     if seconds is None or seconds < 0:
         return None, 0.0
     return seconds, 1.0 if "." not in text else 0.001

@@ -48,7 +48,7 @@ def test_a_new_process_starts_from_what_others_learned(redis_server: RedisServer
     assert new.prompt() == 1000
     new.flush()
     assert new.prompt() == pytest.approx(3000, rel=1e-4)
-    assert new.output() == pytest.approx(900, rel=0.06)
+    assert new.output() == pytest.approx(900, rel=0.1)
 
 
 def test_two_processes_do_not_overwrite_each_other(redis_server: RedisServer) -> None:
@@ -62,7 +62,7 @@ def test_two_processes_do_not_overwrite_each_other(redis_server: RedisServer) ->
     one.flush()
     expected = (6 * 2000 + 15 * 4000) / 21
     assert one.prompt() == pytest.approx(expected, rel=0.01)
-    assert one.output() == pytest.approx(1000, rel=0.06)
+    assert one.output() == pytest.approx(1000, rel=0.1)
     assert other.prompt() == pytest.approx((5 * 2000 + 15 * 4000) / 20, rel=0.01)
 
 
@@ -148,7 +148,24 @@ def test_more_keys_than_fit_in_a_call_go_with_the_next(redis_server: RedisServer
     assert process.redis.calls == 2
 
 
-@pytest.mark.parametrize("junk", ["", "1", "nan nan", "5 1 inf", "5 x 1", "5 1 1 3", "💥", "1 2 3 4 5 6 7 8 nan"])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        "",
+        "1",
+        "{}",
+        "[]",
+        "[5,1]",
+        "[5,1,1,3]",
+        "[5,[],1]",
+        "[5,1e999,1]",
+        "[5,-1,1]",
+        "[5,1,NaN]",
+        "[",
+        "💥",
+        '{"a":1}',
+    ],
+)
 def test_a_value_that_nobody_can_read_counts_as_unknown(redis_server: RedisServer, junk: str) -> None:
     """Somebody else's bytes under our key neither break the script nor poison the estimate; the next lesson mends it."""
     process = Process(redis_server)

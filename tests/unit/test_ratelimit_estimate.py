@@ -40,7 +40,7 @@ def test_an_estimate_that_is_five_times_off_is_right_after_three_answers(factor:
         spread = rng.uniform(0.9, 1.1)
         estimator.observe("job", 4000, 1000 * factor * spread, DEFAULT_OUTPUT_TOKENS * factor * spread)
     assert estimator.estimate_prompt("job", 4000) == pytest.approx(1000 * factor, rel=0.1)
-    assert estimator.expected_output("job", None) == pytest.approx(DEFAULT_OUTPUT_TOKENS * factor, rel=0.15)
+    assert estimator.expected_output("job", None) == pytest.approx(DEFAULT_OUTPUT_TOKENS * factor, rel=0.2)
 
 
 def test_outputs_that_become_five_times_longer_are_followed_within_seven_answers() -> None:
@@ -50,7 +50,7 @@ def test_outputs_that_become_five_times_longer_are_followed_within_seven_answers
         estimator.observe("job", 4000, 1000, 200)
     for _ in range(7):
         estimator.observe("job", 4000, 1000, 1000)
-    assert estimator.expected_output("job", None) == pytest.approx(1000, rel=0.06)
+    assert estimator.expected_output("job", None) == pytest.approx(1000, rel=0.1)
 
 
 def test_the_output_before_any_answer_is_a_named_guess_within_what_was_asked_for() -> None:
@@ -69,10 +69,10 @@ def test_the_expected_output_is_what_three_of_four_answers_do_not_exceed(sigma: 
     lengths = [rng.lognormvariate(6.0, sigma) for _ in range(4000)]
     within = 0
     for length in lengths:
-        within += length <= estimator.expected_output("job", None) * 1.05  # bins are 5 % wide to either side
+        within += length <= estimator.expected_output("job", None) * 1.1  # a bin reaches 9 % to either side
         estimator.observe("job", 4000, 1000, length)
     assert within / len(lengths) >= (0.99 if sigma == 0 else 0.72)
-    assert sigma == 0 or within / len(lengths) <= 0.80
+    assert sigma == 0 or within / len(lengths) <= 0.82
 
 
 @given(
@@ -94,7 +94,7 @@ def test_estimates_are_finite_and_at_least_one_whatever_was_reported(
     for report in reports:
         estimator.observe("job", *report)
     assert 1 <= estimator.estimate_prompt("job", chars) < float("inf")
-    assert 1 <= estimator.expected_output("job", max_tokens) <= max(1, 1.1e7 if max_tokens is None else max_tokens)
+    assert 1 <= estimator.expected_output("job", max_tokens) <= max(1, 1.2e7 if max_tokens is None else max_tokens)
 
 
 def test_nonsense_does_not_poison_the_ratio() -> None:
@@ -157,5 +157,5 @@ def test_a_sketch_stays_small_however_long_it_learns() -> None:
     for _ in range(5000):
         estimator.observe("job", 4000, 1000, rng.lognormvariate(6.0, 2.0))
     sketch = estimator.take(1)["job"]
-    assert len(sketch.bins) <= 140  # twenty-fold fading: after 135 answers less than a thousandth is left of one
-    assert sketch.outputs == pytest.approx(MEMORY, rel=0.02)
+    assert len(sketch.bins) <= 89  # a bin for each fifth more, up to ten million tokens
+    assert sketch.outputs == pytest.approx(MEMORY, rel=0.05)
