@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
 from collections.abc import Sequence
@@ -69,7 +70,8 @@ def main() -> None:
     extra_s = (ALONE_S if ALONE in names else 0.0) + (FLEET_S + seconds if FLEET in names else 0.0)
     with folder() as place, redis_server(place) as server:
         print(machine(server.client()))
-    print(f"about {(duration_s(runs, seconds, arguments.quick) + extra_s) / 60:.0f} minutes", flush=True)
+    minutes = (duration_s(runs, seconds, arguments.quick) + extra_s) / 60
+    print(f"{sum(len(limiters) for _, limiters in runs)} runs, about {minutes:.1f} minutes in all", flush=True)
     found: dict[str, Any] = {"cases": []}
     with arena() as ring:
         for case, limiters in runs:
@@ -79,7 +81,7 @@ def main() -> None:
             found[ALONE] = _alone(ring, arguments.limiters or list(LIMITERS))
     if FLEET in names:
         found[FLEET] = run_fleet(seconds)
-    text = json.dumps(found, indent=1)
+    text = json.dumps(_plain(found), indent=1, allow_nan=False)
     if arguments.json is not None:
         arguments.json.write_text(text + "\n")
     else:
@@ -104,6 +106,15 @@ def _warm_up(case: Case, quick: bool) -> float:
 def _alone(place: Arena, limiters: Sequence[str]) -> list[dict[str, Any]]:
     found: list[Alone] = [alone(place, name) for name in limiters if LIMITERS[name].missing() is None]
     return show_alone(found)
+
+
+def _plain(found: Any) -> Any:
+    """What JSON can say: a figure that could not be counted is null."""
+    if isinstance(found, dict):
+        return {name: _plain(value) for name, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_plain(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def _rows(case: Case, outcomes: Sequence[Outcome]) -> list[Row]:

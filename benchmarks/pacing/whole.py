@@ -40,6 +40,7 @@ CHARS_PER_TOKEN = 4
 MAX_TOKENS = 32
 QUOTA_KEY = "{q:default}"
 LOOK_EACH_S = 0.1
+LOG_END_CHARS = 2000
 TARGET_UTILISATION, TARGET_JAIN, TARGET_CALLS = 0.98, 0.99, 0.5
 
 
@@ -59,7 +60,7 @@ class FleetOutcome:
 
 def run_fleet(seconds: float) -> dict[str, Any]:
     """Measure, show, and hand back the figures."""
-    with folder() as place, redis_server(place) as server, _simulator() as url, _fleet(place, server, url):
+    with folder() as place, redis_server(place) as server, _simulator(place) as url, _fleet(place, server, url):
         outcome = _measure(place, server, url, seconds)
     _show(outcome)
     return asdict(outcome)
@@ -109,7 +110,7 @@ def _show(outcome: FleetOutcome) -> None:
 
 
 @contextlib.contextmanager
-def _simulator() -> Iterator[str]:
+def _simulator(place: Path) -> Iterator[str]:
     """With limits in a strict bucket, and with answers that fail."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -119,7 +120,7 @@ def _simulator() -> Iterator[str]:
         "depth-s": DEPTH_S, "charge": "actual", "error-rate": ERROR_RATE, "latency-ms": 200,
     }  # fmt: skip
     flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    with process([sys.executable, "-m", "penstock_cli.simulate", *flags]):
+    with process([sys.executable, "-m", "penstock_cli.simulate", *flags], log=place / "simulate.log"):
         url = f"http://127.0.0.1:{port}"
         _wait(lambda: bool(_stats(url)), "the simulator does not answer")
         yield url
@@ -149,7 +150,7 @@ def _fleet(place: Path, server: RunningRedis, url: str) -> Iterator[None]:
             stack.enter_context(process([*command, "api"], variables=variables, log=log))
         with contextlib.closing(open_database(_database_url(place))) as database:
             hot = RedisLedger(server.client(), Meta(database).epoch())
-            _wait(lambda: len(hot.workers()) == WORKERS, f"not all workers reported; see {place}")
+            _wait(lambda: len(hot.workers()) == WORKERS, "not all workers reported", log=place / "worker-0.log")
         yield
 
 
@@ -199,14 +200,16 @@ def _status(stats: dict[str, Any], status: str) -> int:
     return int(stats["by_status"].get(status, 0))
 
 
-def _wait(ready: Any, otherwise: str) -> None:
+def _wait(ready: Any, otherwise: str, *, log: Path | None = None) -> None:
+    """Raises GroundError with the end of ``log``: the folder is gone by the time anybody reads the message."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             if ready():
                 return
         time.sleep(LOOK_EACH_S)
-    raise GroundError(f"{otherwise} within {READY_TIMEOUT_S:.0f} s")
+    end = log.read_text()[-LOG_END_CHARS:] if log is not None and log.exists() else ""
+    raise GroundError(f"{otherwise} within {READY_TIMEOUT_S:.0f} s\n{end}")
 
 
 def _database_url(place: Path) -> str:
