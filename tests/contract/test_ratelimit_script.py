@@ -2,139 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-from collections.abc import Awaitable
-from typing import Any
-
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from one_quota import Redis, both, run, tokens, without_limits
 from servers import RedisServer
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.quota_hash import QuotaHash, Reserve, Reserved, Verdict
-from penstock_ratelimit.testing import BlockingScripts
-
-START_US = 10**15
-RATES = {"requests": 10.0, "tokens": 1000.0}
-BURST_S = 0.5
-SLACK = 1e-3  # start times are whole microseconds
-
-_names = itertools.count()
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.us = START_US
-
-    def __call__(self) -> int:
-        return self.us
-
-
-class Redis:
-    """One quota on the server, with a clock to set."""
-
-    def __init__(self, server: RedisServer, quota: Quota) -> None:
-        self.clock = Clock()
-        self.raw = server.client(decode_responses=True)
-        self.quota, self.terms = quota, quota.terms()
-        self.hash = QuotaHash(BlockingScripts(self.raw), quota.id, clock_us=self.clock)
-        self.version = self.install()
-
-    def install(self, quota: Quota | None = None, *, replaces: str = "any", empty: bool = False) -> str:
-        return run(self.hash.install((quota or self.quota).terms(), replaces=replaces, empty=empty)).version
-
-    def reserve(
-        self, *items: tuple[float, ...], settle: dict[str, float] | None = None, ahead_s: float = 1e6, **more: Any
-    ) -> Reserved:
-        ask = Reserve(self.version, self.terms, items, settle or {}, ahead_s, more.pop("share_s", 0.0), **more)
-        return run(self.hash.reserve(ask))
-
-    def sleep(self, seconds: float) -> None:
-        self.clock.us += round(seconds * 1e6)
-
-    def field(self, name: str) -> float:
-        value = self.raw.hget(self.hash.key, name)
-        assert isinstance(value, str), f"no field {name}"
-        return float(value)
-
-
-def run(step: Awaitable[Any]) -> Any:
-    async def main() -> Any:
-        return await step
-
-    return asyncio.run(main())
-
-
-def tokens(burst_s: float = BURST_S, rate: float = 1000.0) -> Quota:
-    return Quota(f"t{next(_names)}", {"tokens": PerSecond(rate)}, burst_s=burst_s, margin=1.0)
-
-
-def both() -> Quota:
-    limits = {name: PerSecond(rate) for name, rate in RATES.items()}
-    return Quota(f"b{next(_names)}", limits, burst_s=BURST_S, margin=1.0)
-
-
-call = st.tuples(
-    st.integers(0, 3_000_000),  # microseconds since the last call
-    st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.integers(0, 1000)), max_size=8),
-)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(calls=st.lists(call, min_size=1, max_size=12), ahead_s=st.sampled_from([0.0, 1.0, 30.0]))
-def test_no_interval_exceeds_the_rate_plus_one_burst(
-    redis_server: RedisServer, calls: list[tuple[int, list[tuple[int, int]]]], ahead_s: float
-) -> None:
-    """In every interval, what starts costs at most rate times time plus one burst, plus one item that was too large."""
-    redis = Redis(redis_server, both())
-    starts: list[tuple[float, tuple[float, ...]]] = []
-    for pause_us, items in calls:
-        redis.clock.us += pause_us
-        reply = redis.reserve(*items, ahead_s=ahead_s)
-        now = (redis.clock.us - START_US) / 1e6
-        starts += [(now + wait, item) for wait, item in zip(reply.waits_s, items, strict=False)]
-    for column, rate in enumerate(RATES.values()):
-        for first in range(len(starts)):
-            spent = 0.0
-            for at, item in starts[first:]:
-                spent += item[column]
-                debt = max(item[column] - rate * BURST_S, 0.0)
-                assert spent - debt <= rate * (at - starts[first][0] + BURST_S) + rate * SLACK
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(calls=st.lists(call, min_size=1, max_size=12))
-def test_start_times_are_first_come_first_served(
-    redis_server: RedisServer, calls: list[tuple[int, list[tuple[int, int]]]]
-) -> None:
-    """Nobody who came later starts earlier, whatever he costs."""
-    redis = Redis(redis_server, both())
-    last = 0.0
-    for pause_us, items in calls:
-        redis.clock.us += pause_us
-        for wait_s in redis.reserve(*items).waits_s:
-            start = redis.clock.us / 1e6 + wait_s
-            assert start >= last - SLACK
-            last = start
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    charges=st.lists(st.tuples(st.integers(0, 500_000), st.integers(1, 1000), st.floats(-1.5, 1.5)), max_size=15),
-)
-def test_settling_never_makes_more_room_than_was_taken(
-    redis_server: RedisServer, charges: list[tuple[int, int, float]]
-) -> None:
-    """Whatever is settled, charged or refunded twice over, no burst is ever larger than the burst."""
-    redis = Redis(redis_server, tokens())
-    for pause_us, cost, part in charges:
-        redis.clock.us += pause_us
-        redis.reserve((cost,), settle={"tokens": cost * part})
-    redis.sleep(0.001)
-    at_once = [wait for wait in redis.reserve(*[(10,)] * 64).waits_s if wait == 0]
-    assert len(at_once) * 10 <= 1000 * BURST_S
+from penstock_ratelimit.quota_hash import Breaker, Report, Verdict
 
 
 def test_an_item_takes_from_all_dimensions_or_from_none(redis_server: RedisServer) -> None:
@@ -307,3 +180,149 @@ def test_the_fleet_learns_one_pace(redis_server: RedisServer) -> None:
     for _ in range(10):
         pace_s = redis.reserve(*[(1, 500)] * 50).pace_s
     assert pace_s == pytest.approx(0.5, rel=0.01)
+
+
+def test_counters_tell_what_was_charged_before_each_batch(redis_server: RedisServer) -> None:
+    """The counter of a dimension is all charges less all refunds, as it stood before the first item of the call."""
+    redis = Redis(redis_server, both())
+    assert redis.reserve((1, 100), (1, 50.25)).counters == (0, 0)
+    reply = redis.reserve((2, 7), settle={"tokens": -0.25})
+    assert reply.counters == (2, 150)
+    assert redis.reserve().counters == (4, 157)
+    assert redis.field("n") == 3
+
+
+def test_counters_outlive_a_change_of_limits(redis_server: RedisServer) -> None:
+    """What was charged under the old limits is still counted under the new ones: answers under way refer to it."""
+    redis = Redis(redis_server, tokens())
+    redis.reserve((100,))
+    redis.adopt(Quota(redis.quota.id, {"tokens": PerSecond(500)}, margin=1.0))
+    assert redis.reserve().counters == (100,)
+
+
+def test_what_happened_is_counted(redis_server: RedisServer) -> None:
+    """Refusals and failures are counted for readers, by kind."""
+    redis = Redis(redis_server, tokens())
+    redis.report(Report(throttled=2, ramp=1, losses=3))
+    redis.report(Report(throttled=1, hold="unauthorized"))
+    counts = [redis.field(f"x:{name}") for name in ("throttled", "ramp", "failed", "held")]
+    assert counts == [3, 1, 3, 1]
+
+
+def test_each_episode_of_refusals_costs_one_hundredth_of_the_margin(redis_server: RedisServer) -> None:
+    """Refusals of one overshoot count once, a clean minute gives a thousandth back, the floor is nine tenths."""
+    redis = Redis(redis_server, tokens(margin=0.995))
+    assert redis.report().share == 0.995
+    redis.sleep(10)
+    for _ in range(3):
+        redis.report(Report(throttled=5))
+        redis.sleep(1)
+    assert redis.report().share == pytest.approx(0.985)
+    redis.sleep(180)
+    assert redis.report().share == pytest.approx(0.988)
+    for _ in range(20):
+        redis.report(Report(throttled=1))
+        redis.sleep(6)
+    assert redis.report().share == pytest.approx(0.9)
+    redis.sleep(86_400)
+    assert redis.report().share == 1
+
+
+def test_refusals_during_a_pause_belong_to_the_episode_that_began_it(redis_server: RedisServer) -> None:
+    """Calls that were under way when the pause began say nothing new."""
+    redis = Redis(redis_server, tokens())
+    redis.sleep(10)
+    redis.reserve(report=Report(throttled=1), pause_s=9)
+    redis.sleep(8)
+    assert redis.report(Report(throttled=1)).share == pytest.approx(0.99)
+
+
+def test_a_margin_declared_low_stays(redis_server: RedisServer) -> None:
+    """Who leaves a fifth of the limit to others keeps leaving it, however clean the minutes."""
+    redis = Redis(redis_server, tokens(margin=0.8))
+    redis.sleep(86_400)
+    assert redis.report(Report(throttled=1)).share == 0.8
+    redis.sleep(100)
+    redis.reserve(*[(100,)] * 4)
+    assert redis.reserve((400,)).waits_s == [pytest.approx(0.5)]  # 400 of 800 a second
+
+
+def test_starts_keep_to_the_margin_in_force(redis_server: RedisServer) -> None:
+    """After a refusal the rate is lower for everybody: a hundred starts take a hundredth longer."""
+    redis = Redis(redis_server, tokens())
+    redis.sleep(10)
+    redis.report(Report(throttled=1))
+    waits = redis.reserve(*[(100,)] * 60).waits_s
+    assert waits[-1] - waits[10] == pytest.approx(49 * 0.1 / 0.99, abs=1e-4)
+
+
+def test_nobody_bursts_right_after_a_refusal(redis_server: RedisServer) -> None:
+    """A refusal says that the provider has nothing left: after the pause the rate goes on, without a burst."""
+    redis = Redis(redis_server, tokens(margin=0.9))
+    redis.sleep(100)
+    redis.reserve(report=Report(throttled=1), pause_s=2)
+    assert redis.reserve((90,), (90,)).waits_s == [pytest.approx(2.1), pytest.approx(2.2)]
+
+
+def test_retries_draw_on_a_budget_that_good_answers_refill(redis_server: RedisServer) -> None:
+    """A retry costs one, a good answer gives a tenth back, and the budget stays within 0 and 100."""
+    redis = Redis(redis_server, tokens())
+    assert redis.report().retry_budget == 100
+    assert redis.report(Report(wins=50)).retry_budget == 100
+    assert redis.report(Report(retries=10, wins=20)).retry_budget == 92
+    assert redis.report(Report(retries=200)).retry_budget == 0
+    assert redis.report(Report(wins=15)).retry_budget == 1.5
+
+
+def test_a_good_answer_proves_the_account_for_an_hour(redis_server: RedisServer) -> None:
+    """Proven is what answered well within the last hour."""
+    redis = Redis(redis_server, tokens())
+    assert not redis.report().proven
+    assert redis.report(Report(wins=1)).proven
+    redis.sleep(3599)
+    assert redis.report().proven
+    redis.sleep(2)
+    assert not redis.report().proven
+
+
+def test_a_quota_without_limits_never_waits_unless_told(redis_server: RedisServer) -> None:
+    """No dimensions: everything starts at once, but a pause, a breaker and a hold count all the same."""
+    redis = Redis(redis_server, without_limits())
+    reply = redis.reserve((), (), ())
+    assert (reply.waits_s, reply.counters, reply.pace_s) == ([0, 0, 0], (), 0)
+    assert redis.reserve((), pause_s=2).waits_s == [pytest.approx(2)]
+    assert redis.report(Report(losses=8)).breaker is Breaker.OPEN
+    assert redis.reserve(()).waits_s == []
+    assert redis.field("n") == 4
+    redis.raw.flushall()
+    assert redis.reserve(()).verdict is Verdict.MISSING
+
+
+def test_a_process_leaves_its_stats_for_readers_until_it_goes(redis_server: RedisServer) -> None:
+    """What a process says with its heartbeat is there as long as the process is."""
+    redis = Redis(redis_server, tokens())
+    said = f"{redis.hash.key}:s"
+    for name in ("a", "b", "c"):
+        run(redis.hash.heartbeat(name, 15, f'{{"granted": "{name}"}}'))
+    run(redis.hash.heartbeat("a", 15))
+    assert redis.raw.hget(said, "a") == '{"granted": "a"}'
+    run(redis.hash.heartbeat("b", 0))
+    assert sorted(redis.raw.hkeys(said)) == ["a", "c"]
+    redis.sleep(16)
+    run(redis.hash.heartbeat("d", 15, "{}"))
+    assert redis.raw.hkeys(said) == ["d"]
+
+
+def test_every_quota_ever_installed_is_listed(redis_server: RedisServer) -> None:
+    """Readers find the quotas without scanning the keys."""
+    names = {Redis(redis_server, quota).quota.id for quota in (tokens(), both(), without_limits())}
+    assert redis_server.client(decode_responses=True).smembers("penstock:quotas") == names
+
+
+def test_a_hash_of_an_older_release_starts_over(redis_server: RedisServer) -> None:
+    """Terms that were stored before margins existed are replaced, and the bucket is empty."""
+    redis = Redis(redis_server, tokens())
+    redis.raw.delete(redis.hash.key)
+    redis.raw.hset(redis.hash.key, mapping={"v": "7:abc", "config": '{"tokens": [1, 2, 3]}', "lt": redis.clock.us})
+    redis.version = redis.install(replaces="")
+    assert redis.reserve((500,)).waits_s == [pytest.approx(0.5)]

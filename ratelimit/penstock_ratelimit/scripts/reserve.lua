@@ -134,6 +134,12 @@ local function pause(pause_us)
   if pause_us > RESTART_PAUSE_US then restart(pause_at) end
 end
 
+-- A refusal says that the provider's bucket is empty. Ours is too, then: nobody bursts right after the pause.
+local function empty_buckets(at)
+  local work = now + work_between(slope, now, at)
+  for i = 1, n do tat[i] = math.max(tat[i], work + burst[i] / rate[i]) end
+end
+
 local function count(name, times)
   if times > 0 then redis.call('HINCRBY', key, 'x:' .. name, times) end
 end
@@ -241,6 +247,7 @@ if report then
   heed_wins()
 end
 pause(tonumber(ARGV[5]))
+if report and report.throttled > 0 then empty_buckets(math.max(now, pause_at)) end
 heed_breaker()
 
 local granted, retry_us = 0, 0
@@ -266,7 +273,7 @@ if slope and whole_at(slope) <= now then slope = nil end
 if slope then
   put('rf', string.format('%.6f', slope.share))
   put_us('ra', slope.at)
-  put('rd', string.format('%.3f', slope.doubling))
+  put_us('rd', slope.doubling)
 elseif state[8] then
   redis.call('HDEL', key, 'rf', 'ra', 'rd')
 end

@@ -7,7 +7,7 @@
 local RESTART_PAUSE_US = 10e6 -- a longer pause is a restart: providers with acceleration limits look at minutes
 local RAMP_CUT = 0.7 -- of the share, once per episode
 local RAMP_FLOOR = 0.05 -- of the rate: slow enough for any ramp, and the quota still moves
-local RAMP_DOUBLING_US = 15 * 60e6 * math.log(2) / math.log(1.5) -- OpenAI documents growth of 1.5 per 15 minutes for slow_down
+local RAMP_DOUBLING_US = math.floor(15 * 60e6 * math.log(2) / math.log(1.5)) -- 1.5 times in 15 minutes, as OpenAI documents
 local EPISODE_US = 5e6 -- refusals of one overshoot come in this long: a second of tickets ahead, a second to report, and travel
 
 local function share_at(slope, at)
