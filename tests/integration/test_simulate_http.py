@@ -119,6 +119,38 @@ async def test_the_limit_holds_over_http() -> None:
     assert statuses.count(429) == 60 - statuses.count(200)
 
 
+async def test_limits_change_through_the_control_endpoint() -> None:
+    """A change is in the next answer's headers; one that cannot be made gets 400 with the reason."""
+    async with provider(rpm=600) as client:
+        async with client.session.post(client.url + "/control", json={"rpm": 300}) as response:
+            assert (response.status, (await response.json())["rpm"]) == (200, 300)
+        assert (await client.post())[2]["x-ratelimit-limit-requests"] == "300"
+        async with client.session.post(client.url + "/control", json={"rpm": -1}) as response:
+            assert response.status == 400
+            assert "--rpm: -1 cannot be used" in (await response.json())["error"]["message"]
+        assert (await client.get("/control"))["rpm"] == 300
+        assert (await client.get("/stats"))["limits"]["requests"]["accepted"] == 1
+
+
+async def test_a_refusal_on_demand_arrives() -> None:
+    """One call is told to slow down, the next is served."""
+    async with provider() as client:
+        async with client.session.post(
+            client.url + "/control", json={"refuse": {"kind": "slow_down", "calls": 1}}
+        ) as response:
+            assert response.status == 200
+        status, body, headers = await client.post()
+        assert (status, json.loads(body)["error"]["code"], headers["retry-after"]) == (429, "slow_down", "1")
+        assert (await client.post())[0] == 200
+
+
+async def test_the_metrics_are_prometheus_text() -> None:
+    """What a controller of a self-hosted server reads."""
+    async with provider(like="vllm") as client, client.session.get(client.url + "/metrics") as response:
+        assert response.content_type == "text/plain"
+        assert "vllm:num_requests_waiting{" in await response.text()
+
+
 async def test_a_taken_port_is_named() -> None:
     """The message gives the address and what to do."""
     async with provider() as client:

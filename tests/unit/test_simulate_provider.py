@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from penstock_cli.errors import UsageProblem
+from penstock_cli.simulate.calls import CHAT, COMPLETIONS, EMBEDDINGS
 from penstock_cli.simulate.config import SimulatorConfig
-from penstock_cli.simulate.provider import CHAT, COMPLETIONS, EMBEDDINGS, Provider, Reply
+from penstock_cli.simulate.provider import Provider
+from penstock_cli.simulate.replies import Reply
 
 PROMPT = "Summarise: Open the file and read all of it. Then close it."
 

@@ -151,7 +151,7 @@ def _subject(question: str) -> str:
 
 def _category(subject: str) -> str:
     for word in subject[:CATEGORY_CHARS].lower().split():
-        category = _BY_WORD.get(word) or _BY_WORD.get(word.strip(".,;:()'\"`"))
+        category = _BY_WORD.get(word.strip(".,;:()'\"`"))
         if category is not None:
             return category
     return "other"

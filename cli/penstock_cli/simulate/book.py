@@ -30,6 +30,7 @@ class _Accounts:
     answered: dict[str, int] = field(default_factory=dict)  # good answers, by document
     outcomes: Counter[str] = field(default_factory=Counter)
     over_limit: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)  # by the code of the error
 
 
 class CallBook:
@@ -78,9 +79,13 @@ class CallBook:
         if ok:
             books.answered[document] = books.answered.get(document, 0) + 1
 
-    def refused(self, dimension: str) -> None:
+    def over_limit(self, dimension: str) -> None:
         """A limit that was told beforehand turned this call away."""
         self._now.over_limit[dimension] += 1
+
+    def refused(self, code: str) -> None:
+        """The call got an error with this code, for whatever reason."""
+        self._now.refused[code] += 1
 
     def stats(self) -> dict[str, Any]:
         books = self._now
@@ -88,6 +93,7 @@ class CallBook:
             "requests": books.requests,
             "by_status": dict(sorted(books.outcomes.items())),
             "over_limit": dict(books.over_limit),
+            "refused": dict(books.refused),
             "documents": len(books.calls),
             "answered": len(books.answered),
             "answered_more_than_once": sum(1 for times in books.answered.values() if times > 1),

@@ -3,74 +3,94 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from penstock_cli.simulate.config import SimulatorConfig
+from penstock_cli.simulate.config import CHOICES, CREDIT_ERRORS, SimulatorConfig
 
-LIMITS, LATENCY, FAULTS, SERVER = "Limits", "Latency", "Faults", "Server"
+SERVER, LIMITS, CAPACITY, LATENCY, FAULTS = "Server", "Limits", "Capacity", "Latency", "Faults"
+
+
+def _flag(panel: str, told: str) -> Any:
+    return typer.Option(help=told, rich_help_panel=panel)
 
 
 def simulate(
-    host: Annotated[str, typer.Option(help="The address to listen on.", rich_help_panel=SERVER)] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", rich_help_panel=SERVER)] = 8399,
-    api_key: Annotated[
-        str | None, typer.Option(help="Refuse every other key with 401.", rich_help_panel=SERVER)
+    host: Annotated[str, _flag(SERVER, "The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, _flag(SERVER, "The port; 0 takes a free one.")] = 8399,
+    api_key: Annotated[str | None, _flag(SERVER, "Refuse every other key with 401.")] = None,
+    call_log: Annotated[Path | None, _flag(SERVER, "Append one JSON line per call, before it is answered.")] = None,
+    seed: Annotated[int, _flag(SERVER, "Decides who gets which fault.")] = 0,
+    like: Annotated[
+        str | None,
+        _flag(LIMITS, f"Meter as a provider does: {', '.join(CHOICES['like'])}. Flags given beside it go first."),
     ] = None,
-    call_log: Annotated[
-        Path | None, typer.Option(help="Append one JSON line per call, before it is answered.", rich_help_panel=SERVER)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides who gets which fault.", rich_help_panel=SERVER)] = 0,
-    rpm: Annotated[float | None, typer.Option(help="Requests per minute.", rich_help_panel=LIMITS)] = None,
-    tpm: Annotated[float | None, typer.Option(help="Tokens per minute.", rich_help_panel=LIMITS)] = None,
+    rpm: Annotated[float | None, _flag(LIMITS, "Requests per minute.")] = None,
+    tpm: Annotated[float | None, _flag(LIMITS, "Tokens per minute.")] = None,
+    itpm: Annotated[float | None, _flag(LIMITS, "Input tokens per minute.")] = None,
+    otpm: Annotated[float | None, _flag(LIMITS, "Output tokens per minute.")] = None,
+    rpd: Annotated[float | None, _flag(LIMITS, "Requests per day.")] = None,
+    tpd: Annotated[float | None, _flag(LIMITS, "Tokens per day.")] = None,
     window: Annotated[
-        str, typer.Option(help="`bucket` refills all the time, `minute` at each minute.", rich_help_panel=LIMITS)
-    ] = "bucket",
-    depth_s: Annotated[
-        float, typer.Option(help="What the bucket holds, in seconds of its rate.", rich_help_panel=LIMITS)
-    ] = 10.0,
-    charge: Annotated[
-        str,
-        typer.Option(
-            help="`reserve`: prompt + max_tokens, never refunded; `actual`: what usage says.", rich_help_panel=LIMITS
-        ),
-    ] = "reserve",
-    charge_failed: Annotated[
-        bool, typer.Option(help="Refused calls use up requests too.", rich_help_panel=LIMITS)
-    ] = True,
-    max_concurrency: Annotated[
-        int | None, typer.Option(help="More calls in flight than this get 429.", rich_help_panel=LIMITS)
+        str | None, _flag(LIMITS, "`bucket` refills all the time, `10s` and `minute` at each start. Default: bucket.")
     ] = None,
-    latency_ms: Annotated[float, typer.Option(help="Median time of an answer.", rich_help_panel=LATENCY)] = 50.0,
-    latency_sigma: Annotated[
-        float, typer.Option(help="Spread of the lognormal; 0 is none.", rich_help_panel=LATENCY)
-    ] = 0.3,
-    latency_ms_per_token: Annotated[
-        float, typer.Option(help="Added for each token of the answer.", rich_help_panel=LATENCY)
+    tokens_window: Annotated[str | None, _flag(LIMITS, "For tokens. Default: the same window.")] = None,
+    depth_s: Annotated[float | None, _flag(LIMITS, "What a bucket holds, in seconds of its rate. Default: 10.")] = None,
+    charge: Annotated[
+        str | None,
+        _flag(
+            LIMITS,
+            "`reserve`: prompt + max_tokens, never refunded (default); `actual`: what usage says; `settle`: reserved, "
+            "then corrected at the end; `output-as-produced`: output over the time of the answer.",
+        ),
+    ] = None,
+    charge_failed: Annotated[bool, _flag(LIMITS, "Refused and failed calls use up limits too.")] = True,
+    headers: Annotated[
+        str | None, _flag(LIMITS, f"Rate-limit headers: {', '.join(CHOICES['headers'])}. Default: openai.")
+    ] = None,
+    foreign_share: Annotated[
+        float, _flag(LIMITS, "Share of every limit that somebody else on the same key takes.")
     ] = 0.0,
-    throttle_rate: Annotated[float, typer.Option(help="429 although within limits.", rich_help_panel=FAULTS)] = 0.0,
-    error_rate: Annotated[float, typer.Option(help="500.", rich_help_panel=FAULTS)] = 0.0,
-    overload_rate: Annotated[float, typer.Option(help="503 server_is_overloaded.", rich_help_panel=FAULTS)] = 0.0,
-    drop_rate: Annotated[
-        float, typer.Option(help="The connection breaks before or within the answer.", rich_help_panel=FAULTS)
-    ] = 0.0,
-    html_rate: Annotated[float, typer.Option(help="502 with an HTML page.", rich_help_panel=FAULTS)] = 0.0,
-    truncate_rate: Annotated[float, typer.Option(help="200 with half a JSON body.", rich_help_panel=FAULTS)] = 0.0,
-    error_body_rate: Annotated[float, typer.Option(help='200 with {"error": …}.', rich_help_panel=FAULTS)] = 0.0,
-    hang_rate: Annotated[float, typer.Option(help="No answer for --hang-s.", rich_help_panel=FAULTS)] = 0.0,
-    retry_after_s: Annotated[
-        float, typer.Option(help="What an injected 429 or 503 asks for.", rich_help_panel=FAULTS)
-    ] = 1.0,
-    hang_s: Annotated[float, typer.Option(help="How long a hanging call hangs.", rich_help_panel=FAULTS)] = 600.0,
-    poison_rate: Annotated[
-        float, typer.Option(help="Share of documents that can never succeed (400).", rich_help_panel=FAULTS)
-    ] = 0.0,
-    credit_calls: Annotated[
-        int | None, typer.Option(help="After this many calls: 429 insufficient_quota.", rich_help_panel=FAULTS)
+    max_concurrency: Annotated[int | None, _flag(CAPACITY, "Calls in flight that are worked on.")] = None,
+    crowded: Annotated[
+        str | None, _flag(CAPACITY, "More calls get `429` (default) or `503`, or wait in a `queue` without end.")
+    ] = None,
+    ramp_percent: Annotated[
+        float | None, _flag(CAPACITY, "Growth within --ramp-s above this many percent gets 429 slow_down.")
+    ] = None,
+    ramp_s: Annotated[float, _flag(CAPACITY, "The span over which growth is judged.")] = 60.0,
+    ramp_free_rpm: Annotated[float, _flag(CAPACITY, "Below these requests per minute nothing is too steep.")] = 60.0,
+    latency_ms: Annotated[float, _flag(LATENCY, "Median time of an answer.")] = 50.0,
+    latency_sigma: Annotated[float, _flag(LATENCY, "Spread of the lognormal; 0 is none.")] = 0.3,
+    latency_ms_per_token: Annotated[float, _flag(LATENCY, "Added for each token of the answer.")] = 0.0,
+    throttle_rate: Annotated[float, _flag(FAULTS, "429 although within limits.")] = 0.0,
+    error_rate: Annotated[float, _flag(FAULTS, "500.")] = 0.0,
+    overload_rate: Annotated[float, _flag(FAULTS, "503 server_is_overloaded; 529 with Anthropic's headers.")] = 0.0,
+    drop_rate: Annotated[float, _flag(FAULTS, "The connection breaks before or within the answer.")] = 0.0,
+    html_rate: Annotated[float, _flag(FAULTS, "502 with an HTML page.")] = 0.0,
+    truncate_rate: Annotated[float, _flag(FAULTS, "200 with half a JSON body.")] = 0.0,
+    error_body_rate: Annotated[float, _flag(FAULTS, '200 with {"error": …}.')] = 0.0,
+    hang_rate: Annotated[float, _flag(FAULTS, "No answer for --hang-s.")] = 0.0,
+    retry_after_s: Annotated[float, _flag(FAULTS, "What an injected 429 or 503 asks for.")] = 1.0,
+    retry_style: Annotated[
+        str | None, _flag(FAULTS, f"How a wait is told: {', '.join(CHOICES['retry_style'])}. Default: both.")
+    ] = None,
+    hang_s: Annotated[float, _flag(FAULTS, "How long a hanging call hangs.")] = 600.0,
+    poison_rate: Annotated[float, _flag(FAULTS, "Share of documents that can never succeed (400).")] = 0.0,
+    credit_calls: Annotated[int | None, _flag(FAULTS, "After this many calls the account is out of money.")] = None,
+    credit_usd: Annotated[float | None, _flag(FAULTS, "After this much spent the account is out of money.")] = None,
+    usd_per_mtok_in: Annotated[float, _flag(FAULTS, "Price of a million input tokens.")] = 0.0,
+    usd_per_mtok_out: Annotated[float, _flag(FAULTS, "Price of a million output tokens.")] = 0.0,
+    credit_error: Annotated[
+        str | None, _flag(FAULTS, f"What an empty account gets: {', '.join(CREDIT_ERRORS)}. Default: the first.")
     ] = None,
 ) -> None:
-    """A local OpenAI-compatible provider with strict limits and seeded faults. It counts every call: GET /stats."""
+    """A local OpenAI-compatible provider with strict limits and seeded faults. It counts every call: GET /stats.
+
+    While it runs, POST /control changes settings and refuses on demand: {"rpm": 600} or
+    {"refuse": {"kind": "slow_down", "calls": 3}}. GET /metrics has vLLM's queue gauges.
+    """
     config = SimulatorConfig(**locals())
     from penstock_cli.simulate.web import serve
 

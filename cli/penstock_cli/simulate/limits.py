@@ -1,96 +1,40 @@
-"""Strict request and token limits of a provider. Time is passed in, in seconds of any steady clock."""
+"""Strict limits of a provider, judged together: a call is charged for all of them or refused."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
-MINUTE_S = 60.0
-# Rates are fractions, so a bucket that should be exactly full enough may miss by a rounding error.
-TOLERANCE = 1e-6
+from penstock_cli.simulate.charges import Charge, charge
+from penstock_cli.simulate.config import SimulatorConfig
+from penstock_cli.simulate.foreign import ForeignLoad
+from penstock_cli.simulate.meters import DAY_S, MINUTE_S, TEN_S, ContinuousBucket, FixedWindow, Meter
+from penstock_cli.simulate.tally import LastSecond
+from penstock_cli.simulate.timeline import Timeline
 
-
-class Meter(Protocol):
-    """How much of one thing (requests, tokens) may still be used."""
-
-    per_minute: float
-    capacity: float  # what it holds when full: a single cost above this never fits
-
-    def available(self, now: float) -> float: ...
-
-    def take(self, cost: float, now: float) -> None:
-        """Use up ``cost``, or what is left of it."""
-        ...
-
-    def wait_s(self, cost: float, now: float) -> float:
-        """Seconds until ``cost`` fits: 0 when it fits now, infinite when it never will."""
-        ...
-
-    def reset_s(self, now: float) -> float:
-        """Seconds until it is full again."""
-        ...
+WINDOWS_S = {"10s": TEN_S, "minute": MINUTE_S}
 
 
-class ContinuousBucket:
-    """Refills all the time; holds ``depth_s`` seconds of its rate, and at least one unit."""
+class Dimension(NamedTuple):
+    """One thing that is limited: the setting that holds its limit, and which part of a charge counts."""
 
-    def __init__(self, per_minute: float, depth_s: float) -> None:
-        self.per_minute = per_minute
-        self._rate = per_minute / MINUTE_S
-        self.capacity = max(1.0, self._rate * depth_s)
-        self._level = self.capacity
-        self._at: float | None = None
-
-    def available(self, now: float) -> float:
-        if self._at is not None:
-            self._level = min(self.capacity, self._level + max(0.0, now - self._at) * self._rate)
-        self._at = now
-        return self._level
-
-    def take(self, cost: float, now: float) -> None:
-        self._level = max(0.0, self.available(now) - cost)
-
-    def wait_s(self, cost: float, now: float) -> float:
-        short = cost - self.available(now)
-        if cost > self.capacity + TOLERANCE:
-            return math.inf
-        return short / self._rate if short > TOLERANCE else 0.0
-
-    def reset_s(self, now: float) -> float:
-        return (self.capacity - self.available(now)) / self._rate
+    setting: str
+    part: int  # of Charge
+    per_s: float = MINUTE_S  # the span that the setting is a limit for
 
 
-class MinuteWindow:
-    """A full minute's budget at the start of each minute, counted from the first use; nothing carries over."""
+REQUESTS, TOKENS, INPUT, OUTPUT = range(len(Charge._fields))
+WITH_OUTPUT = (TOKENS, OUTPUT)
 
-    def __init__(self, per_minute: float) -> None:
-        self.per_minute = per_minute
-        self.capacity = max(1.0, per_minute)
-        self._used = 0.0
-        self._started: float | None = None
-
-    def available(self, now: float) -> float:
-        if self._started is None:
-            self._started = now
-        elif now - self._started >= MINUTE_S:
-            self._started += (now - self._started) // MINUTE_S * MINUTE_S
-            self._used = 0.0
-        return self.capacity - self._used
-
-    def take(self, cost: float, now: float) -> None:
-        self._used += min(cost, self.available(now))
-
-    def wait_s(self, cost: float, now: float) -> float:
-        if cost > self.capacity + TOLERANCE:
-            return math.inf
-        return 0.0 if cost <= self.available(now) + TOLERANCE else self._to_next(now)
-
-    def reset_s(self, now: float) -> float:
-        return self._to_next(now) if self.available(now) < self.capacity else 0.0
-
-    def _to_next(self, now: float) -> float:
-        return MINUTE_S - (now - (self._started if self._started is not None else now))
+DIMENSIONS: Mapping[str, Dimension] = {
+    "requests": Dimension("rpm", REQUESTS),
+    "tokens": Dimension("tpm", TOKENS),
+    "input_tokens": Dimension("itpm", INPUT),
+    "output_tokens": Dimension("otpm", OUTPUT),
+    "requests_per_day": Dimension("rpd", REQUESTS, DAY_S),
+    "tokens_per_day": Dimension("tpd", TOKENS, DAY_S),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,64 +43,129 @@ class OverLimit:
 
     dimension: str
     wait_s: float
-    limit: float
+    limit: float  # units per minute, or per day
     cost: float
 
 
 class Limits:
-    """Requests and tokens, judged together: a call is charged for both or refused."""
+    """The meters of one key, what other clients do to them, and the accounts of both."""
 
-    def __init__(self, requests: Meter | None, tokens: Meter | None, *, charge_failed: bool) -> None:
-        self._requests = requests
-        self._tokens = tokens
-        self._charge_failed = charge_failed
+    def __init__(self, config: SimulatorConfig) -> None:
+        self.meters: dict[str, Meter] = {}
+        self._timeline = Timeline()
+        self._foreign = ForeignLoad(config.foreign_share, self.meters, config.seed)
+        self._last_second = LastSecond()
+        self._peaks: dict[str, float] = {}
+        self._wasted: dict[str, float] = {}  # units that refused calls used up
+        self._set(config, 0.0)
 
-    def admit(self, tokens: int, now: float) -> OverLimit | None:
+    def change(self, config: SimulatorConfig, now: float) -> None:
+        """Other limits from ``now`` on; what is used stays used. A new limit starts full."""
+        self.catch_up(now)
+        self._set(config, now)
+
+    def _set(self, config: SimulatorConfig, now: float) -> None:
+        self._charge_failed = config.charge_failed
+        for name, dimension in DIMENSIONS.items():
+            limit = getattr(config, dimension.setting)
+            if limit is None:
+                for accounts in (self.meters, self._peaks, self._wasted, self._foreign.taken):
+                    accounts.pop(name, None)
+            elif name in self.meters:
+                self.meters[name].change(limit / dimension.per_s, now)
+            else:
+                self.meters[name] = _meter(name, limit / dimension.per_s, config)
+                self._peaks[name] = 0.0
+        # What a call is measured by, in this order: the dimension, its part of a charge, its meter.
+        self._measured = [(name, DIMENSIONS[name].part, meter) for name, meter in self.meters.items()]
+        self._foreign.share = config.foreign_share
+
+    def catch_up(self, now: float) -> None:
+        """Everything that was due by ``now`` has happened."""
+        self._foreign.start(self._timeline, now)
+        if self._timeline.next_at <= now:
+            self._timeline.run(now)
+
+    def admit(self, cost: Charge, now: float) -> OverLimit | None:
         """None when the call fits and is charged. A refused one costs a request, as far as one is left."""
-        over = _over("requests", self._requests, 1, now) or _over("tokens", self._tokens, tokens, now)
-        if self._requests is not None and (over is None or self._charge_failed):
-            self._requests.take(1, now)
-        if self._tokens is not None and over is None:
-            self._tokens.take(tokens, now)
-        return over
-
-    def headers(self, now: float) -> dict[str, str]:
-        """The `x-ratelimit-*` headers of OpenAI; empty without limits."""
-        found: dict[str, str] = {}
-        for name, meter in (("requests", self._requests), ("tokens", self._tokens)):
-            if meter is not None:
-                found["x-ratelimit-limit-" + name] = f"{meter.per_minute:.0f}"
-                found["x-ratelimit-remaining-" + name] = str(int(meter.available(now) + TOLERANCE))
-                found["x-ratelimit-reset-" + name] = go_duration(meter.reset_s(now))
-        return found
-
-
-def make_limits(
-    rpm: float | None, tpm: float | None, *, window: str, depth_s: float, charge_failed: bool = True
-) -> Limits:
-    def meter(per_minute: float | None) -> Meter | None:
-        if per_minute is None:
+        if not self._measured:
             return None
-        return MinuteWindow(per_minute) if window == "minute" else ContinuousBucket(per_minute, depth_s)
-
-    return Limits(meter(rpm), meter(tpm), charge_failed=charge_failed)
-
-
-def _over(dimension: str, meter: Meter | None, cost: int, now: float) -> OverLimit | None:
-    if meter is None:
+        self.catch_up(now)
+        over = self._over(cost, now)
+        if over is not None:
+            self._waste(now)
+            return over
+        second = self._last_second.add(now, cost)
+        for name, part, meter in self._measured:
+            meter.take(cost[part], now)
+            peak = second[part] + meter.drain
+            if peak > self._peaks[name]:
+                self._peaks[name] = peak
         return None
-    wait_s = meter.wait_s(cost, now)
-    return OverLimit(dimension, wait_s, meter.per_minute, cost) if wait_s > 0 else None
+
+    def correct(self, due: Charge, at: float) -> None:
+        """Charge more, or give back, at a time that is known already."""
+
+        def happen(when: float, _now: float) -> None:
+            for _, part, meter in self._measured:
+                if due[part]:
+                    meter.take(due[part], when)
+
+        self._timeline.add(at, happen)
+
+    def produce(self, output: int, start: float, end: float) -> None:
+        """Charge ``output`` tokens evenly between the two times, or at once where they are one."""
+        if end <= start:
+            self.correct(charge(0, 0, output), start)
+            return
+        per_s = output / (end - start)
+        self._timeline.add(start, lambda at, _: self._flow(per_s, at))
+        self._timeline.add(end, lambda at, _: self._flow(-per_s, at))
+
+    def stats(self, now: float) -> dict[str, dict[str, float]]:
+        """By dimension, in its units: utilisation is ``accepted / (per_s x seconds)``; a peak is of any one second."""
+        self.catch_up(now)
+        return {name: self._account(name, meter, now) for name, meter in self.meters.items()}
+
+    def _account(self, name: str, meter: Meter, now: float) -> dict[str, float]:
+        available = meter.available(now)  # asked first: it brings what is used up to now
+        wasted, taken = self._wasted.get(name, 0.0), self._foreign.taken.get(name, 0.0)
+        found = {
+            "per_s": meter.rate,
+            "accepted": meter.used - wasted - taken,
+            "used_by_refused": wasted,
+            "used_by_foreign": taken,
+            "peak_1s": self._peaks[name],
+            "available": available,
+        }
+        return {key: round(value, 6) for key, value in found.items()}
+
+    def _over(self, cost: Charge, now: float) -> OverLimit | None:
+        for name, part, meter in self._measured:
+            # A cost of 0 asks for no room, but a limit in debt lets nothing start.
+            wait_s = meter.wait_s(cost[part], now)
+            if wait_s > 0:
+                return OverLimit(name, wait_s, meter.rate * DIMENSIONS[name].per_s, cost[part])
+        return None
+
+    def _waste(self, now: float) -> None:
+        if not self._charge_failed:
+            return
+        for name, part, meter in self._measured:
+            if part == REQUESTS and (left := min(1.0, max(0.0, meter.available(now)))):
+                meter.take(left, now)
+                self._wasted[name] = self._wasted.get(name, 0.0) + left
+
+    def _flow(self, per_s: float, at: float) -> None:
+        for _, part, meter in self._measured:
+            if part in WITH_OUTPUT:
+                meter.available(at)
+                meter.drain = max(0.0, meter.drain + per_s)
 
 
-def go_duration(seconds: float) -> str:
-    """Seconds as Go prints a duration, in whole milliseconds rounded up: `0s`, `120ms`, `1.5s`, `6m0s`, `1h0m2s`."""
-    millis = math.ceil(seconds * 1000 - TOLERANCE)
-    if 0 < millis < 1000:
-        return f"{millis}ms"
-    minutes, rest = divmod(max(0, millis), 60_000)
-    hours, minutes = divmod(minutes, 60)
-    text = f"{rest / 1000:g}s"
-    if hours:
-        return f"{hours}h{minutes}m{text}"
-    return f"{minutes}m{text}" if minutes else text
+def _meter(name: str, rate: float, config: SimulatorConfig) -> Meter:
+    dimension, metering = DIMENSIONS[name], config.metering
+    if dimension.per_s == DAY_S:
+        return ContinuousBucket(rate, DAY_S)
+    window = metering.window if dimension.part == REQUESTS else metering.tokens_window
+    return FixedWindow(rate, WINDOWS_S[window]) if window in WINDOWS_S else ContinuousBucket(rate, metering.depth_s)

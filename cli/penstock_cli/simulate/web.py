@@ -13,8 +13,10 @@ import orjson
 from aiohttp import web
 
 from penstock_cli.errors import UsageProblem
+from penstock_cli.simulate.calls import CHAT, COMPLETIONS, EMBEDDINGS
 from penstock_cli.simulate.config import SimulatorConfig
-from penstock_cli.simulate.provider import CHAT, COMPLETIONS, EMBEDDINGS, MODELS, Manner, Provider, Reply
+from penstock_cli.simulate.provider import MODELS, Provider
+from penstock_cli.simulate.replies import Manner, Reply
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 BACKLOG = 4096  # connections waiting to be accepted: a fleet opens all of its at once
@@ -44,6 +46,9 @@ def make_app(config: SimulatorConfig) -> web.Application:
     app.router.add_get("/stats", _stats)
     app.router.add_get("/calls", _calls)
     app.router.add_post("/reset", _reset)
+    app.router.add_get("/control", _controls)
+    app.router.add_post("/control", _control)
+    app.router.add_get("/metrics", _metrics)
     app.on_shutdown.append(ending)
     app.on_cleanup.append(ended)
     return app
@@ -100,7 +105,7 @@ async def _models(_: web.Request) -> web.Response:
 
 
 async def _stats(request: web.Request) -> web.Response:
-    return web.Response(body=orjson.dumps(request.app[PROVIDER].book.stats()), headers=JSON)
+    return web.Response(body=orjson.dumps(request.app[PROVIDER].stats(time.monotonic())), headers=JSON)
 
 
 async def _calls(request: web.Request) -> web.Response:
@@ -113,6 +118,24 @@ async def _calls(request: web.Request) -> web.Response:
 async def _reset(request: web.Request) -> web.Response:
     request.app[PROVIDER].reset()
     return web.Response(status=204)
+
+
+async def _controls(request: web.Request) -> web.Response:
+    return web.Response(body=orjson.dumps(request.app[PROVIDER].controls()), headers=JSON)
+
+
+async def _control(request: web.Request) -> web.Response:
+    """What is in force after the change; 400 with the reason when it cannot be made."""
+    try:
+        request.app[PROVIDER].control(await request.read(), time.monotonic())
+    except UsageProblem as problem:
+        return web.Response(status=400, body=orjson.dumps({"error": {"message": str(problem)}}), headers=JSON)
+    return await _controls(request)
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    text = request.app[PROVIDER].metrics(time.monotonic())
+    return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
 
 @asynccontextmanager

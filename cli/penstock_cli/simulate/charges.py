@@ -1,0 +1,53 @@
+"""What a call is charged, and when: at admission, corrected at the end, or as the answer is produced.
+
+Sources: ratelimit.md 1.4, from the providers' rate-limit pages.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from penstock_cli.simulate.calls import Call
+
+
+class Mode(StrEnum):
+    """When output tokens are charged; input is charged at admission everywhere."""
+
+    RESERVE = "reserve"  # max_tokens at admission, never given back: OpenAI, Azure
+    ACTUAL = "actual"  # what `usage` will say, at admission
+    SETTLE = "settle"  # max_tokens at admission, corrected to `usage` at the end: Bedrock
+    PRODUCED = "output-as-produced"  # evenly over the time that the answer takes: Anthropic
+
+
+class Charge(NamedTuple):
+    """Units of one call, by what can be limited. Negative ones are given back."""
+
+    requests: int
+    tokens: int
+    input_tokens: int
+    output_tokens: int
+
+
+def charge(requests: int, input_tokens: int, output_tokens: int) -> Charge:
+    return Charge(requests, input_tokens + output_tokens, input_tokens, output_tokens)
+
+
+def at_admission(mode: Mode, call: Call) -> Charge:
+    match mode:
+        case Mode.ACTUAL:
+            return charge(1, call.prompt_tokens, call.output_tokens())
+        case Mode.PRODUCED:
+            return charge(1, call.prompt_tokens, 0)
+        case _:
+            return charge(1, call.prompt_tokens, call.most_output_tokens())
+
+
+def correction(mode: Mode, charged: Charge, output: int, *, refund: bool) -> Charge | None:
+    """What is still due when the answer leaves. ``output``: tokens it had; ``refund``: it failed, and that is free."""
+    if refund:
+        return charge(-charged.requests, -charged.input_tokens, -charged.output_tokens)
+    if mode is Mode.SETTLE and output != charged.output_tokens:
+        return charge(0, 0, output - charged.output_tokens)
+    return None
