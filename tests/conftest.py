@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import limiter_fleet
 import pytest
 from servers import MissingServer, Postgres, RedisServer, S3Server
 
@@ -72,3 +73,9 @@ def s3_server() -> Iterator[S3Server]:
         _unavailable(error)
     yield server
     server.stop()
+
+
+@pytest.fixture
+def play(redis_server: RedisServer) -> Callable[[limiter_fleet.Play], None]:
+    """Plays a fleet of limiters on a real Redis in virtual time."""
+    return lambda body: limiter_fleet.run(redis_server, body)

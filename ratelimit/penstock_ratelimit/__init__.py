@@ -1,32 +1,58 @@
-"""Pace work: one shared quota of requests and tokens, tickets and backoff. Usable alone."""
+"""Pace work: one shared quota of requests and tokens, tickets, a breaker and backoff. Usable alone: docs/ratelimit.md."""
 
 from penstock_ratelimit.backoff import full_jitter
-from penstock_ratelimit.errors import BadCost, BadQuota, LimiterClosed, NeverFits, RateLimitError, UnknownQuota
+from penstock_ratelimit.errors import (
+    BadCost,
+    BadQuota,
+    LimiterClosed,
+    NeverFits,
+    QuotaHeld,
+    RateLimitError,
+    UnknownQuota,
+)
 from penstock_ratelimit.estimate import Estimator
+from penstock_ratelimit.fairness import Flow, Priority
 from penstock_ratelimit.headers import parse_retry_after
-from penstock_ratelimit.limits import PerMinute, PerSecond, Quota, Rate
+from penstock_ratelimit.learned import Learned
+from penstock_ratelimit.limiter import BoundQuota, Limiter, TicketScope
+from penstock_ratelimit.limits import PerMinute, PerSecond, Quota, Rate, Slope
 from penstock_ratelimit.local import LocalLimiter
+from penstock_ratelimit.profiles import PROFILES, Profile, Usage, profile_for
+from penstock_ratelimit.refusals import Refusal, Signal, classify
 from penstock_ratelimit.shared import SharedLimiter
-from penstock_ratelimit.tickets import Limiter, QuotaStats, Ticket, TicketScope
+from penstock_ratelimit.tickets import QuotaStats, Ticket
 
 __all__ = [
+    "PROFILES",
     "BadCost",
     "BadQuota",
+    "BoundQuota",
     "Estimator",
+    "Flow",
+    "Learned",
     "Limiter",
     "LimiterClosed",
     "LocalLimiter",
     "NeverFits",
     "PerMinute",
     "PerSecond",
+    "Priority",
+    "Profile",
     "Quota",
+    "QuotaHeld",
     "QuotaStats",
     "Rate",
     "RateLimitError",
+    "Refusal",
     "SharedLimiter",
+    "Signal",
+    "Slope",
     "Ticket",
     "TicketScope",
     "UnknownQuota",
+    "Usage",
+    "classify",
     "full_jitter",
     "parse_retry_after",
+    "profile_for",
 ]

@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock_ratelimit.limits import Terms
 from penstock_ratelimit.local import LocalLane
+from penstock_ratelimit.profiles import Profile
 from penstock_ratelimit.waiting import Waiter, WaitingRoom
 
 GRACE_S: Final = 3.0
@@ -21,13 +22,13 @@ LOCAL_SHARE: Final = 0.9
 class LocalShare:
     """Serves the line from rate / processes * 0.9, in order, until closed. Starts without a burst."""
 
-    def __init__(self, terms: Terms, processes: int, room: WaitingRoom, wake: asyncio.Event) -> None:
-        self.lane = LocalLane(terms.scaled(LOCAL_SHARE / processes))
+    def __init__(self, terms: Terms, profile: Profile, processes: int, room: WaitingRoom, wake: asyncio.Event) -> None:
+        self.lane = LocalLane(terms.scaled(LOCAL_SHARE / processes), profile)
         self._room, self._wake = room, wake
         self._task: asyncio.Task[None] | None = None
 
     def open(self, price: Callable[[Waiter], bool], issue: Callable[[Waiter], None], paused_s: float) -> None:
-        self.lane.not_before(paused_s)
+        self.lane.pause(paused_s)
         self._task = asyncio.get_running_loop().create_task(self._serve(price, issue), name="local share of a quota")
 
     async def aclose(self) -> None:

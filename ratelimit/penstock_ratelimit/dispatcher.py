@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Mapping
+from math import inf
 from typing import Final
 
 from redis.exceptions import RedisError
 
 from penstock_ratelimit.degraded import GRACE_S, RETRY_S, LocalShare
-from penstock_ratelimit.errors import LimiterClosed, RateLimitError
-from penstock_ratelimit.limits import Quota
+from penstock_ratelimit.discovery import Discovery, declares_the_same, with_discovered
+from penstock_ratelimit.errors import LimiterClosed, QuotaHeld, RateLimitError
+from penstock_ratelimit.gate import Gate
+from penstock_ratelimit.limiter import Ask
+from penstock_ratelimit.limits import Quota, Terms, pause_seconds
+from penstock_ratelimit.news import News
+from penstock_ratelimit.outlook import Outlook
+from penstock_ratelimit.profiles import PROFILES
 from penstock_ratelimit.quota_hash import InForce, QuotaHash, Reserve, Reserved, Verdict
-from penstock_ratelimit.settlements import Settlements
-from penstock_ratelimit.tickets import QuotaStats, Tally, Ticket, refund
+from penstock_ratelimit.tickets import Grant, Heard, QuotaStats, Tally, Ticket, refund
 from penstock_ratelimit.waiting import Waiter, WaitingRoom
-from penstock_ratelimit.window import Window
+from penstock_ratelimit.window import MAX_WINDOW, Window
 
 log = logging.getLogger("penstock.ratelimit")
 
 MAX_AHEAD_S: Final = 30.0
 """No start time further ahead than this is handed out: it would bind an item, and hide a change of limits, too long."""
-HEARTBEAT_S: Final = 5.0
-HEARTBEAT_TTL_S: Final = 3 * HEARTBEAT_S
-"""Three heartbeats missed: gone."""
+HEARTBEAT_S: Final = 2.0
+HEARTBEAT_TTL_S: Final = 15.0
+"""Seven heartbeats missed: gone."""
+RETRIES_LEAVE: Final = 50.0
+"""Retries are put off while the budget is at or below half of its 100, as in gRPC's retry throttling (gRFC A6)."""
 
 _AWAY = (RedisError, OSError)  # TimeoutError is an OSError
 
@@ -34,30 +42,36 @@ class Dispatcher:
 
     def __init__(self, quota: Quota, quota_hash: QuotaHash, process: str) -> None:
         self._quota, self._hash, self._process = quota, quota_hash, process
+        self.profile = PROFILES[quota.profile]
+        self.tally = Tally()
+        self._loop = asyncio.get_running_loop()
         self._terms = quota.terms()
         self._window = Window(quota.horizon_s)
-        self._loop = asyncio.get_running_loop()
         self._room = WaitingRoom(self._loop, self._nudge)
-        self._settlements = Settlements()
+        self._news = News()
+        self._outlook = Outlook(quota.id)
+        self._gate = Gate(quota, self._loop.time)
+        self._discovery = Discovery(quota)
         self._version = ""  # of the terms in force; "" = not installed
         self._declared = False  # our own terms were put in force once; from then on we follow
+        self._away = False  # Redis did not answer last time
         self._processes = 0  # that share the quota, as last heard; 0 = never
         self._retry_at = 0.0  # loop time: Redis said "later" to the head of the line
-        self._pause_until = 0.0  # loop time
-        self._pause_untold = False  # written by not_before, cleared once Redis knows
-        self._pause_id = 0  # of the latest pause that Redis told
         self._share: LocalShare | None = None  # while Redis is away for long
         self._failure: Exception | None = None  # set once: the dispatcher works no more
         self._wake = asyncio.Event()
-        self.tally = Tally()
         self._task = self._loop.create_task(self._run(), name=f"quota {quota.id}")
 
     # --- what callers use --------------------------------------------------------------------------------------------
 
-    async def acquire(self, costs: Mapping[str, float], certain: Mapping[str, float] | None) -> Ticket:
+    async def acquire(self, ask: Ask) -> Ticket:
         if self._failure is not None:
             raise self._failure
-        waiter = Waiter(costs, certain, self._terms, self._loop.create_future())
+        if ask.retry:
+            self._news.retry()
+        if self._starts_freely():
+            return self._free_ticket()
+        waiter = Waiter(ask.costs, ask.certain, self._terms, self._loop.create_future(), ask.flow)
         self._room.arrive(waiter)
         self._nudge()
         try:
@@ -66,7 +80,41 @@ class Dispatcher:
             self._give_back(waiter)
             raise
         waiter.reserved = False
-        return Ticket(self, waiter.terms.dims, waiter.amounts)
+        self._gate.depart()
+        return Ticket(self, waiter.terms.dims, waiter.amounts, waiter.grant)
+
+    def not_before(self, seconds: float) -> None:
+        self.tally.throttled += 1
+        self._pause(seconds)
+
+    def may_retry(self) -> bool:
+        return self._outlook.health.retry_budget > RETRIES_LEAVE
+
+    async def lift(self) -> None:
+        """End a hold for the whole fleet. Raises what the client raises when Redis is away."""
+        await self._hash.lift()
+
+    def stats(self) -> QuotaStats:
+        health = self._outlook.health
+        return QuotaStats(
+            allowed={dim: rate * health.share for dim, rate in zip(self._terms.dims, self._terms.rates, strict=True)},
+            used=dict(self.tally.used),
+            waiting=self._room.waiting,
+            granted=self._room.granted + self.tally.granted,
+            refunded=self.tally.refunded,
+            throttled=self.tally.throttled,
+            in_flight=self._gate.in_flight,
+            concurrency=self._gate.limit,
+            calls=self.tally.calls,
+            degraded=self._share is not None,
+            breaker=health.breaker.name.lower(),
+            held=health.hold,
+        )
+
+    # --- what tickets tell -------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._loop.time()
 
     def adjust(self, dim: str, delta: float) -> None:
         self.tally.used[dim] = self.tally.used.get(dim, 0.0) + delta
@@ -74,50 +122,33 @@ class Dispatcher:
             self._share.lane.adjust(dim, delta)
             return
         busy = self._room.has_line or self._room.unstarted > 0
-        if self._settlements.add(dim, delta, now=self._loop.time(), busy=busy):
+        if self._news.settle(dim, delta, now=self._loop.time(), busy=busy):
             self._wake.set()
 
-    def not_before(self, seconds: float) -> None:
-        self.tally.throttled += 1
-        until = self._loop.time() + seconds
-        if until <= self._pause_until or seconds <= 0:
+    def ended(self, ticket: Ticket, heard: Heard | None) -> None:
+        self._gate.arrive(ticket.since, heard)
+        if heard is not None:
+            self._heed(ticket, heard)
+        self._nudge()
+
+    def _heed(self, ticket: Ticket, heard: Heard) -> None:
+        now = self._loop.time()
+        if heard.headers is not None:
+            always = heard.pause_s is not None
+            for dim, seen in self._discovery.read(heard.headers, ticket, self._terms, now=now, always=always).items():
+                self._news.see(dim, seen, now=now)
+        if heard.pause_s is not None:
+            self.not_before(pause_seconds(heard.pause_s))
+        if self._news.hear(heard, ticket.grant.generation, now=now) or self._discovery.proposal is not None:
+            self._wake.set()
+
+    def _pause(self, seconds: float) -> None:
+        if not self._outlook.pause(seconds, self._loop.time()):
             return
-        self._pause_until = until
-        self._pause_untold = True
         if self._share is not None:
-            self._share.lane.not_before(seconds)
-        self._recall()
+            self._share.lane.pause(seconds)
+        self._recall(self._outlook.paused_until)
         self._wake.set()
-
-    def stats(self) -> QuotaStats:
-        return QuotaStats(
-            allowed=dict(zip(self._terms.dims, self._terms.rates, strict=True)),
-            used=dict(self.tally.used),
-            waiting=self._room.waiting,
-            granted=self._room.granted,
-            refunded=self.tally.refunded,
-            throttled=self.tally.throttled,
-            calls=self.tally.calls,
-            degraded=self._share is not None,
-        )
-
-    async def beat(self) -> None:
-        """Say that we are here. An outage is for ``_run`` to notice; the last count of processes stays."""
-        try:
-            self._processes = await self._hash.heartbeat(self._process, HEARTBEAT_TTL_S)
-        except _AWAY as error:
-            log.debug("quota %s: no heartbeat (%s); the last count of %d stays", self._quota.id, error, self._processes)
-
-    async def aclose(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._stop(LimiterClosed(self._quota.id))
-        try:
-            if self._settlements.due_at is not None and self._version:
-                await self._call([])
-            await self._hash.heartbeat(self._process, 0)
-        except _AWAY as error:
-            log.info("quota %s: closed without Redis (%s); its unused tickets run out", self._quota.id, error)
 
     # --- the task ----------------------------------------------------------------------------------------------------
 
@@ -136,15 +167,18 @@ class Dispatcher:
         if not self._version:
             await self._install()
             await self.beat()
+        if self._discovery.proposal is not None:
+            await self._propose(self._discovery.proposal)
         batch = self._batch()
-        if batch or self._pause_untold or self._settlements_are_due():
+        if batch or self._outlook.untold or self._news_is_due():
             self._apply(await self._call(batch), batch)
         else:
             await self._rest()
 
     def _batch(self) -> list[Waiter]:
         """Callers to reserve for now: none while half a window is unstarted, or while Redis said "later"."""
-        room = self._window.size - self._room.unstarted
+        window = self._window.size if self._terms.dims else MAX_WINDOW
+        room = min(window - self._room.unstarted, self._open_places())
         batch: list[Waiter] = []
         while self._may_ask() and len(batch) < room and (waiter := self._room.next()):
             if self._price(waiter):
@@ -152,7 +186,14 @@ class Dispatcher:
         return batch
 
     def _may_ask(self) -> bool:
-        return self._room.unstarted <= self._window.low_water and self._loop.time() >= self._retry_at
+        return (
+            self._room.unstarted <= self._window.low_water
+            and self._loop.time() >= self._retry_at
+            and self._open_places() > 0
+        )
+
+    def _open_places(self) -> int:
+        return self._gate.room(proven=self._outlook.health.proven)
 
     def _price(self, waiter: Waiter) -> bool:
         """Price a caller by the terms in force, if they changed since it came; False when it can never fit now."""
@@ -167,58 +208,76 @@ class Dispatcher:
 
     async def _call(self, batch: list[Waiter]) -> Reserved:
         """Reserve for ``batch``; when that fails the callers are back in line and only charges are kept."""
-        settlements = self._settlements.take()
-        pause_s = max(0.0, self._pause_until - self._loop.time()) if self._pause_untold else 0.0
+        load = self._news.take()
+        now = self._loop.time()
+        pause_s = self._outlook.pause_to_tell(now)
         ask = Reserve(
             self._version,
             self._terms,
             [waiter.amounts for waiter in batch],
-            settlements,
+            load.settlements,
             MAX_AHEAD_S,
             share_s=2 * self._quota.horizon_s / max(self._processes, 1),
             pause_s=pause_s,
+            report=load.report,
+            sightings=load.sightings(now),
         )
         self.tally.calls += 1
         try:
             reply = await self._hash.reserve(ask)
         except BaseException:
             # whether the step was done is unknown: a refund given twice would be work too much, a charge is not
-            self._settlements.put_back(settlements, now=self._loop.time())
-            self._settlements.drop_refunds()
+            self._news.put_back(load, now=self._loop.time())
+            self._news.drop_refunds()
             self._room.put_back(batch)
             raise
-        if reply.verdict is not Verdict.OK:
-            self._settlements.put_back(settlements, now=self._loop.time())
-        elif self._pause_untold:
-            self._pause_untold = self._pause_until > self._loop.time() + pause_s
-            self._pause_id = max(self._pause_id, reply.pause_id)
+        if reply.verdict is Verdict.OK:
+            self._outlook.told(pause_s, reply, self._loop.time())
+        else:
+            self._news.put_back(load, now=self._loop.time())
         return reply
 
     def _apply(self, reply: Reserved, batch: list[Waiter]) -> None:
         now = self._loop.time()
+        if reply.verdict is not Verdict.OK:
+            self._room.put_back(batch)
+            self._follow(reply, now)
+            return
+        until = self._outlook.learn(reply, now)
+        self._news.enter(reply.health.generation)
+        self._hand_out(reply, batch, now)
+        self._processes = reply.processes
+        self._window.resize(reply.pace_s, reply.processes)
+        self._retry_at = now + reply.retry_s if batch else 0.0
+        if until is not None:
+            self._recall(until)
+        if reply.health.hold:
+            self._retry_at = 0.0  # nobody waits for a hold to end: whoever comes hears of it at once
+            self._turn_away(QuotaHeld(self._quota.id, reply.health.hold))
+
+    def _follow(self, reply: Reserved, now: float) -> None:
+        """Nothing was done: Redis forgot the quota, or other terms are in force."""
+        if reply.in_force is not None:
+            self._adopt(reply.in_force)
+            return
+        log.warning("quota %s: Redis forgot it; installing it again with an empty bucket", self._quota.id)
+        self._news.drop_refunds()
+        self._outlook.forgotten(now)
+        self._version = ""
+
+    def _hand_out(self, reply: Reserved, batch: list[Waiter], now: float) -> None:
+        counters = reply.counters
         for waiter, wait_s in zip(batch, reply.waits_s, strict=False):
+            counters = tuple(before + amount for before, amount in zip(counters, waiter.amounts, strict=False))
+            waiter.grant = Grant(reply.health.generation, counters)
             self._issue(waiter, wait_s, now)
         self._room.put_back(batch[len(reply.waits_s) :])
-        if reply.processes:
-            self._processes = reply.processes
-            self._window.resize(reply.pace_s, reply.processes)
         self._room.arm()
-        self._retry_at = now + reply.retry_s
-        if reply.verdict is Verdict.MISSING:
-            log.warning("quota %s: Redis forgot it; installing it again with an empty bucket", self._quota.id)
-            self._settlements.drop_refunds()
-            self._pause_untold = self._pause_until > now
-            self._version = ""
-        elif reply.in_force is not None:
-            self._adopt(reply.in_force)
-        elif reply.pause_id > self._pause_id and reply.pause_left_s > 0:
-            self._pause_id, self._pause_until = reply.pause_id, now + reply.pause_left_s
-            self._recall()
 
     def _issue(self, waiter: Waiter, wait_s: float, now: float) -> None:
         waiter.reserved = True
-        for dim, amount in zip(waiter.terms.dims, waiter.amounts, strict=True):
-            self.tally.used[dim] = self.tally.used.get(dim, 0.0) + amount
+        self._gate.enter()
+        self.tally.charge(waiter.terms.dims, waiter.amounts)
         if waiter.gone:
             self._give_back(waiter)
         elif wait_s <= 0:
@@ -230,34 +289,42 @@ class Dispatcher:
         if waiter.reserved:
             waiter.reserved = False
             self._room.forget(waiter)
+            self._gate.leave()
             refund(self, waiter.terms.dims, waiter.amounts)
+            self._nudge()
 
-    def _recall(self) -> None:
-        """Take back every ticket that has not started.
+    def _recall(self, until: float) -> None:
+        """Take back every ticket that has not started, because nobody starts before ``until``.
 
-        The time of a pause is lost to all: giving it back would let the fleet burst afterwards. Only tickets for after
-        the pause are refunded to the quota; the others just do not count as used.
+        That time is lost to all: giving it back would let the fleet burst afterwards. Only tickets for later are refunded
+        to the quota; the others just do not count as used.
         """
         for start_at, waiter in self._room.recall():
-            if start_at >= self._pause_until:
+            if start_at >= until:
                 self._give_back(waiter)
             else:
                 self._void(waiter)
 
     def _void(self, waiter: Waiter) -> None:
         waiter.reserved = False
+        self._gate.leave()
         self.tally.refunded += 1
-        for dim, amount in zip(waiter.terms.dims, waiter.amounts, strict=True):
-            self.tally.used[dim] -= amount
+        self.tally.charge(waiter.terms.dims, waiter.amounts, sign=-1)
+
+    def _turn_away(self, error: Exception) -> None:
+        """Everybody who waits gets ``error``; tickets that have not started are void."""
+        self._recall(inf)
+        while waiter := self._room.next():
+            waiter.future.set_exception(error)
 
     def _nudge(self) -> None:
         if self._share is not None or (self._room.has_line and self._may_ask()):
             self._wake.set()
 
     async def _rest(self) -> None:
-        """Sleep until nudged, until settlements are due, or until Redis's "later"."""
+        """Sleep until nudged, until news is due, or until Redis's "later"."""
         self._wake.clear()
-        times = [self._settlements.due_at, self._retry_at if self._room.has_line else None]
+        times = [self._news.due_at, self._retry_at if self._room.has_line else None]
         due = [at for at in times if at is not None and at > self._loop.time()]
         alarm = self._loop.call_at(min(due), self._wake.set) if due else None
         try:
@@ -266,15 +333,49 @@ class Dispatcher:
             if alarm is not None:
                 alarm.cancel()
 
-    def _settlements_are_due(self) -> bool:
-        due_at = self._settlements.due_at
-        return due_at is not None and self._loop.time() >= due_at
+    def _news_is_due(self) -> bool:
+        return self._news.due_at is not None and self._loop.time() >= self._news.due_at
+
+    # --- a quota without limits --------------------------------------------------------------------------------------
+
+    def _starts_freely(self) -> bool:
+        """Without limits nobody is asked while all is well; what the fleet learns is heard within a second."""
+        return (
+            not self._terms.dims
+            and (self._version != "" or self._away)
+            and self._outlook.clear(self._loop.time())
+            and not self._room.has_line
+            and self._open_places() > 0
+        )
+
+    def _free_ticket(self) -> Ticket:
+        self._gate.enter()
+        self._gate.depart()
+        self.tally.granted += 1
+        if self._news.ask_again(now=self._loop.time()):
+            self._wake.set()
+        return Ticket(self, (), (), Grant(self._outlook.health.generation))
+
+    # --- terms, heartbeats, the end ----------------------------------------------------------------------------------
 
     async def _install(self, *, empty: bool = False) -> None:
-        self.tally.calls += 1
-        in_force = await self._hash.install(self._terms, replaces="" if self._declared else "any", empty=empty)
+        """Put our terms in force where there are none, or, the first time, where others were declared."""
+        in_force = await self._put(self._terms, empty=empty)
+        if not self._declared and not declares_the_same(self._terms, in_force.terms):
+            terms = with_discovered(self._terms, in_force.terms) if self._quota.discover else self._terms
+            in_force = await self._put(terms, replaces=in_force.version)
         self._declared = True
         self._adopt(in_force)
+
+    async def _put(self, terms: Terms, *, replaces: str = "", empty: bool = False) -> InForce:
+        self.tally.calls += 1
+        return await self._hash.install(terms, replaces=replaces, empty=empty, account=self._quota.account)
+
+    async def _propose(self, terms: Terms) -> None:
+        """Put the limits in force that the provider's headers tell, unless somebody of the fleet was first."""
+        self._discovery.proposal = None
+        log.info("quota %s: the provider's headers tell other limits: %s", self._quota.id, terms.to_json())
+        self._adopt(await self._put(terms, replaces=self._version))
 
     def _adopt(self, in_force: InForce) -> None:
         self._version = in_force.version
@@ -282,33 +383,62 @@ class Dispatcher:
             log.info("quota %s: adopting the limits now in force: %s", self._quota.id, in_force.terms.to_json())
             self._terms = in_force.terms
 
+    async def beat(self) -> None:
+        """Say that we are here, and how we are. An outage is for ``_run`` to notice; the last count of processes stays."""
+        try:
+            self._processes = await self._hash.heartbeat(self._process, HEARTBEAT_TTL_S, self._summary())
+        except _AWAY as error:
+            log.debug("quota %s: no heartbeat (%s); the last count of %d stays", self._quota.id, error, self._processes)
+
+    def _summary(self) -> str:
+        """What `penstock limits` shows of this process."""
+        stats = self.stats()
+        names = ("waiting", "in_flight", "concurrency", "granted", "throttled", "degraded")
+        return json.dumps({name: getattr(stats, name) for name in names})
+
+    async def aclose(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._stop(LimiterClosed(self._quota.id))
+        try:
+            if self._news.due_at is not None and self._version:
+                await self._call([])
+            await self._hash.heartbeat(self._process, 0)
+        except _AWAY as error:
+            log.info("quota %s: closed without Redis (%s); its unused tickets run out", self._quota.id, error)
+
     def _stop(self, error: Exception) -> None:
-        """Everybody who waits, now and later, gets ``error``."""
+        """Everybody who waits, now and later, gets ``error``; tickets that have not started go back to the quota."""
         self._failure = error
-        self._recall()
-        while waiter := self._room.next():
-            waiter.future.set_exception(error)
+        self._recall(-inf)
+        self._turn_away(error)
 
     # --- without Redis -----------------------------------------------------------------------------------------------
 
     async def _ride_out(self, error: BaseException) -> None:
         """Redis is away: callers wait; after a grace they live on the local share; back with an empty bucket."""
-        log.warning("quota %s: Redis is away (%r); callers wait, trying again", self._quota.id, error)
-        self._settlements.drop_refunds()
-        grace_ends = self._loop.time() + GRACE_S
+        log.warning("quota %s: Redis is away (%r); trying again until it is back", self._quota.id, error)
+        self._news.drop_refunds()
+        self._away = True
+        grace_ends = self._loop.time() + (GRACE_S if self._terms.dims else 0.0)
         try:
             while not await self._is_back():
-                if self._share is None and self._processes and self._loop.time() >= grace_ends:
+                if self._share is None and self._has_a_share() and self._loop.time() >= grace_ends:
                     self._live_on_share()
                 await asyncio.sleep(RETRY_S)
         finally:
             if self._share is not None:
                 await self._share.aclose()
                 self._share = None
-        self._pause_untold = self._pause_until > self._loop.time()
+        self._away = False
+        self._outlook.forgotten(self._loop.time())
         self._retry_at = 0.0
         await self.beat()
         log.warning("quota %s: Redis is back; going on with an empty bucket", self._quota.id)
+
+    def _has_a_share(self) -> bool:
+        """A part of the quota, once it is known of how many; without limits there is nothing to part."""
+        return self._processes > 0 or not self._terms.dims
 
     async def _is_back(self) -> bool:
         try:
@@ -318,11 +448,10 @@ class Dispatcher:
         return True
 
     def _live_on_share(self) -> None:
+        processes = max(self._processes, 1)
         log.warning(
-            "quota %s: still no Redis; living on the share of one in %d until it is back",
-            self._quota.id,
-            self._processes,
+            "quota %s: still no Redis; living on a share of one in %d until it is back", self._quota.id, processes
         )
-        self._share = LocalShare(self._terms, self._processes, self._room, self._wake)
-        paused_s = max(0.0, self._pause_until - self._loop.time())
+        self._share = LocalShare(self._terms, self.profile, processes, self._room, self._wake)
+        paused_s = max(0.0, self._outlook.paused_until - self._loop.time())
         self._share.open(self._price, lambda waiter: self._issue(waiter, 0.0, self._loop.time()), paused_s)

@@ -5,6 +5,7 @@ RateLimitError
 ├── BadCost        a cost is negative or not a number
 ├── UnknownQuota   nobody declared this quota
 ├── NeverFits      a certain cost is larger than the provider's own capacity
+├── QuotaHeld      the account is held: out of credit, or its key is refused
 └── LimiterClosed  the limiter was closed while somebody waited, or before
 """
 
@@ -51,6 +52,17 @@ class NeverFits(RateLimitError):
             f"make the request smaller, or raise caps[{dimension!r}] if the provider takes more"
         )
         self.quota_id, self.dimension, self.cost, self.cap = quota_id, dimension, cost, cap
+
+
+class QuotaHeld(RateLimitError):
+    """The account is held: nothing it sends can succeed before a person acts, so nobody waits for it."""
+
+    def __init__(self, quota_id: str, reason: str) -> None:
+        super().__init__(
+            f"quota {quota_id!r} is held: {reason}; put the account right at the provider, then lift the hold "
+            f"(penstock limits --lift {quota_id})"
+        )
+        self.quota_id, self.reason = quota_id, reason
 
 
 class LimiterClosed(RateLimitError):

@@ -106,8 +106,9 @@ class Quota:
     ``caps`` are the most units one request can ever cost; by default one whole minute's (or second's) worth.
     ``profile`` names what the provider charges when; ``burst_s``, ``horizon_s`` and ``slope`` come from it when left
     out. ``concurrency`` is the most one process has in flight (None = not controlled). ``discover`` takes limits from
-    the provider's answers, never above the declared ones. ``account`` is a fingerprint of the key: another one lifts
-    a hold.
+    the provider's answers, never above the declared ones. ``probe`` sends one request per process until one of the
+    fleet was answered well. These need tickets that are ended with ``answered`` or ``failed``. ``account`` is a
+    fingerprint of the key: another one lifts a hold.
     """
 
     id: str
@@ -119,6 +120,7 @@ class Quota:
     profile: str = "generic"
     concurrency: int | None = None
     discover: bool = False
+    probe: bool = False
     account: str = ""
     slope: Slope = _PROFILES
 

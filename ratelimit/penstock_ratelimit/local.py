@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from aiolimiter import AsyncLimiter
 
-from penstock_ratelimit.errors import LimiterClosed, UnknownQuota
+from penstock_ratelimit.errors import LimiterClosed, QuotaHeld, UnknownQuota
+from penstock_ratelimit.limiter import Ask, LaneLimiter
 from penstock_ratelimit.limits import Quota, Terms, by_id, pause_seconds
-from penstock_ratelimit.tickets import QuotaStats, Tally, Ticket, TicketScope
+from penstock_ratelimit.profiles import PROFILES, Profile
+from penstock_ratelimit.tickets import Heard, QuotaStats, Tally, Ticket
 
 
 class Bucket(AsyncLimiter):
@@ -34,33 +35,35 @@ class Bucket(AsyncLimiter):
 class LocalLane:
     """One quota in one process. Starts with no burst, as the shared one does, so that a restart never doubles it."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, profile: Profile) -> None:
         self.terms = terms
+        self.profile = profile
         self.tally = Tally()
         self._waiting = 0
+        self._in_flight = 0
+        self._held = ""
         self._failure: LimiterClosed | None = None
         self._paused_until = 0.0  # loop time
         self._resume = asyncio.Event()
         self._head = asyncio.Lock()  # only the head waits at the buckets: aiolimiter would serve small amounts first
         self._buckets: tuple[Bucket, ...] = ()
 
-    async def acquire(self, costs: Mapping[str, float], certain: Mapping[str, float] | None) -> Ticket:
+    async def acquire(self, ask: Ask) -> Ticket:
         if self._failure is not None:
             raise self._failure
-        if not self.terms.dims and not self._paused_until:
-            self.tally.granted += 1
-            return Ticket(self, (), ())
-        if certain:
-            self.terms.check_fits(certain)
-        amounts = self.terms.amounts(costs)
+        if self._held:
+            raise QuotaHeld(self.terms.quota_id, self._held)
+        if ask.certain:
+            self.terms.check_fits(ask.certain)
+        amounts = self.terms.amounts(ask.costs)
         self._waiting += 1
         try:
             await self.take(amounts)
         finally:
             self._waiting -= 1
         self.tally.granted += 1
-        for dim, amount in zip(self.terms.dims, amounts, strict=True):
-            self.tally.used[dim] = self.tally.used.get(dim, 0.0) + amount
+        self._in_flight += 1
+        self.tally.charge(self.terms.dims, amounts)
         return Ticket(self, self.terms.dims, amounts)
 
     async def take(self, amounts: tuple[float, ...]) -> None:
@@ -107,19 +110,43 @@ class LocalLane:
         if dim in self.terms.dims and self._buckets:
             self._buckets[self.terms.dims.index(dim)].adjust(delta)
 
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def ended(self, ticket: Ticket, heard: Heard | None) -> None:
+        self._in_flight -= 1
+        if heard is None:
+            return
+        if heard.pause_s is not None:
+            self.not_before(pause_seconds(heard.pause_s))
+        if heard.hold:
+            self._held = heard.hold
+
     def not_before(self, seconds: float) -> None:
         self.tally.throttled += 1
+        self.pause(seconds)
+
+    def pause(self, seconds: float) -> None:
         until = asyncio.get_running_loop().time() + seconds
         self._paused_until = max(self._paused_until, until)
 
+    def may_retry(self) -> bool:
+        """Always: the budget of retries is the fleet's, and kept in Redis."""
+        return True
+
+    async def lift(self) -> None:
+        self._held = ""
+
     def stats(self) -> QuotaStats:
         return QuotaStats(
-            allowed=dict(zip(self.terms.dims, self.terms.rates, strict=True)),
+            allowed=dict(zip(self.terms.dims, self.terms.allowed, strict=True)),
             used=dict(self.tally.used),
             waiting=self._waiting,
             granted=self.tally.granted,
             refunded=self.tally.refunded,
             throttled=self.tally.throttled,
+            in_flight=self._in_flight,
+            held=self._held,
         )
 
     def close(self) -> None:
@@ -130,24 +157,11 @@ class LocalLane:
             bucket.adjust(-math.inf)
 
 
-class LocalLimiter:
+class LocalLimiter(LaneLimiter):
     """A ``Limiter`` for one process: no Redis. One instance per event loop."""
 
     def __init__(self, quotas: Iterable[Quota]) -> None:
-        self._lanes = {quota.id: LocalLane(quota.terms()) for quota in by_id(quotas).values()}
-
-    def acquire(
-        self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
-    ) -> Coroutine[Any, Any, Ticket]:
-        return self._lane(quota_id).acquire(costs, certain)
-
-    def ticket(
-        self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
-    ) -> TicketScope:
-        return TicketScope(self._lane(quota_id), costs, certain)
-
-    def not_before(self, quota_id: str, seconds: float) -> None:
-        self._lane(quota_id).not_before(pause_seconds(seconds))
+        self._lanes = {quota.id: LocalLane(quota.terms(), PROFILES[quota.profile]) for quota in by_id(quotas).values()}
 
     def stats(self) -> dict[str, QuotaStats]:
         return {quota_id: lane.stats() for quota_id, lane in self._lanes.items()}

@@ -6,23 +6,22 @@ import asyncio
 import os
 import socket
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from penstock_ratelimit.dispatcher import HEARTBEAT_S, Dispatcher
 from penstock_ratelimit.errors import LimiterClosed, UnknownQuota
-from penstock_ratelimit.limits import Quota, by_id, pause_seconds
-from penstock_ratelimit.local import LocalLane
+from penstock_ratelimit.limiter import LaneLimiter
+from penstock_ratelimit.limits import Quota, by_id
 from penstock_ratelimit.quota_hash import QuotaHash, ScriptClient
-from penstock_ratelimit.tickets import QuotaStats, Ticket, TicketScope
+from penstock_ratelimit.tickets import QuotaStats
 
 
-class SharedLimiter:
-    """A ``Limiter`` over Redis. Use it on one event loop; nothing is started before the first ``acquire`` of a quota.
+class SharedLimiter(LaneLimiter):
+    """A ``Limiter`` over Redis. Use it on one event loop; nothing is started before the first use of a quota.
 
-    ``client`` is a ``redis.asyncio.Redis``; it stays the caller's to close. A quota without limits never touches Redis
-    (its ``not_before`` then holds in this process only). Of processes that declare different limits for one quota, the
-    last one started wins and the others follow. ``clock_us`` replaces Redis's own clock in tests.
+    ``client`` is a ``redis.asyncio.Redis``; it stays the caller's to close. Of processes that declare different limits
+    for one quota, the last one started wins and the others follow. A quota without limits still shares pauses, the
+    breaker and holds. ``clock_us`` replaces Redis's own clock in tests.
     """
 
     def __init__(
@@ -37,40 +36,23 @@ class SharedLimiter:
         self._process = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._quotas = by_id(quotas)
         self._dispatchers: dict[str, Dispatcher] = {}
-        self._unlimited = {quota.id: LocalLane(quota.terms()) for quota in self._quotas.values() if not quota.limits}
-        self._lanes: dict[str, Dispatcher | LocalLane] = {**self._unlimited}
         self._heart: asyncio.Task[None] | None = None
         self._closed = False
 
-    def acquire(
-        self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
-    ) -> Coroutine[Any, Any, Ticket]:
-        return self._lane(quota_id).acquire(costs, certain)
-
-    def ticket(
-        self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
-    ) -> TicketScope:
-        return TicketScope(self._lane(quota_id), costs, certain)
-
-    def not_before(self, quota_id: str, seconds: float) -> None:
-        self._lane(quota_id).not_before(pause_seconds(seconds))
-
     def stats(self) -> dict[str, QuotaStats]:
-        """Of the quotas that were used or have no limits."""
-        return {quota_id: lane.stats() for quota_id, lane in self._lanes.items()}
+        """Of the quotas that were used."""
+        return {quota_id: dispatcher.stats() for quota_id, dispatcher in self._dispatchers.items()}
 
     async def aclose(self) -> None:
         self._closed = True
         if self._heart is not None:
             self._heart.cancel()
             await asyncio.gather(self._heart, return_exceptions=True)
-        for lane in self._unlimited.values():
-            lane.close()
         await asyncio.gather(*(dispatcher.aclose() for dispatcher in self._dispatchers.values()))
 
-    def _lane(self, quota_id: str) -> Dispatcher | LocalLane:
-        lane = self._lanes.get(quota_id)
-        return lane if lane is not None else self._open(quota_id)
+    def _lane(self, quota_id: str) -> Dispatcher:
+        dispatcher = self._dispatchers.get(quota_id)
+        return dispatcher if dispatcher is not None else self._open(quota_id)
 
     def _open(self, quota_id: str) -> Dispatcher:
         if self._closed:
@@ -80,7 +62,7 @@ class SharedLimiter:
             raise UnknownQuota(quota_id, self._quotas)
         quota_hash = QuotaHash(self._client, quota_id, prefix=self._prefix, clock_us=self._clock_us)
         dispatcher = Dispatcher(quota, quota_hash, self._process)
-        self._lanes[quota_id] = self._dispatchers[quota_id] = dispatcher
+        self._dispatchers[quota_id] = dispatcher
         if self._heart is None:
             self._heart = asyncio.get_running_loop().create_task(self._beat(), name="quota heartbeats")
         return dispatcher

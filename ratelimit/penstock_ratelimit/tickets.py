@@ -1,15 +1,17 @@
-"""Tickets: the right to start one request now, and the duty to say afterwards what it cost."""
+"""Tickets: the right to start one request now, and the duty to say afterwards what it cost and how it went."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Final, Protocol
 
+from penstock_ratelimit.backoff import THROTTLED_BASE_S
 from penstock_ratelimit.errors import BadCost
+from penstock_ratelimit.profiles import Profile, Usage
+from penstock_ratelimit.refusals import Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,7 @@ class QuotaStats:
     """One quota as seen by this process since it started."""
 
     allowed: Mapping[str, float]
-    """Units per second that the whole fleet may start, margin applied."""
+    """Units per second that the whole fleet may start, margin and slope applied."""
     used: Mapping[str, float]
     """Units that this process was charged, after settlements and refunds."""
     waiting: int
@@ -27,11 +29,19 @@ class QuotaStats:
     refunded: int
     """Tickets given back before anything was sent."""
     throttled: int
-    """Calls of ``not_before``: how often the provider said 429."""
+    """How often the provider said 429, or ``not_before`` was called."""
+    in_flight: int = 0
+    """Tickets handed out, or on their way to a caller, that have not ended."""
+    concurrency: int | None = None
+    """Requests that this process may have in flight now; None = not controlled."""
     calls: int = 0
     """Round trips to Redis (reservations, settlements, installs)."""
     degraded: bool = False
     """True while Redis is away and this process lives on its local share."""
+    breaker: str = "closed"
+    """State of the breaker that the fleet shares: closed, open or half_open."""
+    held: str = ""
+    """Why nobody may send (out of credit, a refused key); empty when all is well."""
 
 
 @dataclass(slots=True)
@@ -44,14 +54,54 @@ class Tally:
     throttled: int = 0
     calls: int = 0
 
+    def charge(self, dims: tuple[str, ...], amounts: tuple[float, ...], sign: int = 1) -> None:
+        for dim, amount in zip(dims, amounts, strict=True):
+            self.used[dim] = self.used.get(dim, 0.0) + sign * amount
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What came back for one request, as far as pacing cares."""
+
+    signal: Signal
+    retry_after_s: float | None = None
+    """What the provider asked for, seconds."""
+    reason: str = ""
+    """Words for a person; of a hold they say why."""
+    headers: Mapping[str, str] | None = None
+    output_tokens: float = 0.0
+
+    @property
+    def pause_s(self) -> float | None:
+        """How long nobody who shares the quota may start: what the provider asked for, or its shortest window."""
+        if self.signal not in (Signal.THROTTLED, Signal.RAMP):
+            return None
+        return THROTTLED_BASE_S if self.retry_after_s is None else self.retry_after_s
+
+    @property
+    def hold(self) -> str:
+        """Not empty when no request can succeed before a person acts."""
+        if self.signal not in (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED):
+            return ""
+        return self.reason or self.signal.value
+
 
 class Account(Protocol):
     """Where a ticket's corrections go."""
 
     tally: Tally
+    profile: Profile
+
+    def now(self) -> float:
+        """The loop's time, seconds."""
+        ...
 
     def adjust(self, dim: str, delta: float) -> None:
         """Charge ``delta`` more units (a refund when negative)."""
+        ...
+
+    def ended(self, ticket: Ticket, heard: Heard | None) -> None:
+        """The ticket's request is over, or was never sent; ``heard`` is None when nobody says how it went."""
         ...
 
 
@@ -60,18 +110,41 @@ class TicketState(Enum):
 
     UNSTARTED = "unstarted"
     STARTED = "started"
+    ENDED = "ended"
     RELEASED = "released"
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the quota knew when it gave the ticket; told back with the answer."""
+
+    generation: int = 0
+    """The breaker's: answers to requests from before it opened say nothing about now."""
+    counters: tuple[float, ...] = ()
+    """Units that the fleet was charged up to and including this ticket, per dimension."""
+
+
+UNSHARED: Final = Grant()
+
+
 class Ticket:
-    """The right to send one request from now on. Made by a limiter, used by one task."""
+    """The right to send one request from now on. Made by a limiter, used by one task.
 
-    __slots__ = ("_account", "_charged", "_dims", "state")
+    Its end is one of ``answered``, ``failed`` and ``release``; later ones do nothing, so ``release`` is safe in a
+    ``finally``. What the request cost may be corrected at any time by ``settle``.
+    """
 
-    def __init__(self, account: Account, dims: tuple[str, ...], amounts: tuple[float, ...]) -> None:
+    __slots__ = ("_account", "_charged", "_dims", "grant", "since", "state")
+
+    def __init__(
+        self, account: Account, dims: tuple[str, ...], amounts: tuple[float, ...], grant: Grant = UNSHARED
+    ) -> None:
         self._account = account
         self._dims = dims
         self._charged = amounts
+        self.grant = grant
+        self.since = account.now()
+        """Loop time at which the request was sent, or the ticket was handed out while nobody said ``start``."""
         self.state = TicketState.UNSTARTED
 
     @property
@@ -83,10 +156,40 @@ class Ticket:
         """Say that the request is being sent: from here on the ticket is charged, even if the request fails."""
         if self.state is TicketState.UNSTARTED:
             self.state = TicketState.STARTED
+            self.since = self._account.now()
+
+    def _sent(self) -> None:
+        """It was sent, at the latest by now: who never said ``start`` sent it when the ticket came."""
+        if self.state is TicketState.UNSTARTED:
+            self.state = TicketState.STARTED
+
+    def answered(self, headers: Mapping[str, str] | None = None, *, usage: Usage | None = None) -> None:
+        """The provider gave an answer: settle ``usage`` as its profile says, and learn from ``headers``."""
+        self._sent()
+        if usage is not None:
+            self.settle(self._account.profile.settle(usage))
+        self._end(Heard(Signal.OK, headers=headers, output_tokens=usage.output_tokens if usage else 0.0))
+
+    def failed(
+        self,
+        signal: Signal,
+        *,
+        retry_after_s: float | None = None,
+        reason: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """The request failed. The fleet hears of it: a pause, a gentler slope, a hold, or a point against the server.
+
+        It stays charged, but for the tokens where the profile says that failed requests cost none.
+        """
+        self._sent()
+        if signal not in (Signal.OK, Signal.REFUSED) and not self._account.profile.charges_failed:
+            self.settle({dim: 0.0 for dim in self._dims if not dim.startswith("requests")})
+        self._end(Heard(signal, retry_after_s, reason, headers))
 
     def settle(self, actual: Mapping[str, float]) -> None:
         """Replace the reservation by what was used. Dimensions left out stay as reserved; call again to correct."""
-        self.start()
+        self._sent()
         if self.state is TicketState.RELEASED or not self._dims:
             return
         charged = tuple(actual.get(dim, before) for dim, before in zip(self._dims, self._charged, strict=True))
@@ -99,12 +202,20 @@ class Ticket:
         self._charged = charged
 
     def release(self) -> None:
-        """Give the ticket back: nothing was sent. Does nothing once started, so it is safe in a ``finally``."""
+        """Give the ticket back if nothing was sent; else say that the request is over."""
+        if self.state is TicketState.STARTED:
+            self._end(None)
         if self.state is not TicketState.UNSTARTED:
             return
         self.state = TicketState.RELEASED
         refund(self._account, self._dims, self._charged)
         self._charged = tuple(0.0 for _ in self._dims)
+        self._account.ended(self, None)
+
+    def _end(self, heard: Heard | None) -> None:
+        if self.state is TicketState.STARTED:
+            self.state = TicketState.ENDED
+            self._account.ended(self, heard)
 
 
 def refund(account: Account, dims: tuple[str, ...], amounts: tuple[float, ...]) -> None:
@@ -112,57 +223,3 @@ def refund(account: Account, dims: tuple[str, ...], amounts: tuple[float, ...]) 
     account.tally.refunded += 1
     for dim, amount in zip(dims, amounts, strict=True):
         account.adjust(dim, -amount)
-
-
-class Lane(Account, Protocol):
-    """One quota inside a limiter."""
-
-    async def acquire(self, costs: Mapping[str, float], certain: Mapping[str, float] | None) -> Ticket: ...
-
-
-class Limiter(Protocol):
-    """What every limiter does, shared or local. Held by one conformance suite."""
-
-    def acquire(
-        self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
-    ) -> Coroutine[Any, Any, Ticket]:
-        """Sleep until the start time of a ticket for ``costs`` (estimates, clipped to the cap) and return it.
-
-        ``certain`` is the part that is known for sure. Raises ``NeverFits`` at once when it is above the cap.
-        Cancelling the wait costs nothing. The ticket comes unstarted: ``start`` it when sending, else ``release`` it.
-        """
-        ...
-
-    def ticket(
-        self, quota_id: str, costs: Mapping[str, float], *, certain: Mapping[str, float] | None = None
-    ) -> TicketScope:
-        """``async with`` around one send. Leaving the block charges the ticket, unless the block released it."""
-        ...
-
-    def not_before(self, quota_id: str, seconds: float) -> None:
-        """The provider said 429: nobody who shares the quota starts for so long. Never shortens a longer pause."""
-        ...
-
-    def stats(self) -> dict[str, QuotaStats]: ...
-
-    async def aclose(self) -> None:
-        """Give back what was not started; everybody who waits gets ``LimiterClosed``."""
-        ...
-
-
-class TicketScope:
-    """``async with limiter.ticket(…) as t``: in doubt the ticket is charged, because something may have been sent."""
-
-    __slots__ = ("_certain", "_costs", "_lane", "_ticket")
-
-    def __init__(self, lane: Lane, costs: Mapping[str, float], certain: Mapping[str, float] | None) -> None:
-        self._lane, self._costs, self._certain = lane, costs, certain
-
-    async def __aenter__(self) -> Ticket:
-        self._ticket = await self._lane.acquire(self._costs, self._certain)
-        return self._ticket
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ticket.start()

@@ -10,6 +10,7 @@ from typing import Final
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, FairLine, Flow
 from penstock_ratelimit.limits import Terms
+from penstock_ratelimit.tickets import UNSHARED
 
 GATHER_S: Final = 0.005
 """At hundreds of starts a second one may be so late to go with the next: a turn of the loop costs more than a start."""
@@ -20,7 +21,7 @@ LEAST_COST_S: Final = 1e-6
 class Waiter:
     """One caller in ``acquire``. Owned by the dispatcher, except ``future``, which the caller may cancel."""
 
-    __slots__ = ("amounts", "certain", "costs", "flow", "future", "reserved", "terms")
+    __slots__ = ("amounts", "certain", "costs", "flow", "future", "grant", "reserved", "terms")
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class Waiter:
         self.costs = costs
         self.certain = certain
         self.future = future
+        self.grant = UNSHARED
         self.reserved = False
         """True while the quota counts it and its caller does not hold the ticket yet."""
         self.price(terms)

@@ -3,87 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from servers import RedisServer
+from limiter_fleet import QUOTA, Fleet, Play, now
 
-from penstock_ratelimit import NeverFits, PerSecond, Quota, SharedLimiter
+from penstock_ratelimit import NeverFits, PerSecond, Quota
 from penstock_ratelimit.degraded import GRACE_S
-from penstock_ratelimit.testing import BlockingScripts, run_virtual
+from penstock_ratelimit.dispatcher import HEARTBEAT_S
 
-QUOTA = Quota("q", {"requests": PerSecond(40)}, burst_s=0.5, horizon_s=1.0, margin=1.0)
 GONE = ConnectionError("the test took Redis away")
-
-
-class Fleet:
-    """Limiters that stand for processes; ``redis.fault`` takes the server from all of them."""
-
-    def __init__(self, server: RedisServer, stack: AsyncExitStack) -> None:
-        self.raw = server.client(decode_responses=True)
-        self.redis = BlockingScripts(self.raw)
-        self._stack = stack
-        self.starts: dict[str, list[float]] = {}
-
-    def process(self, quota: Quota = QUOTA) -> SharedLimiter:
-        clock = asyncio.get_running_loop().time
-        limiter = SharedLimiter(self.redis, [quota], clock_us=lambda: 10**15 + round(clock() * 1e6))
-        self._stack.push_async_callback(limiter.aclose)
-        return limiter
-
-    def work(self, name: str, limiter: SharedLimiter, slots: int, *, cost: float = 1.0) -> None:
-        """Keep ``slots`` callers busy for ever, noting when each was let go."""
-        starts = self.starts.setdefault(name, [])
-
-        async def slot() -> None:
-            while True:
-                async with limiter.ticket("q", {"requests": cost}):
-                    starts.append(now())
-                    await asyncio.sleep(0.05)
-
-        for _ in range(slots):
-            task = asyncio.create_task(slot())
-            self._stack.push_async_callback(cancelled, task)
-
-    def all_starts(self) -> list[float]:
-        return [start for starts in self.starts.values() for start in starts]
-
-    def count(self, name: str, since: float) -> int:
-        return sum(start >= since for start in self.starts[name])
-
-
-async def cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def busiest(starts: list[float], span_s: float) -> int:
     """The most starts in any interval of ``span_s``."""
     starts = sorted(starts)
     return max(sum(first <= start < first + span_s for start in starts) for first in starts)
-
-
-Play = Callable[[Fleet], Coroutine[Any, Any, None]]
-
-
-@pytest.fixture
-def play(redis_server: RedisServer) -> Callable[[Play], None]:
-    @asynccontextmanager
-    async def fleet() -> AsyncIterator[Fleet]:
-        async with AsyncExitStack() as stack:
-            yield Fleet(redis_server, stack)
-
-    async def main(body: Play) -> None:
-        async with fleet() as one:
-            await body(one)
-
-    return lambda body: run_virtual(main(body))
 
 
 def test_equal_processes_get_equal_parts_of_the_whole(play: Callable[[Play], None]) -> None:
@@ -302,7 +237,7 @@ def test_an_idle_process_settles_all_the_same(play: Callable[[Play], None]) -> N
 
 
 def test_a_limiter_at_rest_calls_nobody(play: Callable[[Play], None]) -> None:
-    """Between heartbeats, an idle limiter makes no call at all."""
+    """An idle limiter beats, and makes no other call."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process()
@@ -311,7 +246,7 @@ def test_a_limiter_at_rest_calls_nobody(play: Callable[[Play], None]) -> None:
         await asyncio.sleep(1)
         calls = fleet.redis.calls
         await asyncio.sleep(60)
-        assert fleet.redis.calls - calls == 12
+        assert fleet.redis.calls - calls == 60 / HEARTBEAT_S
 
     play(body)
 

@@ -1,4 +1,4 @@
-"""Admit: ask the shared quota for a start time before anything is sent, and tell it afterwards what was used.
+"""Admit: ask the shared quota for a start time before anything is sent, and tell it afterwards how it went.
 
 Waiting here costs no attempt. While it waits an item holds a slot but the ledger has not counted its start, so a crash is
 never blamed on items that were only waiting.
@@ -6,73 +6,75 @@ never blamed on items that were only waiting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
 
-import orjson
-
-from penstock_ratelimit import Estimator, Limiter, PerMinute, Quota, Rate, Ticket
+from penstock_ratelimit import Limiter, PerMinute, Quota, Ticket
+from penstock_workers.answer import Tried
+from penstock_workers.costs import Costs, metering
+from penstock_workers.decide import explain
 from penstock_workers.flight import Flight
 from penstock_workers.judge import Failure, Reply
-from penstock_workers.settings import ProviderSettings
-
-REQUESTS, TOKENS = "requests", "tokens"
-DEFAULT_OUTPUT_TOKENS = 256  # assumed for a body that names no max_tokens, until the job's own answers teach better
-_OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 
-def quotas(providers: Mapping[str, ProviderSettings]) -> list[Quota]:
-    """One quota per provider; a provider without limits gets one that never waits."""
-    return [Quota(name, limits=_limits(provider)) for name, provider in providers.items()]
+def quotas(settings: WorkerSettings) -> list[Quota]:
+    """One quota per provider: what its settings declare, corrected by what its headers tell. Raises MissingApiKey."""
+    return [_quota(name, provider, settings.concurrency) for name, provider in settings.providers.items()]
 
 
-def _limits(provider: ProviderSettings) -> dict[str, Rate]:
-    limits: dict[str, Rate] = {}
-    if provider.rpm is not None:
-        limits[REQUESTS] = PerMinute(provider.rpm)
-    if provider.tpm is not None:
-        limits[TOKENS] = PerMinute(provider.tpm)
-    return limits
+def _quota(name: str, provider: ProviderSettings, concurrency: int) -> Quota:
+    limits = {dim: PerMinute(amount) for dim, amount in provider.limits.items()}
+    adaptive = not limits if provider.adaptive is None else provider.adaptive
+    return Quota(
+        name,
+        limits,
+        profile=metering(provider).name,
+        discover=provider.discover,
+        probe=True,
+        concurrency=concurrency if adaptive else None,
+        account=_fingerprint(name, provider),
+    )
+
+
+def _fingerprint(name: str, provider: ProviderSettings) -> str:
+    """Names an account without telling its key: another one lifts a hold."""
+    account = f"{provider.base_url}\n{provider.api_key(name) or ''}"
+    return hashlib.sha256(account.encode()).hexdigest()[:16]
 
 
 class Admission:
-    """Costs of a request before it is sent, corrected by what it turned out to cost."""
+    """The runner's way to the limiter: what an item costs, whose turn it takes, how it went."""
 
-    def __init__(self, limiter: Limiter) -> None:
+    def __init__(self, limiter: Limiter, costs: Costs) -> None:
         self._limiter = limiter
-        self._estimator = Estimator()
+        self._costs = costs
 
     async def ticket(self, flight: Flight) -> Ticket:
-        """Wait for this flight's start time. Raises NeverFits when the request is larger than the quota ever allows."""
-        return await self._limiter.acquire(flight.job.spec.provider, self._costs(flight))
+        """Wait for this flight's start time.
 
-    def settle(self, flight: Flight, ticket: Ticket, happened: Failure | Reply) -> None:
-        """Correct the reservation. A failed request stays charged: providers count it too."""
-        if flight.job.provider.tpm is None or not isinstance(happened, Reply):
-            return
-        if happened.prompt_tokens is None:
-            return
-        used = happened.prompt_tokens + (happened.completion_tokens or 0)
-        self._estimator.observe(flight.job.job_id, _weight(flight), used)
-        ticket.settle({TOKENS: used})
+        Raises NeverFits when the request is larger than the quota ever allows, QuotaHeld while the account is held.
+        """
+        costs, certain = self._costs.of(flight)
+        return await self._limiter.acquire(
+            flight.job.spec.provider, costs, certain=certain, flow=flight.job.flow, retry=flight.retries > 0
+        )
 
-    def hold_back(self, flight: Flight, seconds: float) -> None:
-        """The provider said "not now": nobody of the fleet sends to it for so long."""
-        self._limiter.not_before(flight.job.spec.provider, seconds)
+    def conclude(self, flight: Flight, ticket: Ticket, tried: Tried, happened: Failure | Reply) -> None:
+        """Tell the quota how the request went. A failed one stays charged as the provider charges it."""
+        if isinstance(happened, Reply):
+            ticket.answered(tried.headers, usage=self._costs.observe(flight, happened))
+            return
+        ticket.failed(
+            happened.signal,
+            retry_after_s=happened.retry_after_s,
+            reason=explain(happened),
+            headers=tried.headers,
+        )
+
+    def may_retry(self, flight: Flight) -> bool:
+        """False while the fleet sends too many retries: this one is put off."""
+        return self._limiter.may_retry(flight.job.spec.provider)
 
     async def close(self) -> None:
         await self._limiter.aclose()
-
-    def _costs(self, flight: Flight) -> dict[str, float]:
-        if flight.job.provider.tpm is None:
-            return {REQUESTS: 1}
-        return {REQUESTS: 1, TOKENS: self._estimator.estimate(flight.job.job_id, _weight(flight))}
-
-
-def _weight(flight: Flight) -> int:
-    """Characters that stand for the whole call: the request's own, and four for each output token asked for."""
-    return len(flight.body) + 4 * _output_asked(flight.body)
-
-
-def _output_asked(body: bytes) -> int:
-    fields = orjson.loads(body)
-    return next((fields[name] for name in _OUTPUT_FIELDS if isinstance(fields.get(name), int)), DEFAULT_OUTPUT_TOKENS)
+        await self._costs.close()

@@ -12,6 +12,7 @@ from penstock_ratelimit import SharedLimiter
 from penstock_workers.admission import Admission, quotas
 from penstock_workers.bodies import Bodies
 from penstock_workers.control import start_control
+from penstock_workers.costs import Costs
 from penstock_workers.decide import RetryPolicy
 from penstock_workers.engine import Bridge, Delivery, ItemEngine
 from penstock_workers.errors import UnknownLane
@@ -51,11 +52,13 @@ class WorkerEngine:
         stores = self._closing.enter_context(open_stores(settings))
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         self._quota_client = redis.asyncio.Redis.from_url(settings.redis_url, socket_timeout=15)
+        costs = Costs(settings.providers)
+        costs.share(self._quota_client)
         self._runner = ItemRunner(
             lane=self._lane,
             jobs=JobBook(read_job(jobs, settings)),
             bodies=Bodies(stores.database, settings),
-            admission=Admission(SharedLimiter(self._quota_client, quotas(settings.providers))),
+            admission=Admission(SharedLimiter(self._quota_client, quotas(settings)), costs),
             starts=Starts(stores.hot, outcomes),
             settler=Settler(
                 Shelves(jobs, outcomes, stores.hot),

@@ -6,13 +6,14 @@ import random
 from dataclasses import dataclass, field
 
 from penstock_ledger.model import DeadLetter, Result
-from penstock_ratelimit import full_jitter
+from penstock_ratelimit import Signal, full_jitter
 from penstock_workers.flight import Flight
 from penstock_workers.judge import Act, Failure, Reply
 from penstock_workers.outcome import Dead, Done, Outcome, Parked, Retry
 
+MANY_TRIES = 60  # as many doublings as reach any cap
 RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead letter
-THROTTLED = frozenset({"rate_limited", "slow_down"})
+THROTTLED = frozenset({Signal.THROTTLED, Signal.RAMP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +25,24 @@ class RetryPolicy:
     max_retry_after_s: float = 900.0
     rng: random.Random = field(default_factory=random.Random)
 
-    def wait_s(self, tries: int, retry_after_s: float | None) -> float:
-        """What the provider asked for, plus full jitter so that a thousand items do not come back in one instant."""
-        return (retry_after_s or 0.0) + full_jitter(tries, base_s=self.base_s, cap_s=self.cap_s, rng=self.rng)
+    def wait_s(self, tries: int, retry_after_s: float | None, *, put_off: bool = False) -> float:
+        """What the provider asked for, plus full jitter so that a thousand items do not come back in one instant.
+
+        ``put_off``: the fleet sends too many retries already, so this one waits like a late one.
+        """
+        late = MANY_TRIES if put_off else tries
+        return (retry_after_s or 0.0) + full_jitter(late, base_s=self.base_s, cap_s=self.cap_s, rng=self.rng)
 
 
-def decide(flight: Flight, happened: Failure | Reply, retry_after_s: float | None, policy: RetryPolicy) -> Outcome:
-    """The item's outcome for this try. ``retry_after_s`` is what the provider asked for, if anything."""
+def decide(flight: Flight, happened: Failure | Reply, policy: RetryPolicy, *, put_off: bool = False) -> Outcome:
+    """The item's outcome for this try. ``put_off``: the fleet's budget of retries is used up."""
     if isinstance(happened, Reply):
         return Done(_result(flight, happened))
-    fate = happened.fate
-    if fate.act is Act.DEAD:
+    fate, retry_after_s = happened.fate, happened.retry_after_s
+    if fate.act is Act.DEAD or (fate.act is Act.RETRY and happened.final):
         return Dead(dead_letter(flight, happened))
     if fate.act is Act.PAUSE:
-        return Parked(f"{happened.name}: {happened.detail}; {fate.fix}", pauses=True)
+        return Parked(explain(happened), pauses=True)
     if retry_after_s is not None and retry_after_s > policy.max_retry_after_s:
         return Parked(
             f"{happened.name}: the provider asks to wait {retry_after_s:.0f} s, "
@@ -48,11 +53,16 @@ def decide(flight: Flight, happened: Failure | Reply, retry_after_s: float | Non
     if counted and flight.attempt >= min(flight.job.spec.max_attempts, fate.max_tries or flight.job.spec.max_attempts):
         return Dead(dead_letter(flight, happened))
     return Retry(
-        after_s=policy.wait_s(flight.retries, retry_after_s),
+        after_s=policy.wait_s(flight.retries, retry_after_s, put_off=put_off),
         error=f"{happened.name}: {happened.detail}",
         counted=counted,
-        rate_limited=happened.name in THROTTLED,
+        rate_limited=happened.signal in THROTTLED,
     )
+
+
+def explain(failure: Failure) -> str:
+    """The failure in words for a person, with what to do about it where only a person can."""
+    return "; ".join(part for part in (f"{failure.name}: {failure.detail}", failure.fate.fix) if part)
 
 
 def dead_letter(flight: Flight, failure: Failure) -> DeadLetter:

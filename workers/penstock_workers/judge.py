@@ -1,17 +1,19 @@
 """Every failure has a name and a fate. ``name_failure`` says what happened; ``FATES`` says what becomes of the item.
 
-Sources: OpenAI's and Anthropic's published error codes; what each provider answers in practice is noted beside the row.
+What an answer that is no 2xx is called, and what it says about the server and the account, is told by one table of error
+codes: ``penstock_ratelimit.refusals``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import orjson
 
+from penstock_ratelimit import Signal, classify
 from penstock_workers.answer import Answer, NoAnswer, Tried
 
 
@@ -26,10 +28,9 @@ class Act(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """One row of the table. ``slow_all`` asks the quota to hold the whole fleet back, not just this item."""
+    """One row of the table."""
 
     act: Act
-    slow_all: bool = False
     max_tries: int | None = None  # tighter than the job's max_attempts
     fix: str = ""  # for PAUSE: what a person has to do
 
@@ -41,6 +42,9 @@ class Failure:
     name: str
     detail: str
     status: int | None
+    signal: Signal = Signal.REFUSED  # what it says about the server and the account
+    retry_after_s: float | None = None  # what the provider asked for, if anything
+    final: bool = False  # the provider said that sending it again is of no use
 
     @property
     def fate(self) -> Fate:
@@ -49,12 +53,13 @@ class Failure:
 
 FATES: Mapping[str, Fate] = {
     # Capacity: the provider says "not now". Never costs an attempt.
-    "rate_limited": Fate(Act.WAIT, slow_all=True),  # 429 with or without Retry-After
-    "slow_down": Fate(Act.WAIT, slow_all=True),  # 429 `slow_down`: the ramp is too steep
-    "overloaded": Fate(Act.WAIT),  # 529, 503 `server_is_overloaded`
-    "connect_failed": Fate(Act.WAIT, slow_all=True),  # nothing was sent: nobody answers there
+    "rate_limited": Fate(Act.WAIT),  # 429 with or without Retry-After
+    "daily_limit": Fate(Act.WAIT),  # a limit of a day: with its Retry-After the job pauses
+    "slow_down": Fate(Act.WAIT),  # 429 `slow_down`: the ramp is too steep
+    "overloaded": Fate(Act.WAIT),  # 503, 529
+    "connect_failed": Fate(Act.WAIT),  # nothing was sent: nobody answers there
     # Transient: probably works next time.
-    "server_error": Fate(Act.RETRY),  # 5xx
+    "server_error": Fate(Act.RETRY),  # other 5xx
     "timeout": Fate(Act.RETRY),  # ambiguous: the call may have been billed
     "connection_lost": Fate(Act.RETRY),  # reset or closed after sending
     "request_conflict": Fate(Act.RETRY),  # 408, 409, 425
@@ -81,36 +86,12 @@ FATES: Mapping[str, Fate] = {
     "out_of_credit": Fate(Act.PAUSE, fix="add credit or raise the spend limit at the provider, then resume"),
 }
 
-# Codes (OpenAI `error.code`/`error.type`, Anthropic `error.details.error_code`) that say more than their status does.
-CODES: Mapping[str, str] = {
-    "insufficient_quota": "out_of_credit",
-    "credit_balance_exhausted": "out_of_credit",
-    "organization_spend_limit_exceeded": "out_of_credit",
-    "project_spend_limit_exceeded": "out_of_credit",
-    "organization_usage_limit_exceeded": "out_of_credit",
-    "enforced_spend_limit_reached": "out_of_credit",
-    "billing_error": "out_of_credit",
-    "slow_down": "slow_down",
-    "server_is_overloaded": "overloaded",
-    "overloaded_error": "overloaded",
-    "context_length_exceeded": "context_overflow",
-    "content_filter": "content_filter",
-    "content_policy_violation": "content_filter",
-}
-
-STATUSES: Mapping[int, str] = {
-    400: "bad_request",
-    401: "unauthorized",
-    402: "out_of_credit",
-    403: "forbidden",
-    404: "not_found",
-    408: "request_conflict",
-    409: "request_conflict",
-    413: "request_too_large",
-    422: "unprocessable",
-    425: "request_conflict",
-    429: "rate_limited",
-    529: "overloaded",
+# Failures without an answer that tell something of the server; all others tell nothing bad.
+_SIGNALS: Mapping[str, Signal] = {
+    "timeout": Signal.TRANSIENT,
+    "connect_failed": Signal.TRANSIENT,
+    "connection_lost": Signal.TRANSIENT,
+    "invalid_answer": Signal.TRANSIENT,
 }
 
 DETAIL_CHARS = 500  # of a provider's message kept as `last_error`
@@ -129,46 +110,43 @@ class Reply:
     completion_tokens: int | None
     content: str | None  # of the first choice, for schema checks
     latency_ms: int
+    usage: Mapping[str, Any] | None = None  # as the provider reported it, for the quota
 
 
-def name_failure(tried: Tried) -> Failure | Reply:
-    """What happened in one try: a failure with its name, or a reply worth keeping."""
+def name_failure(tried: Tried, now: float) -> Failure | Reply:
+    """What happened in one try: a failure with its name, or a reply worth keeping. ``now`` is unix time."""
     if isinstance(tried, NoAnswer):
-        return Failure(tried.failure, tried.detail, None)
-    parsed = _parse(tried.body)
+        return _failure(tried.failure, tried.detail, None)
     if tried.status != 200:
-        return _rejected(tried, parsed)
+        return _refused(tried, tried.status, now)
+    parsed = _parse(tried.body)
     if parsed is None:
-        return Failure("invalid_answer", f"200 with a body that is not a JSON object: {_cut(tried.body)}", 200)
+        return _failure("invalid_answer", f"200 with a body that is not a JSON object: {_cut(tried.body)}", 200)
     if parsed.get("error"):
-        return Failure(_by_code(parsed) or "error_in_answer", _message(parsed, tried.body), 200)
+        return _failure_inside(tried, now)
     return _accept(tried, parsed)
 
 
-def _rejected(answer: Answer, parsed: dict[str, Any] | None) -> Failure:
-    name = _by_code(parsed) or STATUSES.get(answer.status) or _by_class(answer.status)
-    return Failure(name, f"HTTP {answer.status}: {_message(parsed, answer.body)}", answer.status)
+def _failure(name: str, detail: str, status: int | None) -> Failure:
+    return Failure(name, detail, status, _SIGNALS.get(name, Signal.REFUSED))
 
 
-def _by_class(status: int) -> str:
-    if status >= 500:
-        return "server_error"
-    if status >= 400:
-        return "client_error"
-    if status >= 300:
-        return "redirected"
-    return "invalid_answer"
+def _refused(answer: Answer, status: int, now: float) -> Failure:
+    refusal = classify(status, answer.headers, answer.body, now)
+    if refusal is None:
+        return _failure("invalid_answer", f"HTTP {status}: {_cut(answer.body)}", status)
+    return Failure(refusal.name, refusal.detail, status, refusal.signal, refusal.retry_after_s, refusal.final)
 
 
-def _by_code(parsed: dict[str, Any] | None) -> str | None:
-    error = (parsed or {}).get("error")
-    if not isinstance(error, dict):
-        return None
-    details = error.get("details")
-    candidates = [error.get("code"), error.get("type")]
-    if isinstance(details, dict):
-        candidates.insert(0, details.get("error_code"))
-    return next((CODES[code] for code in candidates if isinstance(code, str) and code in CODES), None)
+def _failure_inside(answer: Answer, now: float) -> Failure:
+    """A 200 whose body is an error: what its code says, if that is a code we know."""
+    inside = _refused(answer, _UNTOLD_STATUS, now)
+    if inside.name == "server_error":
+        return Failure("error_in_answer", inside.detail.removeprefix(f"HTTP {_UNTOLD_STATUS}: "), 200)
+    return replace(inside, status=200)
+
+
+_UNTOLD_STATUS = 500  # says nothing by itself, so that only the code in the body speaks
 
 
 def _accept(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
@@ -176,12 +154,12 @@ def _accept(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
     if "choices" in parsed:
         choice = _first_choice(parsed)
         if choice is None:
-            return Failure("empty_answer", f"200 without choices: {_cut(answer.body)}", 200)
+            return _failure("empty_answer", f"200 without choices: {_cut(answer.body)}", 200)
         finish_reason, content, empty = _read_choice(choice)
         if finish_reason == "content_filter":
-            return Failure("content_filter", "the provider stopped the answer: finish_reason content_filter", 200)
+            return _failure("content_filter", "the provider stopped the answer: finish_reason content_filter", 200)
         if empty:
-            return Failure("empty_answer", f"200 without content: {_cut(answer.body)}", 200)
+            return _failure("empty_answer", f"200 without content: {_cut(answer.body)}", 200)
     prompt_tokens, completion_tokens = _usage(parsed)
     model = parsed.get("model")
     return Reply(
@@ -194,6 +172,7 @@ def _accept(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
         completion_tokens=completion_tokens,
         content=content,
         latency_ms=answer.latency_ms,
+        usage=_mapping(parsed.get("usage")),
     )
 
 
@@ -220,10 +199,14 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _mapping(value: object) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
 def _usage(parsed: dict[str, Any]) -> tuple[int | None, int | None]:
     """Prompt and completion tokens; what is missing, negative or no integer counts as unknown and never as money."""
-    usage = parsed.get("usage")
-    if not isinstance(usage, dict):
+    usage = _mapping(parsed.get("usage"))
+    if usage is None:
         return None, None
     return (
         _tokens(usage.get("prompt_tokens", usage.get("input_tokens"))),
@@ -246,15 +229,6 @@ def _parse(body: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return parsed if isinstance(parsed, dict) else None
-
-
-def _message(parsed: dict[str, Any] | None, body: bytes) -> str:
-    error = (parsed or {}).get("error")
-    if isinstance(error, dict) and isinstance(error.get("message"), str):
-        code = error.get("code") or error.get("type")
-        text = f"{error['message']} ({code})" if code else error["message"]
-        return str(text)[:DETAIL_CHARS]
-    return str(error)[:DETAIL_CHARS] if isinstance(error, str) else _cut(body)
 
 
 def _cut(body: bytes) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from penstock_ledger import JobNotFound
 from penstock_producer.errors import BadMessage, ProducerError, UnknownMessageVersion
 from penstock_producer.wire import decode_kwargs
-from penstock_ratelimit import NeverFits, Ticket, parse_retry_after
+from penstock_ratelimit import NeverFits, QuotaHeld, Ticket
 from penstock_workers.admission import Admission
 from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.bodies import Bodies
@@ -79,7 +79,7 @@ class ItemRunner:
 
     async def _steps(self, flight: Flight) -> Outcome:
         await self._open(flight)
-        async with self._slots.place() as place:
+        async with self._slots.place(flight.job.flow) as place:
             ticket = await self._admit(flight)
             try:
                 await self._begin(flight)
@@ -88,10 +88,10 @@ class ItemRunner:
                     place.leave()  # it waits for a child process: suspects must not keep the others from their turn
                 tried = await self._infer(flight)
                 happened = self._judge(flight, tried)
-                self._admission.settle(flight, ticket, happened)
+                self._admission.conclude(flight, ticket, tried, happened)
             finally:
-                ticket.release()  # gives back only what was never started
-        return self._decide(flight, tried, happened)
+                ticket.release()  # gives back what was never started
+        return decide(flight, happened, self._policy, put_off=not self._admission.may_retry(flight))
 
     async def _open(self, flight: Flight) -> None:
         """Understand the message: which item, of which job, with which request body."""
@@ -115,9 +115,10 @@ class ItemRunner:
         try:
             return await self._admission.ticket(flight)
         except NeverFits as error:
-            raise TurnedAway(
-                decide(flight, Failure("request_too_large", str(error), None), None, self._policy)
-            ) from error
+            failure = Failure("request_too_large", str(error), None)
+            raise TurnedAway(decide(flight, failure, self._policy)) from error
+        except QuotaHeld as error:
+            raise TurnedAway(Parked(error.reason, pauses=True)) from error
 
     async def _begin(self, flight: Flight) -> None:
         """Tell the ledger, outside this process and before the call, that the item starts; hear if it must not."""
@@ -145,17 +146,8 @@ class ItemRunner:
         if isinstance(tried, NoAnswer) and not tried.sent:
             flight.calls = 0
         flight.last_answer = tried.body if isinstance(tried, Answer) else None
-        happened = name_failure(tried)
+        happened = name_failure(tried, time.time())
         return self._schemas.check(flight, happened) if isinstance(happened, Reply) else happened
-
-    def _decide(self, flight: Flight, tried: Tried, happened: Failure | Reply) -> Outcome:
-        if isinstance(happened, Reply):
-            return decide(flight, happened, None, self._policy)
-        retry_after_s = parse_retry_after(tried.headers, time.time())
-        outcome = decide(flight, happened, retry_after_s, self._policy)
-        if happened.fate.slow_all and not isinstance(outcome, Parked):
-            self._admission.hold_back(flight, retry_after_s if retry_after_s is not None else self._policy.base_s)
-        return outcome
 
     # -- what the pool asks for ------------------------------------------------------------------------------------
 
@@ -228,4 +220,4 @@ class ItemRunner:
             if not flight.opened:
                 return Unreadable(f"{type(error).__name__}: {error}")
             failure = Failure("unexpected_error", f"{type(error).__name__}: {error}", None)
-            return decide(flight, failure, None, self._policy)
+            return decide(flight, failure, self._policy)

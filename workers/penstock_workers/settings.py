@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.spec import Lane
@@ -18,6 +18,10 @@ from penstock_workers.errors import MissingApiKey, UnknownProvider
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
 DEFAULT_PROVIDER = "default"
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
+
+
+PerMinuteLimit = Annotated[float, Field(gt=0)] | None
+ProfileName = Literal["generic", "openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together", "vllm"]
 
 
 class ProviderSettings(BaseModel):
@@ -30,8 +34,14 @@ class ProviderSettings(BaseModel):
     api_key_env: str | None = (
         None  # the NAME of the variable that holds the key: keys never travel in settings or specs
     )
-    rpm: Annotated[float, Field(gt=0)] | None = None  # requests per minute shared by the fleet; None = unlimited
-    tpm: Annotated[float, Field(gt=0)] | None = None  # tokens per minute, input and output together
+    profile: ProfileName | None = None  # how it meters; None = told from the host of base_url
+    rpm: PerMinuteLimit = None  # requests per minute shared by the fleet; None = as its headers tell, or unlimited
+    tpm: PerMinuteLimit = None  # tokens per minute, input and output together
+    itpm: PerMinuteLimit = None  # input tokens per minute, for providers that limit them apart
+    otpm: PerMinuteLimit = None  # output tokens per minute, likewise
+    discover: bool = True  # take limits, and later changes of them, from the headers of answers
+    adaptive: bool | None = None  # feel out how many requests it takes at once; None = where no limit is declared
+    metrics_url: str | None = None  # vLLM's /metrics, where reachable: its waiting requests steer how many are sent
     usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
     usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
 
@@ -50,6 +60,18 @@ class ProviderSettings(BaseModel):
         if not key:
             raise MissingApiKey(name, self.api_key_env)
         return key
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Declared limits, units per minute, by the quota's dimensions."""
+        declared = {"requests": self.rpm, "tokens": self.tpm, "input_tokens": self.itpm, "output_tokens": self.otpm}
+        return {dim: limit for dim, limit in declared.items() if limit is not None}
+
+    @model_validator(mode="after")
+    def _check_token_limits(self) -> Self:
+        if self.tpm is not None and (self.itpm is not None or self.otpm is not None):
+            raise ValueError("give tpm (input and output together), or itpm and otpm (apart), not both")
+        return self
 
     def cost_microusd(self, prompt_tokens: int | None, completion_tokens: int | None) -> int:
         """Millionths of a dollar for one answered call: dollars per million tokens times tokens is just that."""

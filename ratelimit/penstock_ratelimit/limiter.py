@@ -1,0 +1,195 @@
+"""What callers hold: a limiter over several quotas, one bound quota, or one ticket's scope."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
+from penstock_ratelimit.limits import pause_seconds
+from penstock_ratelimit.tickets import Account, QuotaStats, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a caller wants to start."""
+
+    costs: Mapping[str, float]
+    """Units per dimension, estimated; clipped to what can ever fit."""
+    certain: Mapping[str, float] | None = None
+    """The part known for sure: above the cap it never fits."""
+    flow: Flow = DEFAULT_FLOW
+    """Whose turn it takes from: the job and its tenant."""
+    retry: bool = False
+    """True when it was sent before: retries live on a budget."""
+
+
+class Lane(Account, Protocol):
+    """One quota inside a limiter."""
+
+    async def acquire(self, ask: Ask) -> Ticket: ...
+
+    def not_before(self, seconds: float) -> None: ...
+
+    def may_retry(self) -> bool: ...
+
+    async def lift(self) -> None: ...
+
+    def stats(self) -> QuotaStats: ...
+
+
+class Limiter(Protocol):
+    """What every limiter does, shared or local. Held by one conformance suite."""
+
+    def acquire(
+        self,
+        quota_id: str,
+        costs: Mapping[str, float],
+        *,
+        certain: Mapping[str, float] | None = None,
+        flow: Flow = DEFAULT_FLOW,
+        retry: bool = False,
+    ) -> Coroutine[Any, Any, Ticket]:
+        """Sleep until the start time of a ticket for ``costs`` (estimates, clipped to the cap) and return it.
+
+        ``certain`` is the part that is known for sure, ``flow`` the job whose turn it takes, ``retry`` says that the
+        request was sent before. Raises ``NeverFits`` at once when ``certain`` is above the cap, and ``QuotaHeld`` when
+        the account is held. Cancelling the wait costs nothing. The ticket comes unstarted: ``start`` it when sending,
+        and end it with ``answered``, ``failed`` or ``release``.
+        """
+        ...
+
+    def ticket(
+        self,
+        quota_id: str,
+        costs: Mapping[str, float],
+        *,
+        certain: Mapping[str, float] | None = None,
+        flow: Flow = DEFAULT_FLOW,
+        retry: bool = False,
+    ) -> TicketScope:
+        """``async with`` around one send. Leaving the block charges the ticket, unless the block released it."""
+        ...
+
+    def quota(self, quota_id: str) -> BoundQuota:
+        """One quota, bound: ``async with quota.ticket(requests=1, tokens=500) as t``."""
+        ...
+
+    def not_before(self, quota_id: str, seconds: float) -> None:
+        """The provider said 429: nobody who shares the quota starts for so long. Never shortens a longer pause."""
+        ...
+
+    def may_retry(self, quota_id: str) -> bool:
+        """False while too large a part of what is sent are retries: put the request off instead."""
+        ...
+
+    async def lift(self, quota_id: str) -> None:
+        """End a hold: the account was paid, or the key corrected."""
+        ...
+
+    def stats(self) -> dict[str, QuotaStats]: ...
+
+    async def aclose(self) -> None:
+        """Give back what was not started; everybody who waits gets ``LimiterClosed``."""
+        ...
+
+
+class TicketScope:
+    """``async with limiter.ticket(…) as t``: in doubt the ticket is charged, because something may have been sent."""
+
+    __slots__ = ("_ask", "_lane", "_ticket")
+
+    def __init__(self, lane: Lane, ask: Ask) -> None:
+        self._lane, self._ask = lane, ask
+
+    async def __aenter__(self) -> Ticket:
+        self._ticket = await self._lane.acquire(self._ask)
+        return self._ticket
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ticket.start()
+        self._ticket.release()
+
+
+class BoundQuota:
+    """One quota of a limiter, for code that knows no other."""
+
+    __slots__ = ("_lane",)
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    def ticket(
+        self,
+        *,
+        certain: Mapping[str, float] | None = None,
+        flow: Flow = DEFAULT_FLOW,
+        retry: bool = False,
+        **costs: float,
+    ) -> TicketScope:
+        """As ``Limiter.ticket``, with the costs by name: ``quota.ticket(requests=1, tokens=500)``."""
+        return TicketScope(self._lane, Ask(costs, certain, flow, retry))
+
+    def not_before(self, seconds: float) -> None:
+        self._lane.not_before(pause_seconds(seconds))
+
+    def may_retry(self) -> bool:
+        return self._lane.may_retry()
+
+    async def lift(self) -> None:
+        await self._lane.lift()
+
+    def stats(self) -> QuotaStats:
+        return self._lane.stats()
+
+
+class LaneLimiter:
+    """The part of a ``Limiter`` that is the same for all: finding the lane of a quota and passing the call on."""
+
+    def _lane(self, quota_id: str) -> Lane:
+        """Raises ``UnknownQuota`` and ``LimiterClosed``."""
+        raise NotImplementedError
+
+    def acquire(
+        self,
+        quota_id: str,
+        costs: Mapping[str, float],
+        *,
+        certain: Mapping[str, float] | None = None,
+        flow: Flow = DEFAULT_FLOW,
+        retry: bool = False,
+    ) -> Coroutine[Any, Any, Ticket]:
+        """See ``Limiter``."""
+        return self._lane(quota_id).acquire(Ask(costs, certain, flow, retry))
+
+    def ticket(
+        self,
+        quota_id: str,
+        costs: Mapping[str, float],
+        *,
+        certain: Mapping[str, float] | None = None,
+        flow: Flow = DEFAULT_FLOW,
+        retry: bool = False,
+    ) -> TicketScope:
+        """See ``Limiter``."""
+        return TicketScope(self._lane(quota_id), Ask(costs, certain, flow, retry))
+
+    def quota(self, quota_id: str) -> BoundQuota:
+        """See ``Limiter``."""
+        return BoundQuota(self._lane(quota_id))
+
+    def not_before(self, quota_id: str, seconds: float) -> None:
+        """See ``Limiter``."""
+        self._lane(quota_id).not_before(pause_seconds(seconds))
+
+    def may_retry(self, quota_id: str) -> bool:
+        """See ``Limiter``."""
+        return self._lane(quota_id).may_retry()
+
+    async def lift(self, quota_id: str) -> None:
+        """See ``Limiter``."""
+        await self._lane(quota_id).lift()

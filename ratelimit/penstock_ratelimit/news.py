@@ -1,0 +1,131 @@
+"""What a process has to tell the quota: settlements, how requests went, what headers showed. It rides on the next call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from penstock_ratelimit.quota_hash import NOTHING, Report, Sighting
+from penstock_ratelimit.refusals import Signal
+from penstock_ratelimit.tickets import Heard
+
+IDLE_S: Final = 0.25
+"""When nobody waits, settlements travel alone after so long."""
+BUSY_S: Final = 1.0
+"""The same while callers wait: a reservation is due soon, and calls of their own would double them at low rates."""
+TROUBLE_S: Final = 0.05
+"""Failures travel so soon: long enough to gather what failed together, short enough to stop the fleet."""
+
+_FAILURES = frozenset({Signal.OVERLOADED, Signal.TRANSIENT})
+_WINS = frozenset({Signal.OK, Signal.REFUSED})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a provider's header said of one dimension."""
+
+    remaining: float
+    counter: float
+    """Units that the fleet was charged up to and including the request which the header answers."""
+    at: float
+    """Loop time at which that request started."""
+
+
+@dataclass(slots=True)
+class Load:
+    """One call's worth of news."""
+
+    settlements: dict[str, float] = field(default_factory=dict)
+    report: Report = NOTHING
+    seen: dict[str, Seen] = field(default_factory=dict)
+
+    def sightings(self, now: float) -> dict[str, Sighting]:
+        return {dim: Sighting(seen.remaining, seen.counter, now - seen.at) for dim, seen in self.seen.items()}
+
+
+class News:
+    """Gathers until a call takes it; what a failed call did not deliver is put back."""
+
+    def __init__(self) -> None:
+        self._load = Load()
+        self.due_at: float | None = None
+        """Loop time at which it travels alone; None when there is none."""
+
+    def settle(self, dim: str, delta: float, *, now: float, busy: bool) -> bool:
+        """Units to charge, or to refund when negative. True when the due time moved."""
+        self._load.settlements[dim] = self._load.settlements.get(dim, 0.0) + delta
+        return self._due(now + (BUSY_S if busy else IDLE_S))
+
+    def hear(self, heard: Heard, generation: int, *, now: float) -> bool:
+        """How a request went that was granted in ``generation`` of the breaker. True when the due time moved."""
+        report, signal = self._load.report, heard.signal
+        current = generation == report.generation
+        if signal in _WINS:
+            self._load.report = replace(report, wins=report.wins + current)
+            return self._due(now + BUSY_S)
+        if heard.hold:
+            self._load.report = replace(report, hold=heard.hold)
+            return self._due(now)
+        if signal in _FAILURES:
+            self._load.report = replace(report, losses=report.losses + current)
+        elif signal is Signal.RAMP:
+            self._load.report = replace(report, ramp=report.ramp + 1, throttled=report.throttled + 1)
+        else:
+            self._load.report = replace(report, throttled=report.throttled + 1)
+        return self._due(now + TROUBLE_S)
+
+    def retry(self) -> None:
+        """A request is sent again; it rides on the call that reserves for it."""
+        self._load.report = replace(self._load.report, retries=self._load.report.retries + 1)
+
+    def see(self, dim: str, seen: Seen, *, now: float) -> None:
+        """The latest sighting of a dimension counts."""
+        self._load.seen[dim] = seen
+        self._due(now + BUSY_S)
+
+    def ask_again(self, *, now: float) -> bool:
+        """Tickets were given without a call: soon hear whether that is still right. True when the due time moved."""
+        return self._due(now + BUSY_S)
+
+    def enter(self, generation: int) -> None:
+        """The breaker moved on: what was won and lost before it did says nothing about now."""
+        if generation != self._load.report.generation:
+            self._load.report = replace(self._load.report, generation=generation, wins=0, losses=0)
+
+    def take(self) -> Load:
+        load = self._load
+        self._load = Load(report=Report(generation=load.report.generation))
+        self.due_at = None
+        return load
+
+    def put_back(self, load: Load, *, now: float) -> None:
+        """An undelivered load joins what came since."""
+        for dim, delta in load.settlements.items():
+            self._load.settlements[dim] = self._load.settlements.get(dim, 0.0) + delta
+        self._load.seen = {**load.seen, **self._load.seen}
+        self._load.report = _sum(load.report, self._load.report)
+        self._due(now + BUSY_S)
+
+    def drop_refunds(self) -> None:
+        """Refunds are perishable: an empty bucket owes nobody anything. So are sightings: they count from its counters."""
+        self._load.settlements = {dim: delta for dim, delta in self._load.settlements.items() if delta > 0}
+        self._load.seen = {}
+
+    def _due(self, at: float) -> bool:
+        if self.due_at is not None and self.due_at <= at:
+            return False
+        self.due_at = at
+        return True
+
+
+def _sum(before: Report, since: Report) -> Report:
+    same = before.generation == since.generation
+    return Report(
+        throttled=before.throttled + since.throttled,
+        ramp=before.ramp + since.ramp,
+        wins=since.wins + before.wins * same,
+        losses=since.losses + before.losses * same,
+        generation=since.generation,
+        retries=before.retries + since.retries,
+        hold=since.hold or before.hold,
+    )
