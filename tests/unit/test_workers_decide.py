@@ -10,6 +10,7 @@ import pytest
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
+from penstock_ratelimit import Signal
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Delivery
 from penstock_workers.flight import Flight, JobView
@@ -43,10 +44,14 @@ def failed(name: str, status: int | None = 500) -> Failure:
     return Failure(name, "says the provider", status)
 
 
+def throttled(retry_after_s: float) -> Failure:
+    return Failure("rate_limited", "says the provider", 429, Signal.THROTTLED, retry_after_s)
+
+
 def test_a_reply_is_done_with_its_price() -> None:
     """A reply becomes a result that knows its cost: dollars per million tokens times tokens are microdollars."""
     reply = Reply(b"{}", 200, "req", "m", "stop", 1000, 100, "text", 12)
-    outcome = decide(flight(retries=2), reply, None, POLICY)
+    outcome = decide(flight(retries=2), reply, POLICY)
     assert isinstance(outcome, Done)
     assert (outcome.result.cost_microusd, outcome.result.attempts, outcome.result.latency_ms) == (700, 3, 12)
 
@@ -54,14 +59,14 @@ def test_a_reply_is_done_with_its_price() -> None:
 @pytest.mark.parametrize(("retries", "wait_s"), [(0, 1.0), (1, 2.0), (2, 4.0)])
 def test_a_transient_failure_is_retried_with_growing_waits(retries: int, wait_s: float) -> None:
     """Each counted try doubles the ceiling of the wait."""
-    outcome = decide(flight(retries), failed("server_error"), None, POLICY)
+    outcome = decide(flight(retries), failed("server_error"), POLICY)
     assert isinstance(outcome, Retry)
     assert (outcome.after_s, outcome.counted, outcome.rate_limited) == (wait_s, True, False)
 
 
 def test_the_last_attempt_ends_in_a_dead_letter_that_can_be_replayed() -> None:
     """By default the fourth failed try is the last; the dead letter names reason, tries and request."""
-    outcome = decide(flight(retries=3), failed("server_error"), None, POLICY)
+    outcome = decide(flight(retries=3), failed("server_error"), POLICY)
     assert isinstance(outcome, Dead)
     letter = outcome.letter
     assert (letter.reason, letter.attempts, letter.status_code, letter.request) == ("server_error", 4, 500, BODY)
@@ -69,24 +74,24 @@ def test_the_last_attempt_ends_in_a_dead_letter_that_can_be_replayed() -> None:
 
 def test_a_job_may_ask_for_fewer_attempts() -> None:
     """max_attempts 1 means one try."""
-    assert isinstance(decide(flight(max_attempts=1), failed("timeout", None), None, POLICY), Dead)
+    assert isinstance(decide(flight(max_attempts=1), failed("timeout", None), POLICY), Dead)
 
 
 def test_a_schema_mismatch_gets_one_second_chance_only() -> None:
     """Asking four times for what the model does not do wastes money."""
-    assert isinstance(decide(flight(0), failed("schema_mismatch", 200), None, POLICY), Retry)
-    assert isinstance(decide(flight(1), failed("schema_mismatch", 200), None, POLICY), Dead)
+    assert isinstance(decide(flight(0), failed("schema_mismatch", 200), POLICY), Retry)
+    assert isinstance(decide(flight(1), failed("schema_mismatch", 200), POLICY), Dead)
 
 
 def test_waiting_for_capacity_never_costs_an_attempt() -> None:
     """A 429 on what would be the last attempt is waited for, as long as the provider asks and a jitter more."""
-    outcome = decide(flight(retries=3), failed("rate_limited", 429), 7.0, POLICY)
+    outcome = decide(flight(retries=3), throttled(7.0), POLICY)
     assert outcome == Retry(7.0 + 8.0, "rate_limited: says the provider", counted=False, rate_limited=True)
 
 
 def test_a_very_long_retry_after_pauses_the_job() -> None:
     """A provider that asks for an hour is told to the operator, not waited for in silence."""
-    outcome = decide(flight(), failed("rate_limited", 429), 3600.0, POLICY)
+    outcome = decide(flight(), throttled(3600.0), POLICY)
     assert isinstance(outcome, Parked)
     assert outcome.pauses
     assert "3600 s" in outcome.why
@@ -95,7 +100,7 @@ def test_a_very_long_retry_after_pauses_the_job() -> None:
 @pytest.mark.parametrize("name", ["unauthorized", "forbidden", "out_of_credit"])
 def test_account_trouble_pauses_the_job_and_keeps_the_item(name: str) -> None:
     """No item would fare better with a wrong key, so none is killed; the reason says what to do."""
-    outcome = decide(flight(), failed(name, 401), None, POLICY)
+    outcome = decide(flight(), failed(name, 401), POLICY)
     assert isinstance(outcome, Parked)
     assert outcome.pauses
     assert "resume" in outcome.why
@@ -104,7 +109,7 @@ def test_account_trouble_pauses_the_job_and_keeps_the_item(name: str) -> None:
 @pytest.mark.parametrize("name", ["bad_request", "not_found", "request_too_large", "unprocessable", "context_overflow"])
 def test_permanent_failures_are_dead_at_once(name: str) -> None:
     """A request that cannot succeed is not repeated."""
-    outcome = decide(flight(), failed(name, 400), None, POLICY)
+    outcome = decide(flight(), failed(name, 400), POLICY)
     assert isinstance(outcome, Dead)
     assert outcome.letter.attempts == 1
 
@@ -113,7 +118,7 @@ def test_the_answer_is_kept_in_the_letter_but_cut() -> None:
     """A dead letter holds an excerpt of the provider's last answer."""
     item = flight()
     item.last_answer = b"x" * 10_000
-    outcome = decide(item, failed("bad_request", 400), None, POLICY)
+    outcome = decide(item, failed("bad_request", 400), POLICY)
     assert isinstance(outcome, Dead)
     assert outcome.letter.response is not None
     assert len(outcome.letter.response) == 2_000
@@ -122,6 +127,19 @@ def test_the_answer_is_kept_in_the_letter_but_cut() -> None:
 def test_the_policy_caps_the_wait() -> None:
     """Whatever the number of tries, jitter stays within the cap."""
     policy = replace(POLICY, cap_s=5.0)
-    outcome = decide(flight(retries=20, max_attempts=50), failed("server_error"), None, policy)
+    outcome = decide(flight(retries=20, max_attempts=50), failed("server_error"), policy)
     assert isinstance(outcome, Retry)
     assert outcome.after_s == 5.0
+
+
+def test_a_retry_is_put_off_while_the_fleet_sends_too_many() -> None:
+    """With the budget of retries used up, the first retry waits like a late one, and still counts as one."""
+    outcome = decide(flight(), failed("server_error"), POLICY, put_off=True)
+    assert isinstance(outcome, Retry)
+    assert (outcome.after_s, outcome.counted) == (60.0, True)
+
+
+def test_what_the_provider_calls_hopeless_is_not_sent_again() -> None:
+    """`x-should-retry: false` on a failure that would be retried makes it the last."""
+    hopeless = replace(failed("server_error"), final=True)
+    assert isinstance(decide(flight(), hopeless, POLICY), Dead)

@@ -6,7 +6,12 @@ import orjson
 import pytest
 
 from penstock_workers.answer import Answer, NoAnswer
-from penstock_workers.judge import CODES, FATES, STATUSES, Act, Failure, Reply, name_failure
+from penstock_ratelimit import Signal
+from penstock_ratelimit.refusals import CODES, STATUSES, TEXTS
+from penstock_workers.judge import FATES, Act, Failure, Reply, name_failure
+
+
+NOW = 1_790_000_000.0
 
 
 def answer(status: int, body: object, headers: dict[str, str] | None = None) -> Answer:
@@ -53,7 +58,7 @@ FAILURES = [
     (answer(425, b""), "request_conflict", Act.RETRY),
     (answer(500, error()), "server_error", Act.RETRY),
     (answer(502, b"<html>bad gateway</html>"), "server_error", Act.RETRY),
-    (answer(503, b""), "server_error", Act.RETRY),
+    (answer(503, b""), "overloaded", Act.WAIT),
     (answer(503, error("server_is_overloaded", "service_unavailable_error")), "overloaded", Act.WAIT),
     (answer(529, error(kind="overloaded_error")), "overloaded", Act.WAIT),
     (answer(200, b""), "invalid_answer", Act.RETRY),
@@ -81,22 +86,53 @@ FAILURES = [
 @pytest.mark.parametrize(("tried", "name", "act"), FAILURES, ids=lambda value: value if isinstance(value, str) else "")
 def test_failure_gets_its_name_and_fate(tried: Answer | NoAnswer, name: str, act: Act) -> None:
     """Each way to fail has one name, and the name one fate."""
-    happened = name_failure(tried)
+    happened = name_failure(tried, NOW)
     assert isinstance(happened, Failure)
     assert (happened.name, happened.fate.act) == (name, act)
 
 
 def test_every_name_that_can_be_given_is_in_the_table() -> None:
     """No classification leads to a name without a fate, and a pause always tells its fix."""
-    assert set(CODES.values()) | set(STATUSES.values()) <= set(FATES)
+    named = {row.name for table in (CODES, TEXTS, STATUSES) for row in table.values()}
+    assert named | {"server_error", "client_error", "redirected", "invalid_answer"} <= set(FATES)
     assert all(fate.fix for fate in FATES.values() if fate.act is Act.PAUSE)
 
 
 def test_a_good_answer_is_kept_whole() -> None:
     """A reply carries the untouched body and what the accounts need."""
     tried = answer(200, CHAT, {"x-request-id": "req-9"})
-    reply = name_failure(tried)
-    assert reply == Reply(tried.body, 200, "req-9", "m", "stop", 12, 3, "a category", 5)
+    reply = name_failure(tried, NOW)
+    assert reply == Reply(tried.body, 200, "req-9", "m", "stop", 12, 3, "a category", 5, CHAT["usage"])
+
+
+@pytest.mark.parametrize(("tried", "signal"), [
+    (answer(429, error("rate_limit_exceeded")), Signal.THROTTLED),
+    (answer(429, error("slow_down")), Signal.RAMP),
+    (answer(429, error("insufficient_quota")), Signal.OUT_OF_MONEY),
+    (answer(401, b""), Signal.UNAUTHORIZED),
+    (answer(529, b""), Signal.OVERLOADED),
+    (answer(500, b""), Signal.TRANSIENT),
+    (answer(200, b"<html>"), Signal.TRANSIENT),
+    (answer(400, error("context_length_exceeded")), Signal.REFUSED),
+    (answer(200, {**CHAT, "choices": []}), Signal.REFUSED),
+    (NoAnswer("timeout", "no complete answer", 9), Signal.TRANSIENT),
+    (NoAnswer("connect_failed", "refused", 1, sent=False), Signal.TRANSIENT),
+    (NoAnswer("worker_crashed", "twice", 0), Signal.REFUSED),
+])  # fmt: skip
+def test_a_failure_says_what_it_means_for_the_pace(tried: Answer | NoAnswer, signal: Signal) -> None:
+    """The server's troubles are told from the request's own."""
+    happened = name_failure(tried, NOW)
+    assert isinstance(happened, Failure)
+    assert happened.signal is signal
+
+
+def test_a_refusal_carries_what_the_provider_asked_for() -> None:
+    """Retry-After and x-should-retry come with the failure."""
+    busy = name_failure(answer(429, b"", {"Retry-After": "7"}), NOW)
+    hopeless = name_failure(answer(500, b"", {"x-should-retry": "false"}), NOW)
+    assert isinstance(busy, Failure)
+    assert isinstance(hopeless, Failure)
+    assert (busy.retry_after_s, hopeless.final) == (7.0, True)
 
 
 @pytest.mark.parametrize("choice", [
@@ -107,7 +143,7 @@ def test_a_good_answer_is_kept_whole() -> None:
 ])  # fmt: skip
 def test_unusual_but_usable_answers_are_results(choice: dict[str, object]) -> None:
     """Tool calls, refusals, cut answers and plain completions are results; judging content is the user's business."""
-    assert isinstance(name_failure(answer(200, {**CHAT, "choices": [choice]})), Reply)
+    assert isinstance(name_failure(answer(200, {**CHAT, "choices": [choice]}), NOW), Reply)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +151,7 @@ def test_unusual_but_usable_answers_are_results(choice: dict[str, object]) -> No
 )
 def test_nonsense_usage_never_becomes_money(usage: object) -> None:
     """A usage that is missing, negative, huge or no number keeps the result and counts as unknown."""
-    reply = name_failure(answer(200, {**CHAT, "usage": usage}))
+    reply = name_failure(answer(200, {**CHAT, "usage": usage}), NOW)
     assert isinstance(reply, Reply)
     assert (reply.prompt_tokens, reply.completion_tokens) == (None, None)
 
@@ -123,7 +159,7 @@ def test_nonsense_usage_never_becomes_money(usage: object) -> None:
 def test_embeddings_have_no_choices() -> None:
     """An embeddings answer is a result without a finish reason."""
     reply = name_failure(
-        answer(200, {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 4, "total_tokens": 4}})
+        answer(200, {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 4, "total_tokens": 4}}), NOW
     )
     assert isinstance(reply, Reply)
     assert (reply.prompt_tokens, reply.completion_tokens) == (4, None)
