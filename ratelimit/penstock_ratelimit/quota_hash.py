@@ -20,7 +20,7 @@ _US = 1_000_000
 
 
 class ScriptClient(Protocol):
-    """The one thing needed of ``redis.asyncio.Redis``."""
+    """The one thing needed of ``redis.asyncio.Redis`` (and of ``redis.Redis``, for code that blocks)."""
 
     def register_script(self, script: str) -> Any: ...
 
@@ -159,6 +159,11 @@ def _script(name: str) -> str:
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def lift_hold(client: ScriptClient, quota_id: str, *, prefix: str = "penstock:") -> bool:
+    """End a hold from code that blocks; True when there was one. The account has to prove itself again."""
+    return bool(client.register_script(_script("lift"))(keys=[f"{prefix}{{q:{quota_id}}}"]))
 
 
 class QuotaHash:

@@ -7,17 +7,20 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import redis
+
 from penstock_ledger import Database, FeedLost, JobStore, OutcomeStore, RedisForgot, RedisLedger
 from penstock_ledger.model import Counts, Feed, Job, JobState
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.feeder import Feeder, open_feeder
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import item_tag, queue_name
+from penstock_ratelimit.quota_hash import lift_hold
 from penstock_workers.control.finish import Finisher
 from penstock_workers.control.reconcile import Reconciler
 from penstock_workers.control.recover import stats_from
 from penstock_workers.control.room import Room
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.settings import DEFAULT_PROVIDER, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +53,14 @@ class Steering:
         self._room = Room(hot, settings.window)
         self._finisher = Finisher(settings, self._outcomes)
         self._led: dict[tuple[str, int], _Led] = {}
+        self._paused: set[str] = set()  # jobs that were paused when last looked at
+        self._quotas = redis.Redis.from_url(settings.redis_url)
 
     def steer(self, job: Job) -> None:
         """One bounded step for one job."""
         self._hot.set_job_state(job.job_id, job.state)
         if job.state is JobState.PAUSED:
+            self._paused.add(job.job_id)
             return
         feeds = [(feed, led) for feed in self._jobs.feeds(job.job_id) if (led := self._lead(job, feed)) is not None]
         if job.state is JobState.CANCELLING:
@@ -62,22 +68,34 @@ class Steering:
             return
         if self._over_limits(job):
             return
+        self._lift_hold(job, leads=bool(feeds))
         self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)
         for feed, led in feeds:
             self._advance(job, feed, led)
         if any(feed.generation == job.generation for feed, _ in feeds):  # one process counts, and writes the outputs
             self._finish(job)
 
+    def _lift_hold(self, job: Job, *, leads: bool) -> None:
+        """Whoever resumes a job says that its provider's account is in order; before its items come back to the queue."""
+        if job.job_id not in self._paused:
+            return
+        self._paused.discard(job.job_id)
+        provider = str(job.spec.get("provider", DEFAULT_PROVIDER))
+        if leads and lift_hold(self._quotas, provider):
+            log.info("job %s was resumed: the hold on provider %s is lifted", job.job_id, provider)
+
     def look_around(self, live: Collection[Job]) -> None:
         """Let go of feeds whose jobs are no longer live, and see who shares the queues."""
         self._room.look_around(live)
         names = {job.job_id for job in live}
+        self._paused &= names
         for job_id, generation in [name for name in self._led if name[0] not in names]:
             del self._led[(job_id, generation)]
 
     def release_all(self) -> None:
         """Hand the leases over at once instead of letting them run out."""
         self._finisher.close()
+        self._quotas.close()
         for led in self._led.values():
             self._jobs.release_feed(led.feeder.feed, self._owner)
         self._led.clear()
