@@ -13,6 +13,7 @@ from penstock_cli.simulate.config import SimulatorConfig
 from penstock_cli.simulate.provider import Provider
 from penstock_cli.simulate.refusals import BY_NAME
 from penstock_cli.simulate.replies import Reply
+from penstock_ratelimit.refusals import Signal, classify
 
 BODY = json.dumps(
     {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "Read it. " * 40}]}
@@ -60,6 +61,28 @@ def test_every_refusal_can_be_asked_for(kind: str) -> None:
     waits = {"rate_limit_exceeded", "slow_down", "server_is_overloaded", "overloaded_error", "resource_unavailable"}
     assert replies[0].headers.get("retry-after") == ("7" if kind in waits else None)
     assert provider.stats(0.0)["refused"] == ({} if kind == "server_error" else {kind: 2})
+
+
+@pytest.mark.parametrize("like", ["openai", "anthropic"])
+@pytest.mark.parametrize("kind", BY_NAME)
+def test_a_refusal_means_to_our_pacing_what_its_name_says(kind: str, like: str) -> None:
+    """The answer by name gives the signal by name, in OpenAI's form and in Anthropic's (which has no word for a ramp)."""
+    provider = Provider(SimulatorConfig(like=like))
+    change(provider, refuse={"kind": kind})
+    reply = ask(provider)
+    refusal = classify(reply.status, reply.headers, reply.body, 0.0)
+    assert refusal is not None
+    expected = {
+        "rate_limit_exceeded": Signal.THROTTLED,
+        "slow_down": Signal.RAMP if like == "openai" else Signal.THROTTLED,
+        "invalid_api_key": Signal.UNAUTHORIZED,
+        "permission_denied": Signal.UNAUTHORIZED,
+        "server_is_overloaded": Signal.OVERLOADED,
+        "overloaded_error": Signal.OVERLOADED,
+        "resource_unavailable": Signal.OVERLOADED,
+        "server_error": Signal.TRANSIENT,
+    }.get(kind, Signal.OUT_OF_MONEY)
+    assert refusal.signal is expected
 
 
 def test_a_refusal_without_a_number_lasts_until_it_is_ended() -> None:

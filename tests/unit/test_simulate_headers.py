@@ -11,7 +11,10 @@ from penstock_cli.simulate.charges import charge
 from penstock_cli.simulate.config import SimulatorConfig
 from penstock_cli.simulate.headers import WRITERS, HeaderStyle, go_duration
 from penstock_cli.simulate.limits import Limits
+from penstock_cli.simulate.presets import PRESETS
 from penstock_cli.simulate.retry import ABSURD_VALUES, RetryHeaders, RetryStyle
+from penstock_ratelimit.headers import STYLES, read_limits
+from penstock_ratelimit.profiles import PROFILES
 
 WALL = 1_767_225_600.4  # 2026-01-01T00:00:00.4Z
 
@@ -42,7 +45,9 @@ def test_a_daily_limit_shows_in_the_place_of_the_minutes() -> None:
     assert found["x-ratelimit-limit-tokens"] == "1500000"
     assert found["x-ratelimit-remaining-tokens"] == "1495621"
     assert found["x-ratelimit-reset-tokens"].startswith("4m12.")
-    assert headers_after(1, 0, 0, like="groq", rpm=30, rpd=14_400)["x-ratelimit-limit-requests"] == "14400"
+    groq = headers_after(1, 0, 0, like="groq", rpm=30, rpd=14_400, tpm=6_000)
+    assert (groq["x-ratelimit-limit-requests"], groq["x-ratelimit-limit-tokens"]) == ("14400", "6000")
+    assert headers_after(1, 0, 0, like="groq", rpm=30) == {}
 
 
 def test_anthropics_headers_have_times_and_thousands() -> None:
@@ -85,6 +90,25 @@ def test_azures_headers_show_the_window_that_is_enforced() -> None:
 def test_some_tell_nothing(like: str) -> None:
     """Limits that are there and are not told."""
     assert headers_after(1, 100, 0, like=like, rpm=600, tpm=60_000) == {}
+
+
+@pytest.mark.parametrize("like", PRESETS)
+def test_what_is_told_is_what_our_reader_reads(like: str) -> None:
+    """Every limit that a provider tells is read with its dimension and its rate; Azure alone hides its window."""
+    limits = {"rpm": 1_200, "rpd": 864_000} | (
+        {"itpm": 60_000, "otpm": 12_000} if like == "anthropic" else {"tpm": 120_000}
+    )
+    told = headers_after(40, 20_000, 10_000, like=like, **limits)
+    style = PROFILES[like].header_style
+    read = {reading.dim: reading.per_second for reading in read_limits(told, style, WALL)}
+    assert style in STYLES
+    assert read == {
+        "openai": {"requests_per_day": 10, "tokens": 2_000},
+        "azure": {"requests": None, "tokens": 2_000},
+        "anthropic": {"requests": 20, "input_tokens": 1_000, "output_tokens": 200},
+        "groq": {"requests_per_day": 10, "tokens": 2_000},
+        "together": {"requests": 20, "tokens": 2_000},
+    }.get(like, {})
 
 
 @pytest.mark.parametrize("like", ["openai", "azure", "anthropic", "together"])

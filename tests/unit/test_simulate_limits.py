@@ -153,6 +153,7 @@ def test_output_is_charged_evenly_while_it_is_produced(window: str) -> None:
     limits.produce(1_000, 5.0, 10.0)
     assert used(6.0) == pytest.approx(2_000)
     assert (used(10.0), used(20.0)) == (pytest.approx(4_000), pytest.approx(4_000))
+    assert limits.stats(20.0)["output_tokens"]["peak_1s"] == pytest.approx(300 + 200)
     assert meter.drain == 0
 
 

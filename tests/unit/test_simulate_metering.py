@@ -45,7 +45,7 @@ def output() -> int:
     return tokens
 
 
-@pytest.mark.parametrize("mode", ["reserve", "actual", "settle", "output-as-produced"])
+@pytest.mark.parametrize("mode", ["reserve", "actual", "settle", "output-as-produced", "input"])
 def test_each_mode_charges_when_it_says(mode: str, output: int) -> None:
     """At admission, in the middle of the answer, and after it."""
     provider = Provider(SimulatorConfig(tpm=1e6, charge=mode, **SECOND))
@@ -55,6 +55,7 @@ def test_each_mode_charges_when_it_says(mode: str, output: int) -> None:
         "actual": (INPUT + output, INPUT + output, INPUT + output),
         "settle": (INPUT + MOST, INPUT + MOST, INPUT + output),
         "output-as-produced": (INPUT, INPUT + output / 2, INPUT + output),
+        "input": (INPUT, INPUT, INPUT),
     }[mode]
     assert tuple(charged(provider, at) for at in (10.0, 10.5, 11.0)) == pytest.approx(expected)
 
@@ -79,6 +80,24 @@ def test_failed_calls_are_charged_or_not(mode: str) -> None:
         assert charged(provider, 20.0, "requests") == requests
         tokens = {"reserve": INPUT + MOST, "settle": INPUT}[mode]
         assert charged(provider, 20.0) == requests * tokens
+
+
+def test_bedrock_counts_output_several_times_once_settled(output: int) -> None:
+    """Reserved once, settled with the burndown; where output has a limit of its own it counts once."""
+    provider = Provider(SimulatorConfig(like="bedrock", tpm=1e6, otpm=1e6, **SECOND))
+    start(provider, 10.0)
+    assert (charged(provider, 10.0), charged(provider, 11.0)) == (INPUT + MOST, INPUT + 5 * output)
+    assert charged(provider, 11.0, "output_tokens") == output
+
+
+def test_a_request_without_max_tokens_reserves_what_was_set_for_it() -> None:
+    """The model's maximum, as Bedrock does it, or what the flag says."""
+    unset = json.dumps({"model": "m", "messages": [{"role": "user", "content": QUESTION}]}).encode()
+    for config, reserved in (({}, 256), ({"like": "bedrock"}, 64_000), ({"unset_max_tokens": 9}, 9)):
+        made: dict[str, Any] = {"tpm": 1e9, **config}
+        provider = Provider(SimulatorConfig(**made))
+        provider.decide(provider.open_call(CHAT, unset, "job:a", None), 0.0)
+        assert charged(provider, 0.0) == INPUT + reserved
 
 
 def test_a_hanging_call_keeps_its_reservation_until_it_ends() -> None:

@@ -22,7 +22,6 @@ from penstock_cli.simulate.refusals import Refusal
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MAX_INPUTS = 2048  # texts of one embeddings request, as at OpenAI
-RESERVED_OUTPUT_TOKENS = 256  # charged beforehand for a request that names no max_tokens: the model's most
 
 
 @dataclass(slots=True)
@@ -51,11 +50,12 @@ class Call:
     def output_tokens(self) -> int:
         return 0 if self.endpoint == EMBEDDINGS else tokens_of(self.answer()[0])
 
-    def most_output_tokens(self) -> int:
+    def most_output_tokens(self, unset: int) -> int:
+        """By `max_tokens`, or ``unset`` where the request does not name it."""
         if self.endpoint == EMBEDDINGS:
             return 0
         most = _max_tokens(self.body)
-        return RESERVED_OUTPUT_TOKENS if most is None else most
+        return unset if most is None else most
 
 
 def unreadable(call: Call) -> Refusal | None:

@@ -19,6 +19,7 @@ class Mode(StrEnum):
     ACTUAL = "actual"  # what `usage` will say, at admission
     SETTLE = "settle"  # max_tokens at admission, corrected to `usage` at the end: Bedrock
     PRODUCED = "output-as-produced"  # evenly over the time that the answer takes: Anthropic
+    INPUT = "input"  # never: only the prompt counts, Gemini
 
 
 class Charge(NamedTuple):
@@ -34,20 +35,26 @@ def charge(requests: int, input_tokens: int, output_tokens: int) -> Charge:
     return Charge(requests, input_tokens + output_tokens, input_tokens, output_tokens)
 
 
-def at_admission(mode: Mode, call: Call) -> Charge:
+def at_admission(mode: Mode, call: Call, unset_max_tokens: int) -> Charge:
+    """What the call is charged before it starts. ``unset_max_tokens`` is reserved for one that names no maximum."""
     match mode:
         case Mode.ACTUAL:
             return charge(1, call.prompt_tokens, call.output_tokens())
-        case Mode.PRODUCED:
+        case Mode.PRODUCED | Mode.INPUT:
             return charge(1, call.prompt_tokens, 0)
         case _:
-            return charge(1, call.prompt_tokens, call.most_output_tokens())
+            return charge(1, call.prompt_tokens, call.most_output_tokens(unset_max_tokens))
 
 
-def correction(mode: Mode, charged: Charge, output: int, *, refund: bool) -> Charge | None:
-    """What is still due when the answer leaves. ``output``: tokens it had; ``refund``: it failed, and that is free."""
+def correction(mode: Mode, charged: Charge, output: int, *, burndown: int, refund: bool) -> Charge | None:
+    """What is still due when the answer leaves; None is nothing.
+
+    ``output``: tokens it had; ``burndown``: how many tokens each of them counts for where input and output share a
+    limit; ``refund``: the call failed, and failing is free.
+    """
     if refund:
         return charge(-charged.requests, -charged.input_tokens, -charged.output_tokens)
-    if mode is Mode.SETTLE and output != charged.output_tokens:
-        return charge(0, 0, output - charged.output_tokens)
-    return None
+    if mode is not Mode.SETTLE:
+        return None
+    reserved = charged.output_tokens
+    return Charge(0, output * burndown - reserved, 0, output - reserved)

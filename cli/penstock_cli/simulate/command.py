@@ -42,8 +42,14 @@ def simulate(
         _flag(
             LIMITS,
             "`reserve`: prompt + max_tokens, never refunded (default); `actual`: what usage says; `settle`: reserved, "
-            "then corrected at the end; `output-as-produced`: output over the time of the answer.",
+            "then corrected at the end; `output-as-produced`: output over the time of the answer; `input`: the prompt.",
         ),
+    ] = None,
+    unset_max_tokens: Annotated[
+        int | None, _flag(LIMITS, "Reserved for a request without max_tokens. Default: 256.")
+    ] = None,
+    burndown: Annotated[
+        int | None, _flag(LIMITS, "Tokens that one of output counts for, once settled. Default: 1.")
     ] = None,
     charge_failed: Annotated[bool, _flag(LIMITS, "Refused and failed calls use up limits too.")] = True,
     headers: Annotated[

@@ -32,7 +32,12 @@ FROM_0 = (
     "latency_ms", "latency_sigma", "latency_ms_per_token", "retry_after_s", "ramp_free_rpm", "credit_usd",
     "usd_per_mtok_in", "usd_per_mtok_out",
 )  # fmt: skip
-WHOLE = {"max_concurrency": 1, "credit_calls": 0}  # with the least that can be given
+WHOLE = {
+    "max_concurrency": 1,
+    "credit_calls": 0,
+    "unset_max_tokens": 1,
+    "burndown": 1,
+}  # with the least that can be given
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class SimulatorConfig:
     tokens_window: str | None = None  # for tokens, where it is another one
     depth_s: float | None = None  # what a bucket holds, in seconds of its rate
     charge: str | None = None  # see Mode
+    unset_max_tokens: int | None = None  # reserved for a request that names no max_tokens
+    burndown: int | None = None  # tokens that one of output counts for, once settled, where both share a limit
     charge_failed: bool = True  # refused and failed calls use up limits too, as OpenAI documents
     headers: str | None = None  # see HeaderStyle
     foreign_share: float = 0.0  # of every limit, taken by somebody else on the same key

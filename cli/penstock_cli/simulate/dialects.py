@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import orjson
 
+from penstock_cli.simulate.config import CREDIT_ERRORS
 from penstock_cli.simulate.refusals import Refusal
 
 ANTHROPIC_TYPES: Mapping[int, str] = {
@@ -27,9 +28,9 @@ def openai(refusal: Refusal) -> tuple[int, bytes]:
 
 
 def anthropic(refusal: Refusal) -> tuple[int, bytes]:
-    """A spend limit is told apart by `details`, everything else by the type alone."""
+    """An empty account is told apart by `details`, everything else by the type alone."""
     status = OVERLOADED if refusal.status == 503 else refusal.status
     error: dict[str, object] = {"type": ANTHROPIC_TYPES.get(status, "api_error"), "message": refusal.message}
-    if refusal.code == "enforced_spend_limit_reached":
+    if refusal.code in CREDIT_ERRORS:
         error["details"] = {"error_code": refusal.code}
     return status, orjson.dumps({"type": "error", "error": error})

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import lru_cache
 
 from penstock_cli.simulate.meters import DAY_S, MINUTE_S, TOLERANCE, Meter
 
@@ -22,6 +23,7 @@ class HeaderStyle(StrEnum):
     ANTHROPIC = "anthropic"
     TOGETHER = "together"
     AZURE = "azure"
+    GROQ = "groq"
     NONE = "none"
 
 
@@ -37,6 +39,12 @@ def openai(meters: Meters, now: float, _: float) -> dict[str, str]:
         found[remaining] = str(_whole(meter.available(now)))
         found[reset] = go_duration(meter.reset_s(now))
     return found
+
+
+def groq(meters: Meters, now: float, wall: float) -> dict[str, str]:
+    """As OpenAI's, but what is told of requests is always the day's limit."""
+    told = {name: meter for name, meter in meters.items() if name != "requests"}
+    return openai(told, now, wall)
 
 
 def azure(meters: Meters, now: float, _: float) -> dict[str, str]:
@@ -84,6 +92,7 @@ WRITERS: Mapping[HeaderStyle, Writer] = {
     HeaderStyle.ANTHROPIC: anthropic,
     HeaderStyle.TOGETHER: together,
     HeaderStyle.AZURE: azure,
+    HeaderStyle.GROQ: groq,
     HeaderStyle.NONE: none,
 }
 
@@ -108,7 +117,12 @@ def go_duration(seconds: float) -> str:
 
 def rfc3339(unix_s: float) -> str:
     """Whole seconds, rounded up, in UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(math.ceil(unix_s)))
+    return _stamp(math.ceil(unix_s))
+
+
+@lru_cache(maxsize=256)  # neighbouring answers name the same few seconds
+def _stamp(unix_s: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))
 
 
 def _anthropic(name: str, limit: float, remaining: float, full_at: float) -> dict[str, str]:

@@ -157,10 +157,11 @@ class Limits:
                 self._wasted[name] = self._wasted.get(name, 0.0) + left
 
     def _flow(self, per_s: float, at: float) -> None:
-        for _, part, meter in self._measured:
+        for name, part, meter in self._measured:
             if part in WITH_OUTPUT:
                 meter.available(at)
                 meter.drain = max(0.0, meter.drain + per_s)
+                self._peaks[name] = max(self._peaks[name], meter.drain)
 
 
 def _meter(name: str, rate: float, config: SimulatorConfig) -> Meter:

@@ -18,6 +18,8 @@ class Metering(NamedTuple):
     tokens_window: str = "bucket"
     depth_s: float = 10.0
     charge: str = "reserve"
+    unset_max_tokens: int = 256
+    burndown: int = 1
     headers: str = "openai"
     retry_style: str = "both"
     crowded: str = "429"
@@ -39,13 +41,22 @@ PRESETS: Mapping[str, Metering] = {
         crowded="503",
         credit_error="enforced_spend_limit_reached",
     ),
-    # Reserves max_tokens and corrects at the end; tells neither limits nor waits.
-    "bedrock": Metering(depth_s=60.0, charge="settle", headers="none", retry_style="none", crowded="503"),
-    # Shared capacity that is gone is a 429 without a wait.
-    "gemini": Metering(
-        window="minute", tokens_window="minute", charge="actual", headers="none", retry_style="none", crowded="429"
+    # Reserves max_tokens, unset the model's maximum, and corrects at the end to input + output x burndown, both as for
+    # Claude since 3.7. Tells neither limits nor waits.
+    "bedrock": Metering(
+        depth_s=60.0,
+        charge="settle",
+        unset_max_tokens=64_000,
+        burndown=5,
+        headers="none",
+        retry_style="none",
+        crowded="503",
     ),
-    "groq": Metering(depth_s=60.0, retry_style="seconds"),
+    # Its tokens per minute are those of the input. Shared capacity that is gone is a 429 without a wait.
+    "gemini": Metering(
+        window="minute", tokens_window="minute", charge="input", headers="none", retry_style="none", crowded="429"
+    ),
+    "groq": Metering(depth_s=60.0, headers="groq", retry_style="seconds"),
     # Everything per second.
     "together": Metering(depth_s=1.0, charge="actual", headers="together", retry_style="seconds", crowded="503"),
     # No limits and no 429: what does not fit in the batch waits.

@@ -95,7 +95,8 @@ class Provider:
         self._config = config
         self._replies = Replies(config, self._wall, lambda: f"req_{self.book.requests:016x}")
         self._authorization = f"Bearer {config.api_key}".encode() if config.api_key else None
-        self._mode = Mode(metering.charge)
+        self._mode, self._unset_max_tokens = Mode(metering.charge), metering.unset_max_tokens
+        self._burndown = metering.burndown
         self._crowd, self._most_in_flight = Crowded(metering.crowded), metering.max_concurrency
         self._credit_error = metering.credit_error
 
@@ -153,7 +154,7 @@ class Provider:
 
     def _charge(self, call: Call) -> Charge | None:
         """None where nothing is limited: then nothing needs to be counted beforehand."""
-        return charges.at_admission(self._mode, call) if self._limits.meters else None
+        return charges.at_admission(self._mode, call, self._unset_max_tokens) if self._limits.meters else None
 
     def _take_time(self, reply: Reply, charge: Charge | None, now: float) -> Reply:
         """Let the call wait for its turn, and charge what is due while it runs and when it ends."""
@@ -170,6 +171,6 @@ class Provider:
         if self._mode is Mode.PRODUCED and reply.usage.completion:
             self._limits.produce(reply.usage.completion, start, end)
         refund = not self._config.charge_failed and not reply.worked
-        due = charges.correction(self._mode, charge, reply.usage.completion, refund=refund)
+        due = charges.correction(self._mode, charge, reply.usage.completion, burndown=self._burndown, refund=refund)
         if due is not None:
             self._limits.correct(due, end)
