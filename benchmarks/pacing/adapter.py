@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -68,11 +69,14 @@ class Limiter:
     factory: str
     package: str | None = None
     shares: bool = True  # one quota for all processes, in Redis
+    python: tuple[int, int] = (3, 11)  # the oldest that its package takes
 
     def missing(self) -> str | None:
         """Why it cannot run here; None when it can."""
         if self.package is None:
             return None
+        if sys.version_info < self.python:
+            return f"{self.package} needs Python {self.python[0]}.{self.python[1]}; this is {sys.version.split()[0]}"
         try:
             metadata.version(self.package)
         except metadata.PackageNotFoundError:
@@ -97,7 +101,7 @@ LIMITERS = {
         Limiter("throttled-py", _PEERS, "ThrottledPy", "throttled-py"),
         Limiter("pyrate-limiter", _PEERS, "PyrateLimiter", "pyrate-limiter"),
         Limiter("limits", _PEERS, "Limits", "limits"),
-        Limiter("token-throttle", _PEERS, "TokenThrottle", "token-throttle"),
+        Limiter("token-throttle", _PEERS, "TokenThrottle", "token-throttle", python=(3, 12)),
         Limiter("aiolimiter", _PEERS, "AioLimiterSplit", "aiolimiter", shares=False),
         Limiter(NONE, _PEERS, "Nothing", shares=False),
     )

@@ -43,8 +43,8 @@ def _steady() -> list[Case]:
             mean_tokens=TOKENS_BIND, largest_s=0.8, burst_s=0.8, peers=(*GCRA, "aiolimiter"),
         ),
         Case(
-            "jobs", "two jobs of equal weight with 9 and 1 of 10 slots", Targets(jain_jobs=0.98), job_parts=(0.9, 0.1),
-            slots=(40,), peers=("pyrate-limiter",),
+            "jobs", "two jobs of equal weight with 8 and 2 of 10 slots", Targets(jain_jobs=0.98), job_parts=(0.8, 0.2),
+            slots=(80,), peers=("pyrate-limiter",),
         ),
         Case("failures", "3 of 100 answers are a charged 500", Targets(), fail_rate=0.03, peers=("pyrate-limiter",)),
     ]  # fmt: skip
@@ -127,13 +127,16 @@ def _disruptions() -> list[Case]:
         Case("ahead", "one process starts 3 s before the others", STEADY, head_start_s=3.0, peers=GCRA),
         Case("jitter", "wire delay up to 0.6 s", Targets(), jitter_s=0.6, peers=("throttled-py",)),
         Case("oversized", "each process also asks for what never fits", STEADY, oversized=True),
-        _deep(
-            Case(
-                "foreign", "30 % of the rate used by others, 10-s bucket, headers read",
-                Targets(utilisation=0.95, refused=None, refused_share=0.01), foreign=0.3, told=True, warm_up_s=8.0,
-                peers=("throttled-py",),
-            ),
-            10.0,
+        *(
+            _deep(
+                Case(
+                    f"foreign-{depth_s:g}", f"30 % of the rate used by others, {depth_s:g}-s bucket, headers read",
+                    Targets(utilisation=0.95, refused=None, refused_share=0.01), foreign=0.3, told=True, warm_up_s=15.0,
+                    peers=("throttled-py",),
+                ),
+                depth_s,
+            )
+            for depth_s in (10.0, 60.0)
         ),
     ]  # fmt: skip
 

@@ -7,7 +7,7 @@
 -- KEYS[3]  bins      hash: <dim>:<tenth of a second> -> units accepted
 -- ARGV  1 now_us or '' (this server's TIME)  2 who  3 job  4 '1' judge | '0' charge in any case (a negative cost is a refund)
 --       5 n dimensions, then n times: dim, cost
--- returns {1|0, retry_us, then per dimension as text: rate, used units of the capacity, seconds until it is full again}
+-- returns {1|0, retry_us, then per dimension as text: capacity, level, seconds until it is full again}
 
 local now
 if ARGV[1] ~= '' then
@@ -59,8 +59,8 @@ for i = 1, n do
   redis.call('HSET', KEYS[1], 'level:' .. dim, string.format('%.6f', level[i]), 'at:' .. dim, string.format('%.6f', now))
   local full_s = (capacity[i] - level[i]) / rate[i]
   if window > 0 then full_s = window - now % window end
-  reply[#reply + 1] = string.format('%.6f', rate[i])
-  reply[#reply + 1] = string.format('%.6f', capacity[i] - level[i])
+  reply[#reply + 1] = string.format('%.6f', capacity[i])
+  reply[#reply + 1] = string.format('%.6f', level[i])
   reply[#reply + 1] = string.format('%.6f', full_s)
 end
 if judge then

@@ -110,14 +110,14 @@ class ProviderClient:
 
 
 def _headers(dims: list[str], figures: list[float]) -> list[tuple[str, str]]:
-    """Limits per minute as OpenAI posts them: like a bucket of one minute's depth, whatever is enforced below it."""
+    """OpenAI's names; limit, remaining and reset are those of the window that is really enforced, as at Azure."""
     headers = []
     for n, dim in enumerate(dims):
-        rate, used, full_s = figures[3 * n : 3 * n + 3]
+        capacity, level, full_s = figures[3 * n : 3 * n + 3]
         name = dim.replace("_", "-")
         headers += [
-            (f"x-ratelimit-limit-{name}", f"{rate * MINUTE_S:.0f}"),
-            (f"x-ratelimit-remaining-{name}", f"{max(0.0, rate * MINUTE_S - used):.0f}"),
+            (f"x-ratelimit-limit-{name}", f"{capacity:.0f}"),
+            (f"x-ratelimit-remaining-{name}", str(int(max(0.0, level)))),
             (f"x-ratelimit-reset-{name}", f"{max(0.0, full_s) * 1000:.0f}ms"),
         ]
     return headers
