@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from benchmarks.pacing.provider import INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, TOKENS, Charge, Terms
+from benchmarks.pacing.provider import INPUT_TOKENS, OPENING_S, OUTPUT_TOKENS, REQUESTS, TOKENS, Charge, Terms
 from benchmarks.pacing.sizes import LONG_TAIL, OUTPUT_SHARE, Sizes
 
 TOKENS_PER_REQUEST = 1000.0
@@ -52,6 +52,7 @@ class Case:
     jitter_s: float = 0.04  # wire delay is U(0, jitter)
     depth_s: float = 1.0
     window_s: float = 0.0
+    opening_s: float = OPENING_S  # of rate, in the bucket at first
     charge: Charge = Charge.ACTUAL
     fail_rate: float = 0.0
     job_parts: tuple[float, ...] = (0.5, 0.5)  # of each process's slots
@@ -78,7 +79,7 @@ class Case:
             rates |= {INPUT_TOKENS: tokens * (1 - OUTPUT_SHARE), OUTPUT_TOKENS: tokens * OUTPUT_SHARE}
         else:
             rates[TOKENS] = tokens
-        return Terms(rates, self.depth_s, self.window_s)
+        return Terms(rates, self.depth_s, self.window_s, self.opening_s)
 
     def size(self) -> Sizes:
         return Sizes(self.sizes, self.mean_tokens, self.largest_s * self.per_second * TOKENS_PER_REQUEST)

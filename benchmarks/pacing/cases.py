@@ -130,13 +130,13 @@ def _disruptions() -> list[Case]:
         *(
             _deep(
                 Case(
-                    f"foreign-{depth_s:g}", f"30 % of the rate used by others, {depth_s:g}-s bucket, headers read",
+                    f"foreign-{start}", f"30 % of the rate used by others, headers read, 10-s bucket that is {start} at first",
                     Targets(utilisation=0.95, refused=None, refused_share=0.01), foreign=0.3, told=True, warm_up_s=15.0,
-                    peers=("throttled-py",),
+                    opening_s=opening_s, peers=("throttled-py",),
                 ),
-                depth_s,
+                10.0,
             )
-            for depth_s in (10.0, 60.0)
+            for start, opening_s in (("half", 5.0), ("empty", 1.0))
         ),
     ]  # fmt: skip
 

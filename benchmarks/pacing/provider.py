@@ -60,6 +60,7 @@ class Terms:
     rates: Mapping[str, float]
     depth_s: float = 1.0
     window_s: float = 0.0
+    opening_s: float = OPENING_S
     charge_refused: bool = True
 
     def install(self, client: redis.Redis) -> None:
@@ -67,7 +68,7 @@ class Terms:
         client.flushall()
         fields: dict[Any, Any] = {f"rate:{dim}": rate for dim, rate in self.rates.items()}
         depth_s = self.window_s or self.depth_s
-        fields |= {"window": self.window_s, "depth": depth_s, "opening": self.window_s or OPENING_S}
+        fields |= {"window": self.window_s, "depth": depth_s, "opening": self.window_s or self.opening_s}
         fields["charge_refused"] = int(self.charge_refused)
         client.hset(TERMS, mapping=fields)
 
