@@ -14,6 +14,8 @@ from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_cli.settings import OPENAI_KEY_VARIABLE, variable_is_set
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
     from penstock_producer.errors import Problem
     from penstock_producer.spec import JobSpec
     from penstock_workers.settings import ProviderSettings, WorkerSettings
@@ -129,12 +131,14 @@ def _validated(fields: dict[str, Any]) -> ProviderSettings:
     try:
         return ProviderSettings.model_validate(fields)
     except ValidationError as error:
-        raise UsageProblem(
-            "\n".join(
-                f"--{str(detail['loc'][0]).replace('_', '-')} {detail['input']!r} is refused: {detail['msg']}"
-                for detail in error.errors(include_url=False)
-            )
-        ) from error
+        raise UsageProblem("\n".join(_refusal(detail) for detail in error.errors(include_url=False))) from error
+
+
+def _refusal(detail: ErrorDetails) -> str:
+    """One fault in the words of the flags; a fault of several flags together names none of them."""
+    if not detail["loc"]:
+        return detail["msg"].removeprefix("Value error, ")
+    return f"--{str(detail['loc'][0]).replace('_', '-')} {detail['input']!r} is refused: {detail['msg']}"
 
 
 def _with_key(provider: ProviderSettings) -> ProviderSettings:

@@ -77,6 +77,20 @@ ApiKeyEnv = Annotated[
 ]
 Rpm = Annotated[float | None, typer.Option(help="Requests per minute.", rich_help_panel=PROVIDER)]
 Tpm = Annotated[float | None, typer.Option(help="Tokens per minute, in and out together.", rich_help_panel=PROVIDER)]
+Itpm = Annotated[
+    float | None,
+    typer.Option(help="Input tokens per minute, where the provider limits them apart.", rich_help_panel=PROVIDER),
+]
+Otpm = Annotated[float | None, typer.Option(help="Output tokens per minute, likewise.", rich_help_panel=PROVIDER)]
+Metering = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="How the provider meters: openai, anthropic, vllm, …; told from its address when left out.",
+        rich_help_panel=PROVIDER,
+    ),
+]
 UsdIn = Annotated[
     float | None,
     typer.Option("--usd-per-mtok-in", help="Price of a million input tokens.", rich_help_panel=PROVIDER),
@@ -115,7 +129,10 @@ class ProviderFlags:
 
     base_url: str | None = None
     api_key_env: str | None = None
+    profile: str | None = None
     rpm: float | None = None
     tpm: float | None = None
+    itpm: float | None = None
+    otpm: float | None = None
     usd_per_mtok_in: float | None = None
     usd_per_mtok_out: float | None = None

@@ -105,6 +105,8 @@ def test_only_the_provider_of_the_job_is_kept() -> None:
     [
         ("default", ProviderFlags(base_url="ftp://x"), r"--base-url 'ftp://x'.*http"),
         ("default", ProviderFlags(base_url="http://x", rpm=0), r"--rpm 0"),
+        ("default", ProviderFlags(base_url="http://x", tpm=9, itpm=9), r"not both"),
+        ("default", ProviderFlags(base_url="http://x", profile="opeani"), r"--profile 'opeani'.*'openai'"),
         ("default", ProviderFlags(base_url="http://x", api_key_env="UNSET_KEY"), r"UNSET_KEY, which is not set"),
         ("default", ProviderFlags(), r"OPENAI_API_KEY"),
         ("azure", ProviderFlags(), r"--provider azure is not in penstock.toml \(configured: default\)"),

@@ -35,8 +35,11 @@ def run(
     provider: options.Provider = "default",
     base_url: options.BaseUrl = None,
     api_key_env: options.ApiKeyEnv = None,
+    profile: options.Metering = None,
     rpm: options.Rpm = None,
     tpm: options.Tpm = None,
+    itpm: options.Itpm = None,
+    otpm: options.Otpm = None,
     usd_per_mtok_in: options.UsdIn = None,
     usd_per_mtok_out: options.UsdOut = None,
     workers: Annotated[
@@ -89,7 +92,9 @@ def run(
             tenant=tenant,
             provider=provider,
         ),
-        provider=ProviderFlags(base_url, api_key_env, rpm, tpm, usd_per_mtok_in, usd_per_mtok_out),
+        provider=ProviderFlags(
+            base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out
+        ),
         workers=workers,
         concurrency=concurrency,
         panel=not no_progress,
