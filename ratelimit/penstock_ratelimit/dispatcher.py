@@ -422,10 +422,12 @@ class Dispatcher:
         self._away = True
         grace_ends = self._loop.time() + (GRACE_S if self._terms.dims else 0.0)
         try:
-            while not await self._is_back():
+            while True:
                 if self._share is None and self._has_a_share() and self._loop.time() >= grace_ends:
                     self._live_on_share()
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_S)  # first of all: a Redis that answers but refuses is not asked without a pause
+                if await self._is_back():
+                    break
         finally:
             if self._share is not None:
                 await self._share.aclose()
