@@ -41,7 +41,8 @@ format: $(STAMP) ## put the code into house format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## measure, each figure beside its comparison in the same run (about 15 minutes)
+bench: $(STAMP) ## measure, each figure beside its comparison in the same run (about 20 minutes)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group bench
 	@$(BIN)/python -m benchmarks
 
 soak: $(STAMP) ## the long kill storms, by hand (about 15 minutes)
