@@ -1,0 +1,138 @@
+"""Adaptive concurrency against servers that are played in virtual time: what moves the limit, and what must not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from penstock_ratelimit.concurrency import AdaptiveConcurrency
+from penstock_ratelimit.refusals import Signal
+
+
+@dataclass
+class Bench:
+    """A control with a clock of its own, and a way to answer many requests at once."""
+
+    now: float = 0.0
+    maximum: int = 256
+
+    def __post_init__(self) -> None:
+        self.control = AdaptiveConcurrency(maximum=self.maximum, clock=lambda: self.now)
+
+    def round(self, latency_s: float = 1.0, *, in_flight: int | None = None, tokens: float = 100.0) -> None:
+        """As many requests as may be in flight are sent together and answered well."""
+        count = self.control.limit if in_flight is None else in_flight
+        for _ in range(count):
+            self.control.started()
+        self.now += latency_s
+        for _ in range(count):
+            self.control.finished(Signal.OK, latency_s, tokens)
+
+    def fail(self, signal: Signal, latency_s: float = 0.5, times: int = 1) -> None:
+        for _ in range(times):
+            self.control.started()
+            self.control.finished(signal, latency_s, 0.0)
+
+
+def grown(bench: Bench, rounds: int = 12) -> int:
+    for _ in range(rounds):
+        bench.round()
+    return bench.control.limit
+
+
+def test_it_starts_small_and_doubles_while_more_brings_more() -> None:
+    """A server that answers any number in the same time is used up to the maximum within some windows."""
+    bench = Bench(maximum=200)
+    assert bench.control.limit == 8
+    assert grown(bench) >= 64
+    assert grown(bench, 20) == 200
+
+
+def test_a_saturated_server_stops_the_growth() -> None:
+    """When twice as many take twice as long, the limit stays near where goodput stopped rising."""
+    bench = Bench()
+    for _ in range(40):
+        bench.round(latency_s=max(1.0, bench.control.limit / 32))
+    assert 32 <= bench.control.limit <= 110
+
+
+@pytest.mark.parametrize("signal", [Signal.OVERLOADED, Signal.THROTTLED])
+def test_an_episode_of_refusals_cuts_once(signal: Signal) -> None:
+    """A hundred refusals of requests that were sent together take off 30 %, not all of it."""
+    bench = Bench()
+    before = grown(bench)
+    bench.now += 1.0
+    bench.fail(signal, times=100)
+    assert bench.control.limit == int(before * 0.7)
+
+
+def test_refusals_of_what_was_sent_after_the_cut_cut_again() -> None:
+    """The next episode is of requests that knew the lower limit."""
+    bench = Bench()
+    before = grown(bench)
+    for _ in range(2):
+        bench.now += 1.0
+        bench.fail(Signal.OVERLOADED)
+    assert bench.control.limit == pytest.approx(before * 0.49, abs=1.5)
+
+
+def test_a_lone_failure_says_nothing_and_a_run_of_them_halves() -> None:
+    """One 500 among good answers leaves the limit; three in a row do not."""
+    bench = Bench()
+    before = grown(bench)
+    bench.fail(Signal.TRANSIENT)
+    bench.control.started()
+    bench.control.finished(Signal.OK, 1.0, 100.0)
+    bench.fail(Signal.TRANSIENT, times=2)
+    assert bench.control.limit >= before
+    bench.fail(Signal.TRANSIENT)
+    assert bench.control.limit <= before / 2 + 1
+
+
+def test_nothing_grows_while_little_is_in_flight() -> None:
+    """Three requests at a time prove nothing about a limit of eight."""
+    bench = Bench()
+    for _ in range(200):
+        bench.round(in_flight=3)
+    assert bench.control.limit == 8
+
+
+def test_a_queue_at_the_server_takes_some_off() -> None:
+    """vLLM's own gauges: 20 waiting behind 100 are too many, five are not; asked again too soon says nothing new."""
+    bench = Bench()
+    before = grown(bench)
+    bench.control.gauge(running=100, waiting=5)
+    assert bench.control.limit == before
+    for _ in range(3):
+        bench.control.gauge(running=100, waiting=20)
+    assert bench.control.limit == int(before * 0.85)
+
+
+def test_answers_that_take_three_times_as_long_per_token_show_a_queue() -> None:
+    """Others at the same server filled its queue: this process gives way, without any refusal."""
+    bench = Bench()
+    before = grown(bench)
+    for _ in range(4):
+        bench.round(latency_s=8.0)
+    assert bench.control.limit < before
+
+
+def test_longer_answers_are_not_a_queue() -> None:
+    """Ten times the tokens in ten times the time is the same pace."""
+    bench = Bench()
+    before = grown(bench)
+    for _ in range(4):
+        bench.round(latency_s=10.0, tokens=1000.0)
+    assert bench.control.limit >= before
+
+
+def test_it_never_leaves_its_bounds() -> None:
+    """However bad it gets, one request may be in flight; however good, no more than the maximum."""
+    bench = Bench(maximum=10)
+    assert grown(bench, 30) == 10
+    for _ in range(50):
+        bench.now += 10.0
+        bench.fail(Signal.OVERLOADED)
+    assert bench.control.limit == 1
+    assert grown(bench, 60) > 1
