@@ -2,9 +2,9 @@
 
     python -m benchmarks.concurrency [--seconds 600]
 
-In virtual time, so it takes seconds and every run is the same. Two servers: one like vLLM, which refuses nothing, serves 48 at once
-and queues the rest; and shared capacity that refuses above 40 in flight, or 55 in every other two minutes. Beside ours: fixed limits,
-and additive increase with multiplicative decrease as llm-d's gateway has it (half, plus one).
+In virtual time, so it takes seconds and every run is the same. Two servers: one like vLLM, which refuses nothing, serves
+48 at once and queues the rest; and shared capacity that refuses above 40 in flight, or 55 in every other two minutes. Beside
+ours: fixed limits, and additive increase with multiplicative decrease as llm-d's gateway has it (half, plus one).
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ while less than half of the limit is in use: what was not tried proves nothing (
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -58,7 +57,7 @@ class AdaptiveConcurrency:
         self._minimum, self._maximum, self._clock = minimum, maximum, clock
         self._limit = float(min(max(start, minimum), maximum))
         self._growth = SLOW_START
-        self._in_flight = 0
+        self._in_flight = self._most_in_flight = 0
         self._cut_at = float("-inf")
         self._failures = 0
         self._gauge_at = float("-inf")

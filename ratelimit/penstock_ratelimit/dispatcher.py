@@ -94,6 +94,10 @@ class Dispatcher:
         """End a hold for the whole fleet. Raises what the client raises when Redis is away."""
         await self._hash.lift()
 
+    def gauge(self, running: float, waiting: float) -> None:
+        if self._gate.control is not None:
+            self._gate.control.gauge(running, waiting)
+
     def stats(self) -> QuotaStats:
         health = self._outlook.health
         return QuotaStats(

@@ -37,6 +37,8 @@ class Lane(Account, Protocol):
 
     async def lift(self) -> None: ...
 
+    def gauge(self, running: float, waiting: float) -> None: ...
+
     def stats(self) -> QuotaStats: ...
 
 
@@ -87,6 +89,10 @@ class Limiter(Protocol):
 
     async def lift(self, quota_id: str) -> None:
         """End a hold: the account was paid, or the key corrected."""
+        ...
+
+    def gauge(self, quota_id: str, running: float, waiting: float) -> None:
+        """What the server says of itself: requests it works on, and in its queue. Steers adaptive concurrency."""
         ...
 
     def stats(self) -> dict[str, QuotaStats]: ...
@@ -193,3 +199,7 @@ class LaneLimiter:
     async def lift(self, quota_id: str) -> None:
         """See ``Limiter``."""
         await self._lane(quota_id).lift()
+
+    def gauge(self, quota_id: str, running: float, waiting: float) -> None:
+        """See ``Limiter``."""
+        self._lane(quota_id).gauge(running, waiting)

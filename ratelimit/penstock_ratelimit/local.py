@@ -137,6 +137,9 @@ class LocalLane:
     async def lift(self) -> None:
         self._held = ""
 
+    def gauge(self, running: float, waiting: float) -> None:
+        """Of no use here: requests in flight are not controlled."""
+
     def stats(self) -> QuotaStats:
         return QuotaStats(
             allowed=dict(zip(self.terms.dims, self.terms.allowed, strict=True)),

@@ -17,6 +17,7 @@ from penstock_workers.decide import RetryPolicy
 from penstock_workers.engine import Bridge, Delivery, ItemEngine
 from penstock_workers.errors import UnknownLane
 from penstock_workers.failpoints import Failpoints
+from penstock_workers.gauges import GaugeWatch
 from penstock_workers.heartbeat import Heartbeat
 from penstock_workers.jobbook import JobBook, read_job
 from penstock_workers.lanes.api import ApiLane
@@ -52,13 +53,17 @@ class WorkerEngine:
         stores = self._closing.enter_context(open_stores(settings))
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         self._quota_client = redis.asyncio.Redis.from_url(settings.redis_url, socket_timeout=15)
+        limiter = SharedLimiter(self._quota_client, quotas(settings))
         costs = Costs(settings.providers)
         costs.share(self._quota_client)
+        pages = {name: provider.metrics_url for name, provider in settings.providers.items() if provider.metrics_url}
+        self._gauges = GaugeWatch(pages, limiter.gauge)
+        self._gauges.start()
         self._runner = ItemRunner(
             lane=self._lane,
             jobs=JobBook(read_job(jobs, settings)),
             bodies=Bodies(stores.database, settings),
-            admission=Admission(SharedLimiter(self._quota_client, quotas(settings)), costs),
+            admission=Admission(limiter, costs),
             starts=Starts(stores.hot, outcomes),
             settler=Settler(
                 Shelves(jobs, outcomes, stores.hot),
@@ -89,6 +94,7 @@ class WorkerEngine:
         if self._heartbeat is not None:
             await self._heartbeat.stop()
         if self._runner is not None:
+            await self._gauges.close()
             await self._runner.stop()
             await self._quota_client.aclose()
         self._closing.close()
