@@ -166,7 +166,7 @@ def test_a_healthy_quota_is_left_alone(redis_server: RedisServer, depth_s: float
 @pytest.mark.parametrize("depth_s", DEPTHS)
 def test_others_on_the_key_are_made_room_for(redis_server: RedisServer, depth_s: float) -> None:
     """When others take 30 %, less than one in a hundred is refused, and the fleet settles on what they leave."""
-    shared = fleet(redis_server, depth_s, foreign=0.3)
+    shared = fleet(redis_server, depth_s, foreign=0.3, latency_s=10.0)
     shared.provider.level = min(shared.provider.level, 8 * RATE)  # most of a minute's depth is gone already
     shared.work(120)
     assert shared.refused(0, 120) < 0.01
@@ -234,7 +234,7 @@ def test_more_left_than_believed_gives_nothing_at_once(redis_server: RedisServer
 
 
 def test_what_was_charged_and_refilled_since_is_counted_in(redis_server: RedisServer) -> None:
-    """3,000 left ten seconds ago, 10,000 charged and as much refilled since: still 3,000."""
+    """200 left twelve seconds ago, 10,000 charged and 12,000 refilled since: 2,200, of which 2,000 are headroom."""
     redis = full(redis_server)
     redis.reserve(sightings={"tokens": Sighting(60_000, 0, 0)})
     redis.reserve(*[(1000,)] * 10)
@@ -249,6 +249,27 @@ def test_an_older_sighting_than_the_last_is_ignored(redis_server: RedisServer) -
     redis.reserve(sightings={"tokens": Sighting(60_000, 0, 1)})
     redis.reserve(sightings={"tokens": Sighting(0, 0, 20)})
     assert at_once(redis) == 500
+
+
+def test_what_ran_over_is_not_taken_for_others(redis_server: RedisServer) -> None:
+    """A bucket that was full for a while let its refill run over: that is nobody's traffic."""
+    redis = full(redis_server)
+    redis.reserve(sightings={"tokens": Sighting(1000, 0, 0)})
+    redis.sleep(10)
+    redis.reserve(sightings={"tokens": Sighting(300, 700, 0)})
+    assert redis.field("f:tokens") < 100
+
+
+def test_what_others_took_lately_is_expected_to_go_on(redis_server: RedisServer) -> None:
+    """Where little is left, the refill since an old sighting is credited without what others take of it."""
+    redis = full(redis_server)
+    redis.reserve(sightings={"tokens": Sighting(60_000, 0, 0)})
+    redis.sleep(60)
+    redis.reserve(sightings={"tokens": Sighting(10_000, 0, 40)})
+    assert redis.field("f:tokens") == pytest.approx(1000)
+    redis.sleep(10)
+    redis.reserve(sightings={"tokens": Sighting(2_200, 0, 40)})
+    assert at_once(redis) < 500
 
 
 def test_an_odd_header_cannot_stop_the_quota(redis_server: RedisServer) -> None:

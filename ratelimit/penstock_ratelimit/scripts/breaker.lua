@@ -11,18 +11,21 @@ local PROBES = 3 -- for the whole fleet; as many wins close the breaker
 local PROBES_DECIDE_US = 60e6 -- probes that nobody answered for are let through again: their workers may be dead
 local PROBE_RECHECK_US = 1e6 -- others ask again so often whether the probes have decided
 
-local BREAKER_FIELDS = {'bu', 'bk', 'bp', 'bw', 'be', 'bt', 'bat', 'br'}
+local BREAKER_FIELDS = {'bs', 'bg', 'bu', 'bk', 'bp', 'bw', 'be', 'bt', 'bat', 'br'}
 
-local function stored_breaker(key, state, generation)
-  local row = redis.call('HMGET', key, unpack(BREAKER_FIELDS))
-  for i = 1, #BREAKER_FIELDS do row[i] = tonumber(row[i]) or 0 end
-  return {state = state, generation = generation, turns_at = row[1], opened = row[2], probes = row[3],
-    won = row[4], losses = row[5], total = row[6], window_at = row[7], row = row[8]}
+-- From the values of BREAKER_FIELDS, which stand in `state` after the first `offset`. A closed one that nobody reports to,
+-- the usual case, is not read further: that is time of everybody's Redis.
+local function stored_breaker(state, offset, reported)
+  local is = tonumber(state[offset + 1]) or CLOSED
+  if is == CLOSED and not reported then return {state = is, generation = tonumber(state[offset + 2]) or 0} end
+  local value = {}
+  for i = 1, #BREAKER_FIELDS do value[i] = tonumber(state[offset + i]) or 0 end
+  return {state = value[1], generation = value[2], turns_at = value[3], opened = value[4], probes = value[5], won = value[6],
+    losses = value[7], total = value[8], window_at = value[9], row = value[10]}
 end
 
-local function breaker_fields(b)
-  return {bs = b.state, bg = b.generation, bu = b.turns_at, bk = b.opened, bp = b.probes, bw = b.won,
-    be = b.losses, bt = b.total, bat = b.window_at, br = b.row}
+local function breaker_values(b)
+  return {b.state, b.generation, b.turns_at, b.opened, b.probes, b.won, b.losses, b.total, b.window_at, b.row}
 end
 
 -- Jitter of its own: math.random repeats itself in every script, and fleets of different quotas must not come back at once.

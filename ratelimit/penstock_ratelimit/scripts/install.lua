@@ -3,7 +3,8 @@
 --
 -- KEYS[1]  the quota hash described in reserve.lua
 -- ARGV  1 now_us or ''
---       2 which terms may be replaced: 'any' (a process that starts) | '' (none: only fill what is missing) | a version (compare and set)
+--       2 which terms may be replaced: 'any' (a process that starts) | '' (none: only fill what is missing) |
+--         a version (compare and set)
 --       3 '1' empties the bucket in any case (after an outage, in which unshared work was done), else '0'
 --       4 terms as JSON   5 fingerprint of the account, '' = unknown   6 declared margin
 --       7 n dimensions, then n times: dim, units per second, burst, cap

@@ -34,7 +34,8 @@
 -- No items: settle and report only.
 --
 -- returns {granted, retry_us, pause_left_us, pause_at_us, pace_us per item (0 = unknown), processes,
---          breaker, generation, left_us until probes, hold, proven, retry budget, share of the rate, counters of n dimensions, wait_1_us, ...}
+--          breaker, generation, left_us until probes, hold, proven, retry budget, share of the rate,
+--          counters of n dimensions: before the first item, wait_1_us, ...}
 --         {-1}                       no such quota: install first (Redis forgot); nothing was done
 --         {-3, version, config}      other terms are in force: adopt them; nothing was done
 -- Guarantee per dimension: in any interval of t seconds, starts cost at most r*t + b (+ one item larger than b).
@@ -55,8 +56,8 @@ for i = 1, n do dims[i] = ARGV[18 + 2 * i] end
 
 -- --- read ----------------------------------------------------------------------------------------------------------
 
-local fields = {'v', 'lt', 'nb', 'n', 'ng', 'mg', 'mga', 'rf', 'ra', 'rd', 'bs', 'bg', 'hold', 'ok', 'rb'}
-local shared_fields = #fields
+local fields = {'v', 'lt', 'nb', 'n', 'ng', 'mg', 'mga', 'rf', 'ra', 'rd', 'hold', 'ok', 'rb', unpack(BREAKER_FIELDS)}
+local before_breaker, shared_fields = #fields - #BREAKER_FIELDS, #fields
 for i = 1, n do
   local dim, at = dims[i], #fields
   fields[at + 1], fields[at + 2], fields[at + 3] = 'r:' .. dim, 'b:' .. dim, 't:' .. dim
@@ -77,11 +78,10 @@ end
 local pause_at, granted_ever, last_start = tonumber(state[3]) or 0, tonumber(state[4]) or 0, tonumber(state[5])
 local margin = margin_at(tonumber(state[6]), tonumber(state[7]), now)
 local slope = stored_slope(state[8], state[9], state[10])
-local hold, proven_at, budget = state[13] or '', tonumber(state[14]), tonumber(state[15]) or FULL_BUDGET
+local hold, proven_at, budget = state[11] or '', tonumber(state[12]), tonumber(state[13]) or FULL_BUDGET
 local report = ARGV[9] ~= '' and {throttled = tonumber(ARGV[10]), ramp = tonumber(ARGV[11]), wins = tonumber(ARGV[12]),
   losses = tonumber(ARGV[13]), generation = tonumber(ARGV[14]), retries = tonumber(ARGV[15]), hold = ARGV[16]}
-local breaker = {state = tonumber(state[11]) or CLOSED, generation = tonumber(state[12]) or 0}
-if breaker.state ~= CLOSED or report then breaker = stored_breaker(key, breaker.state, breaker.generation) end
+local breaker = stored_breaker(state, before_breaker, report)
 
 local writes = {'lt', string.format('%.0f', now)}
 local function put(field, text)
@@ -177,11 +177,11 @@ local function heed_wins()
 end
 
 local function heed_breaker()
-  if not breaker.row then return end -- closed, and nothing reported
-  local before = breaker_fields(breaker)
+  if breaker.state == CLOSED and not report then return end
+  local before = breaker_values(breaker)
   if move_breaker(breaker, key, report, now) then restart(math.max(now, pause_at)) end
-  for field, value in pairs(breaker_fields(breaker)) do
-    if value ~= before[field] then put_us(field, value) end
+  for i, value in ipairs(breaker_values(breaker)) do
+    if value ~= before[i] then put_us(BREAKER_FIELDS[i], value) end
   end
 end
 
@@ -279,10 +279,11 @@ elseif state[8] then
 end
 local share, pace_us = share_at(slope, now), 0
 for i = 1, n do
-  put_us('t:' .. dims[i], tat[i])
-  put('k:' .. dims[i], string.format('%.3f', charged[i]))
+  local row = shared_fields + ROW * (i - 1)
+  put_us(fields[row + 3], tat[i])
+  put(fields[row + 5], granted > 0 and string.format('%.3f', charged[i]) or counters[i])
   if mean[i] then
-    put('m:' .. dims[i], string.format('%.3f', mean[i]))
+    if granted > 0 then put(fields[row + 4], string.format('%.3f', mean[i])) end
     pace_us = math.max(pace_us, math.ceil(mean[i] / share), 1)
   end
 end
