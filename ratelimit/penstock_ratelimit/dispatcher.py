@@ -88,7 +88,7 @@ class Dispatcher:
         self._pause(seconds)
 
     def may_retry(self) -> bool:
-        return self._outlook.health.retry_budget > RETRIES_LEAVE
+        return self._outlook.health.retry_budget > RETRIES_LEAVE or not self._room.has_line
 
     async def lift(self) -> None:
         """End a hold for the whole fleet. Raises what the client raises when Redis is away."""

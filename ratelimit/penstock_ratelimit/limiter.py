@@ -84,7 +84,7 @@ class Limiter(Protocol):
         ...
 
     def may_retry(self, quota_id: str) -> bool:
-        """False while too large a part of what is sent are retries: put the request off instead."""
+        """False while too large a part of what is sent are retries, and others wait: put the request off instead."""
         ...
 
     async def lift(self, quota_id: str) -> None:

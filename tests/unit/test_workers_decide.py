@@ -133,10 +133,10 @@ def test_the_policy_caps_the_wait() -> None:
 
 
 def test_a_retry_is_put_off_while_the_fleet_sends_too_many() -> None:
-    """With the budget of retries used up, the first retry waits like a late one, and still counts as one."""
+    """With the budget of retries used up, the first retry waits eight times as long, and still counts as one."""
     outcome = decide(flight(), failed("server_error"), POLICY, put_off=True)
     assert isinstance(outcome, Retry)
-    assert (outcome.after_s, outcome.counted) == (60.0, True)
+    assert (outcome.after_s, outcome.counted) == (8.0, True)
 
 
 def test_what_the_provider_calls_hopeless_is_not_sent_again() -> None:

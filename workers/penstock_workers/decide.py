@@ -11,7 +11,7 @@ from penstock_workers.flight import Flight
 from penstock_workers.judge import Act, Failure, Reply
 from penstock_workers.outcome import Dead, Done, Outcome, Parked, Retry
 
-MANY_TRIES = 60  # as many doublings as reach any cap
+PUT_OFF_DOUBLINGS = 3  # a retry for which the fleet has no budget waits eight times as long
 RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead letter
 THROTTLED = frozenset({Signal.THROTTLED, Signal.RAMP})
 
@@ -28,9 +28,9 @@ class RetryPolicy:
     def wait_s(self, tries: int, retry_after_s: float | None, *, put_off: bool = False) -> float:
         """What the provider asked for, plus full jitter so that a thousand items do not come back in one instant.
 
-        ``put_off``: the fleet sends too many retries already, so this one waits like a late one.
+        ``put_off``: the fleet sends too many retries already, so this one waits longer.
         """
-        late = MANY_TRIES if put_off else tries
+        late = tries + PUT_OFF_DOUBLINGS if put_off else tries
         return (retry_after_s or 0.0) + full_jitter(late, base_s=self.base_s, cap_s=self.cap_s, rng=self.rng)
 
 
