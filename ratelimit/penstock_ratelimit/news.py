@@ -69,7 +69,7 @@ class News:
         if signal in _FAILURES:
             self._load.report = replace(report, losses=report.losses + current)
         elif signal is Signal.RAMP:
-            self._load.report = replace(report, ramp=report.ramp + 1, throttled=report.throttled + 1)
+            self._load.report = replace(report, ramp=report.ramp + 1)
         else:
             self._load.report = replace(report, throttled=report.throttled + 1)
         return self._due(now + TROUBLE_S)
