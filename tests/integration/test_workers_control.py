@@ -25,7 +25,7 @@ from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.wire import decode_envelope
 from penstock_workers.control.loop import Control
-from penstock_workers.control.room import ACTIVE_S, Room
+from penstock_workers.control.room import ACTIVE_S, LOOK_EVERY_S, Room
 from penstock_workers.control.shares import Share
 from penstock_workers.settings import WorkerSettings
 
@@ -123,7 +123,7 @@ def test_an_urgent_job_passes_a_full_queue_and_never_fills_the_fleet(house: Hous
         house.finish(urgent, *docs)
         done += docs
     assert done == [f"d{n}" for n in range(50)]
-    assert house.hot.outstanding(big.job_id, 1) == 2_000
+    assert house.hot.outstanding(big.job_id, 1) == 100
 
 
 def test_a_fleet_of_unknown_size_gets_urgent_documents_one_by_one(house: House) -> None:
@@ -136,13 +136,16 @@ def test_a_fleet_of_unknown_size_gets_urgent_documents_one_by_one(house: House) 
 
 
 def test_jobs_share_the_queue_by_tenant_weight_and_priority(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Shares hold from the first tick on, before anybody has finished anything."""
+    """Shares hold before anybody has finished anything, and from the first step on the documents of all mix."""
     house = House(redis_server, tmp_path, window=900)
     specs: list[dict[str, object]] = [
         {"tenant": "a", "weight": 1.0}, {"tenant": "a", "weight": 3.0}, {"tenant": "b"}, {"priority": "low"},
     ]  # fmt: skip
     jobs = [house.submit(2_000, **spec) for spec in specs]
     house.control.tick()
+    assert set(jobs_queued(house)[:200]) == {job.job_id for job in jobs}
+    for _ in range(20):
+        house.control.tick()
     assert [house.hot.outstanding(job.job_id, 1) for job in jobs] == [100, 300, 400, 100]
     house.close()
 
@@ -150,17 +153,37 @@ def test_jobs_share_the_queue_by_tenant_weight_and_priority(redis_server: RedisS
 def test_a_job_that_has_nothing_in_the_queue_leaves_its_share_to_the_others(house: House) -> None:
     """An open job that nobody pushes into takes no room; once it has documents it has its share again at once."""
     now = 100.0
-    room = Room(house.hot, 1_000, clock=lambda: now)
+    room = Room(house.hot, 30, clock=lambda: now)
     busy, idle = house.submit(1), house.submit(2, weight=1.5)
     live = house.jobs.live()
     room.look_around(live)
-    assert room.for_feed(busy, 1) == Share(400, False)
+    assert room.for_feed(busy, 1) == Share(12, False)
     house.control.tick()
     house.hot.drop_from_window([ItemKey(idle.job_id, 1, doc) for doc in ("d0", "d1")])
     now += ACTIVE_S
     room.look_around(live)
-    assert room.for_feed(busy, 1) == Share(999, False)
-    assert room.for_feed(idle, 1) == Share(600, False)
+    assert room.for_feed(busy, 1) == Share(29, False)
+    assert room.for_feed(idle, 1) == Share(18, False)
+
+
+def test_the_window_is_seconds_of_work_at_the_pace_of_the_fleet(house: House) -> None:
+    """A paced fleet of many slots keeps little in its queue, so that a new job soon has its turn; a quick one keeps more."""
+    now = 100.0
+    room = Room(house.hot, None, clock=lambda: now)
+    job = house.submit(10)
+
+    def window_at(documents_per_s: int) -> int:
+        nonlocal now
+        for _ in range(30):  # what was higher before has faded by then
+            now += LOOK_EVERY_S
+            house.redis.hincrby(f"penstock:{job.job_id}:stats", "succeeded", int(LOOK_EVERY_S) * documents_per_s)
+            room.look_around(house.jobs.live())
+        return room.for_feed(job, 1).documents
+
+    house.hot.heartbeat("worker", {"lane": "api", "concurrency": "8"})
+    assert [window_at(pace) for pace in (1, 50, 100_000)] == [100, 1_000, 2_000]
+    house.hot.heartbeat("worker", {"lane": "api", "concurrency": "1000"})
+    assert [window_at(pace) for pace in (1, 500, 100_000)] == [3_000, 10_000, 20_000]
 
 
 def test_a_lost_urgent_message_comes_back_urgent(house: House) -> None:

@@ -119,7 +119,11 @@ def test_cancel_of_a_job_whose_source_is_gone(fleet: Fleet) -> None:
         assert fleet.producer.cancel(job.job_id)
         fleet.wait_for(job, JobState.CANCELLED, 60)
         assert "source_unavailable" in str(fleet.producer.status(job.job_id).job.reason)
-        until(lambda: fleet.finished(job) == fleet.provider.calls(job).total(), 30, "what was paid for has its result")
+        until(
+            lambda: fleet.producer.status(job.job_id).counts.succeeded == fleet.provider.calls(job).total(),
+            30,
+            "what was paid for has its result",
+        )
         fleet.wait_for_quiet(job)
 
 

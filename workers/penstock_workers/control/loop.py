@@ -34,6 +34,7 @@ class Control:
         self._hot = hot
         self._recovery = Recovery(self._jobs, outcomes, hot)
         self._steering = Steering(settings, database, hot, owner=owner)
+        self._ticks = 0
 
     def tick(self) -> None:
         """One round over all live jobs."""
@@ -41,8 +42,10 @@ class Control:
         self._recovery.heed(live)
         self._relay()
         self._steering.look_around(live)
-        for job in live:
+        first = self._ticks % max(1, len(live))
+        for job in (*live[first:], *live[:first]):  # by turns: who is fed first is ahead in the queue
             self._steer(job)
+        self._ticks += 1
         for lane in {str(job.spec.get("lane", "api")) for job in live}:
             self._hot.promote(queue_name(lane), PROMOTE_MAX)
 

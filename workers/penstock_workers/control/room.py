@@ -12,14 +12,21 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer.spec import JobSpec
 from penstock_ratelimit.fairness import Flow
 from penstock_workers.control.shares import Share, shares
+from penstock_workers.control.throughput import Throughput
 from penstock_workers.flows import flow_of
 from penstock_workers.heartbeat import INTERVAL_S
 
 log = logging.getLogger(__name__)
 
-WINDOW_PER_SLOT = 20  # items in the queue per item the fleet can have in flight: seconds of work, not hours
-WINDOW_MIN = 2_000  # keeps a small or a starting fleet busy
+WINDOW_S = 20.0  # of work at the fleet's pace: outlasts a leader that died, and a new job waits no longer behind it
+SHARED_WINDOW_S = 5.0  # where jobs share: a queue is first in, first out, so they take turns of at most so long
+WINDOW_PER_SLOT = 3  # at least: more than workers hold, so that slow answers, or none yet, leave no slot empty
+WINDOW_MIN = 100  # keeps a small or a starting fleet busy until its pace is known
+WINDOW_PER_SLOT_MAX = 20  # at most: seconds of work for the quickest answers, not hours
+WINDOW_SMALL_FLEET_MAX = 2_000  # in place of that for a fleet of few slots
 WINDOW_MAX = 50_000  # about 50 MB of messages; more would only slow down cancel and fairness
+STEP = 2.0  # times what was finished since the last tick, fed at once while others feed too: the documents of all mix
+STEP_MIN = 20  # documents worth a step
 URGENT_SHARE = 0.75  # of the slots: the others always hold work that is not urgent, so nobody starves
 MEMORY_SHARE = 0.75  # of Redis's maxmemory; above it feeding pauses, so that acks and leases always fit
 LOOK_EVERY_S = 2.0  # fleet size and memory change slowly
@@ -35,8 +42,10 @@ class Room:
         self._fixed = fixed_window
         self._clock = clock
         self._slots: Counter[str] = Counter()  # by lane
+        self._pace: defaultdict[str, Throughput] = defaultdict(Throughput)  # by lane
         self._full = False
         self._look_at = 0.0
+        self._now, self._tick_s = clock(), 0.0  # the latest tick, and how long after the one before
         self._active: dict[str, float] = {}  # running job -> when it last had something outstanding, or was new
         self._known: dict[str, tuple[str, Flow]] = {}  # lane and flow of each live job: neither ever changes
         self._rivals: defaultdict[str, dict[str, Flow]] = defaultdict(dict)  # lane -> flows of its active jobs, by job
@@ -44,10 +53,12 @@ class Room:
     def look_around(self, live: Collection[Job]) -> None:
         """See who shares the queues now. Call it at every tick, before ``for_feed``."""
         now = self._clock()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY_S
-            self._look_at_redis()
+        self._now, self._tick_s = now, now - self._now
         self._known = {job.job_id: self._known.get(job.job_id) or _lane_and_flow(job) for job in live}
+        if now >= self._look_at or not self._slots:
+            self._look_at = now + LOOK_EVERY_S
+            self._look_at_memory()
+            self._look_at_fleet(now)
         running = [job for job in live if job.state is JobState.RUNNING]
         self._note_active(running, now)
         self._rivals = defaultdict(dict)
@@ -70,17 +81,30 @@ class Room:
             return Share(0, False)
         lane, flow = self._known[job.job_id]
         rivals = self._rivals[lane] | {job.job_id: flow}
-        share = shares(list(rivals.values()), self._front(lane), self._window(lane))[job.job_id]
-        return share._replace(documents=max(0, share.documents - self._hot.outstanding(job.job_id, generation)))
+        window = self._window(lane, SHARED_WINDOW_S if len(rivals) > 1 else WINDOW_S)
+        share = shares(list(rivals.values()), self._front(lane), window)[job.job_id]
+        room = max(0, share.documents - self._hot.outstanding(job.job_id, generation))
+        if len(rivals) > 1 and not share.urgent:
+            room = min(room, max(STEP_MIN, self._step(lane) * share.documents // window))
+        return Share(room, share.urgent)
 
     def _front(self, lane: str) -> int:
         """Urgent documents at once. Of a fleet that nobody has heard of, one."""
         return max(1, int(URGENT_SHARE * self._slots[lane]))
 
-    def _window(self, lane: str) -> int:
-        return self._fixed or min(WINDOW_MAX, max(WINDOW_MIN, WINDOW_PER_SLOT * self._slots[lane]))
+    def _step(self, lane: str) -> int:
+        """Documents that all jobs together may add now: a fleetful, or more than was finished meanwhile."""
+        return max(self._slots[lane], int(STEP * self._tick_s * self._pace[lane].per_s))
 
-    def _look_at_redis(self) -> None:
+    def _window(self, lane: str, seconds: float) -> int:
+        if self._fixed is not None:
+            return self._fixed
+        slots = self._slots[lane]
+        least = max(WINDOW_MIN, WINDOW_PER_SLOT * slots)
+        most = max(WINDOW_SMALL_FLEET_MAX, WINDOW_PER_SLOT_MAX * slots)
+        return min(WINDOW_MAX, max(least, min(most, int(seconds * self._pace[lane].per_s))))
+
+    def _look_at_memory(self) -> None:
         memory = self._hot.memory()
         full = bool(memory.maxmemory) and memory.used > MEMORY_SHARE * memory.maxmemory
         if full and not self._full:
@@ -89,10 +113,18 @@ class Room:
                 memory.used, memory.maxmemory, MEMORY_SHARE * 100,
             )  # fmt: skip
         self._full = full
+
+    def _look_at_fleet(self, now: float) -> None:
         self._slots = Counter()
         for seen in self._hot.workers():
             if seen.seconds_ago < LIVES_S:
                 self._slots[seen.info.get("lane", "")] += int(seen.info.get("concurrency", 0))
+        finished: dict[str, dict[str, int]] = defaultdict(dict)
+        for job_id, (lane, _) in self._known.items():
+            stats = self._hot.stats(job_id)
+            finished[lane][job_id] = stats.get("succeeded", 0) + stats.get("dead", 0)
+        for lane, by_job in finished.items():
+            self._pace[lane].note(by_job, now)
 
 
 def _lane_and_flow(job: Job) -> tuple[str, Flow]:
