@@ -95,7 +95,7 @@ class WorkerSettings(ProducerSettings):
     control: bool = True  # this worker also feeds, promotes, reconciles and finishes jobs (one leader per job)
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
-    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in the queue per job; None = 20x the fleet
+    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
     failpoints: str = ""  # see failpoints.py; for tests and for proving a point
     providers: dict[str, ProviderSettings] = Field(default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()})
 
