@@ -429,7 +429,8 @@ class Dispatcher:
             while True:
                 if self._share is None and self._has_a_share() and self._loop.time() >= grace_ends:
                     self._live_on_share()
-                await asyncio.sleep(RETRY_S)  # first of all: a Redis that answers but refuses is not asked without a pause
+                # sleep first: a Redis that answers and refuses must not be asked again and again without a pause
+                await asyncio.sleep(RETRY_S)
                 if await self._is_back():
                     break
         finally:

@@ -134,8 +134,9 @@ class Wait(Generic[T]):
             self._task.cancel()
 
     async def _run(self) -> T:
+        limit = asyncio.timeout(self._timeout)
         try:
-            async with asyncio.timeout(self._timeout) as limit:
+            async with limit:
                 return await self._coroutine()
         except TimeoutError:
             if not limit.expired():

@@ -5,11 +5,10 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from penstock_workers.answer import Answer, NoAnswer
 from penstock_ratelimit import Signal
 from penstock_ratelimit.refusals import CODES, STATUSES, TEXTS
+from penstock_workers.answer import Answer, NoAnswer
 from penstock_workers.judge import FATES, Act, Failure, Reply, name_failure
-
 
 NOW = 1_790_000_000.0
 

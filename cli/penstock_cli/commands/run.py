@@ -92,9 +92,7 @@ def run(
             tenant=tenant,
             provider=provider,
         ),
-        provider=ProviderFlags(
-            base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out
-        ),
+        provider=ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out),
         workers=workers,
         concurrency=concurrency,
         panel=not no_progress,
