@@ -328,7 +328,7 @@ class Dispatcher:
     async def _rest(self) -> None:
         """Sleep until nudged, until news is due, or until Redis's "later"."""
         self._wake.clear()
-        times = [self._news.due_at, self._retry_at if self._room.has_line else None]
+        times = [self._news.due_at, *((self._retry_at, self._gate.opens_at) if self._room.has_line else ())]
         due = [at for at in times if at is not None and at > self._loop.time()]
         alarm = self._loop.call_at(min(due), self._wake.set) if due else None
         try:

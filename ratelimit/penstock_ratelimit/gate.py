@@ -11,13 +11,15 @@ from penstock_ratelimit.refusals import Signal
 from penstock_ratelimit.tickets import Heard
 
 UNBOUNDED: Final = 1 << 30
+PROBE_S: Final = 3.0
+"""A probe that was not refused within so long is being worked on: a refusal needs no model. Then the others follow."""
 
 
 class Gate:
     """Counts what is in flight; with ``Quota.concurrency`` an ``AdaptiveConcurrency`` says how many may be.
 
-    A quota with ``probe`` lets one request through until one of the fleet was answered well: it shows whether the key
-    works, and what the limits are, before hundreds find out.
+    A quota with ``probe`` lets one request through until one of the fleet was answered well, or was not refused for
+    ``PROBE_S``: it shows whether the key works, and what the limits are, before hundreds find out.
     """
 
     def __init__(self, quota: Quota, clock: Callable[[], float]) -> None:
@@ -27,6 +29,12 @@ class Gate:
             None if quota.concurrency is None else AdaptiveConcurrency(maximum=quota.concurrency, clock=clock)
         )
         self.in_flight = 0
+        self._probing_since = 0.0  # loop time
+
+    @property
+    def opens_at(self) -> float | None:
+        """Loop time at which a probe counts as not refused; None when nobody waits for one."""
+        return self._probing_since + PROBE_S if self._probe and self.in_flight else None
 
     @property
     def limit(self) -> int | None:
@@ -35,12 +43,17 @@ class Gate:
 
     def room(self, *, proven: bool) -> int:
         """How many more may be granted now."""
-        if self._probe and not proven:
+        if self._probe and not proven and not self._probe_is_accepted():
             return 1 - self.in_flight
         return UNBOUNDED if self.control is None else self.control.limit - self.in_flight
 
+    def _probe_is_accepted(self) -> bool:
+        return self.in_flight > 0 and self._clock() >= self._probing_since + PROBE_S
+
     def enter(self) -> None:
         """A ticket was granted."""
+        if not self.in_flight:
+            self._probing_since = self._clock()
         self.in_flight += 1
 
     def leave(self) -> None:

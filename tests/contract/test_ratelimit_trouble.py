@@ -11,6 +11,7 @@ import pytest
 from limiter_fleet import Fleet, Play, now
 
 from penstock_ratelimit import PerMinute, PerSecond, Quota, QuotaHeld, SharedLimiter, Signal, Slope, Usage
+from penstock_ratelimit.gate import PROBE_S
 
 FREE = Quota("q")
 PACED = Quota("q", {"requests": PerSecond(40)}, burst_s=0.5, horizon_s=1.0, margin=1.0)
@@ -118,6 +119,20 @@ def test_a_probe_that_is_answered_opens_the_quota_to_all(play: Run) -> None:
         limiters = [fleet.process(PROBED) for _ in range(2)]
         await asyncio.gather(*(call(limiter) for limiter in limiters for _ in range(100)))
         assert now() < 200 / 40 + 1.5
+
+    play(body)
+
+
+def test_a_slow_answer_to_the_probe_does_not_hold_up_the_others(play: Run) -> None:
+    """A refusal comes at once; who has not refused the probe within three seconds is working on it."""
+
+    async def body(fleet: Fleet) -> None:
+        limiter = fleet.process(PROBED)
+        waiting = [asyncio.create_task(limiter.acquire("q", {"requests": 1})) for _ in range(40)]
+        await asyncio.sleep(PROBE_S - 0.1)
+        assert sum(task.done() for task in waiting) == 1
+        await asyncio.sleep(3)
+        assert all(task.done() for task in waiting)
 
     play(body)
 
