@@ -61,6 +61,16 @@ class RedisServer:
         server._launch()
         return server
 
+    @classmethod
+    def start_cluster(cls, folder: Path) -> RedisServer:
+        """A cluster of one node that has all slots. Its bus takes the port 10,000 above."""
+        folder.mkdir(parents=True, exist_ok=True)
+        port = next(port for port in iter(free_port, 0) if port <= 65_535 - 10_000)
+        server = cls(folder, port, False, settings=("--cluster-enabled", "yes"))
+        server._launch()
+        server.client().execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
+        return server
+
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
