@@ -10,8 +10,9 @@ from typing import Final
 
 from redis.exceptions import RedisError
 
+from penstock_ratelimit.agreement import Agreement
 from penstock_ratelimit.degraded import GRACE_S, RETRY_S, LocalShare
-from penstock_ratelimit.discovery import Discovery, declares_the_same, with_discovered
+from penstock_ratelimit.discovery import Discovery
 from penstock_ratelimit.errors import LimiterClosed, QuotaHeld, RateLimitError
 from penstock_ratelimit.gate import Gate
 from penstock_ratelimit.limiter import Ask
@@ -19,7 +20,7 @@ from penstock_ratelimit.limits import Quota, Terms, pause_seconds
 from penstock_ratelimit.news import News
 from penstock_ratelimit.outlook import Outlook
 from penstock_ratelimit.profiles import PROFILES
-from penstock_ratelimit.quota_hash import InForce, QuotaHash, Reserve, Reserved, Verdict
+from penstock_ratelimit.quota_hash import QuotaHash, Reserve, Reserved, Verdict
 from penstock_ratelimit.tickets import Grant, Heard, QuotaStats, Tally, Ticket, refund
 from penstock_ratelimit.waiting import Waiter, WaitingRoom
 from penstock_ratelimit.window import MAX_WINDOW, Window
@@ -45,15 +46,13 @@ class Dispatcher:
         self.profile = PROFILES[quota.profile]
         self.tally = Tally()
         self._loop = asyncio.get_running_loop()
-        self._terms = quota.terms()
         self._window = Window(quota.horizon_s)
         self._room = WaitingRoom(self._loop, self._nudge)
         self._news = News()
         self._outlook = Outlook(quota.id)
         self._gate = Gate(quota, self._loop.time)
         self._discovery = Discovery(quota)
-        self._version = ""  # of the terms in force; "" = not installed
-        self._declared = False  # our own terms were put in force once; from then on we follow
+        self._agreement = Agreement(quota, quota_hash, self.tally)
         self._away = False  # Redis did not answer last time
         self._processes = 0  # that share the quota, as last heard; 0 = never
         self._retry_at = 0.0  # loop time: Redis said "later" to the head of the line
@@ -61,6 +60,11 @@ class Dispatcher:
         self._failure: Exception | None = None  # set once: the dispatcher works no more
         self._wake = asyncio.Event()
         self._task = self._loop.create_task(self._run(), name=f"quota {quota.id}")
+
+    @property
+    def _terms(self) -> Terms:
+        """Those in force."""
+        return self._agreement.terms
 
     # --- what callers use --------------------------------------------------------------------------------------------
 
@@ -168,11 +172,12 @@ class Dispatcher:
             self._stop(error)
 
     async def _turn(self) -> None:
-        if not self._version:
-            await self._install()
+        if not self._agreement.version:
+            await self._agreement.install()
             await self.beat()
         if self._discovery.proposal is not None:
-            await self._propose(self._discovery.proposal)
+            proposal, self._discovery.proposal = self._discovery.proposal, None
+            await self._agreement.propose(proposal)
         batch = self._batch()
         if batch or self._outlook.untold or self._news_is_due():
             self._apply(await self._call(batch), batch)
@@ -216,7 +221,7 @@ class Dispatcher:
         now = self._loop.time()
         pause_s = self._outlook.pause_to_tell(now)
         ask = Reserve(
-            self._version,
+            self._agreement.version,
             self._terms,
             [waiter.amounts for waiter in batch],
             load.settlements,
@@ -262,12 +267,12 @@ class Dispatcher:
     def _follow(self, reply: Reserved, now: float) -> None:
         """Nothing was done: Redis forgot the quota, or other terms are in force."""
         if reply.in_force is not None:
-            self._adopt(reply.in_force)
+            self._agreement.adopt(reply.in_force)
             return
         log.warning("quota %s: Redis forgot it; installing it again with an empty bucket", self._quota.id)
         self._news.drop_refunds()
         self._outlook.forgotten(now)
-        self._version = ""
+        self._agreement.version = ""
 
     def _hand_out(self, reply: Reserved, batch: list[Waiter], now: float) -> None:
         counters = reply.counters
@@ -346,7 +351,7 @@ class Dispatcher:
         """Without limits nobody is asked while all is well; what the fleet learns is heard within a second."""
         return (
             not self._terms.dims
-            and (self._version != "" or self._away)
+            and (self._agreement.version != "" or self._away)
             and self._outlook.clear(self._loop.time())
             and not self._room.has_line
             and self._open_places() > 0
@@ -360,32 +365,7 @@ class Dispatcher:
             self._wake.set()
         return Ticket(self, (), (), Grant(self._outlook.health.generation))
 
-    # --- terms, heartbeats, the end ----------------------------------------------------------------------------------
-
-    async def _install(self, *, empty: bool = False) -> None:
-        """Put our terms in force where there are none, or, the first time, where others were declared."""
-        in_force = await self._put(self._terms, empty=empty)
-        if not self._declared and not declares_the_same(self._terms, in_force.terms):
-            terms = with_discovered(self._terms, in_force.terms) if self._quota.discover else self._terms
-            in_force = await self._put(terms, replaces=in_force.version)
-        self._declared = True
-        self._adopt(in_force)
-
-    async def _put(self, terms: Terms, *, replaces: str = "", empty: bool = False) -> InForce:
-        self.tally.calls += 1
-        return await self._hash.install(terms, replaces=replaces, empty=empty, account=self._quota.account)
-
-    async def _propose(self, terms: Terms) -> None:
-        """Put the limits in force that the provider's headers tell, unless somebody of the fleet was first."""
-        self._discovery.proposal = None
-        log.info("quota %s: the provider's headers tell other limits: %s", self._quota.id, terms.to_json())
-        self._adopt(await self._put(terms, replaces=self._version))
-
-    def _adopt(self, in_force: InForce) -> None:
-        self._version = in_force.version
-        if in_force.terms != self._terms:
-            log.info("quota %s: adopting the limits now in force: %s", self._quota.id, in_force.terms.to_json())
-            self._terms = in_force.terms
+    # --- heartbeats, the end -----------------------------------------------------------------------------------------
 
     async def beat(self) -> None:
         """Say that we are here, and how we are. An outage is for ``_run`` to notice; the last count of processes stays."""
@@ -405,7 +385,7 @@ class Dispatcher:
         await asyncio.gather(self._task, return_exceptions=True)
         self._stop(LimiterClosed(self._quota.id))
         try:
-            if self._news.due_at is not None and self._version:
+            if self._news.due_at is not None and self._agreement.version:
                 await self._call([])
             await self._hash.heartbeat(self._process, 0)
         except _AWAY as error:
@@ -449,7 +429,7 @@ class Dispatcher:
 
     async def _is_back(self) -> bool:
         try:
-            await self._install(empty=True)
+            await self._agreement.install(empty=True)
         except _AWAY:
             return False
         return True
