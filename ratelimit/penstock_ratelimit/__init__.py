@@ -1,6 +1,7 @@
 """Pace work: one shared quota of requests and tokens, tickets, a breaker and backoff. Usable alone: docs/ratelimit.md."""
 
 from penstock_ratelimit.backoff import full_jitter
+from penstock_ratelimit.blocking import BlockingLimiter
 from penstock_ratelimit.errors import (
     BadCost,
     BadQuota,
@@ -26,6 +27,7 @@ __all__ = [
     "PROFILES",
     "BadCost",
     "BadQuota",
+    "BlockingLimiter",
     "BoundQuota",
     "Estimator",
     "Flow",
