@@ -15,6 +15,7 @@ from penstock_workers.judge import Reply
 from penstock_workers.settings import ProviderSettings
 
 MOST_CHARS_PER_TOKEN = 32  # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
+_NOT_TEXT = (b'"data:', b'"input_audio"', b'"file_data"')
 _OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -46,10 +47,7 @@ class Costs:
         name, key, asked = flight.job.spec.provider, _key(flight), _output_asked(flight.body)
         profile, estimator = self._profiles[name], self._estimators[name]
         prompt, output = estimator.estimate_prompt(key, len(flight.body)), estimator.expected_output(key, asked)
-        return (
-            profile.reserve(prompt, asked, output),
-            profile.certain(len(flight.body) / MOST_CHARS_PER_TOKEN, asked),
-        )
+        return profile.reserve(prompt, asked, output), profile.certain(_least_prompt(flight.body), asked)
 
     def observe(self, flight: Flight, reply: Reply) -> Usage | None:
         """Learn from an answer; returns what it used, None when the provider did not say."""
@@ -71,6 +69,11 @@ async def _exchange(learned: Iterable[Learned]) -> None:
 def _key(flight: Flight) -> str:
     """Documents of one job are alike, and so are its answers; another generation may ask another model."""
     return f"{flight.job.job_id}|{flight.key.generation}"
+
+
+def _least_prompt(body: bytes) -> float:
+    """Tokens that the prompt has for sure. Of images and sound, which travel as text, nobody knows before."""
+    return 0.0 if any(mark in body for mark in _NOT_TEXT) else len(body) / MOST_CHARS_PER_TOKEN
 
 
 def _output_asked(body: bytes) -> int | None:
