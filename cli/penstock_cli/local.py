@@ -90,7 +90,7 @@ def run_local(request: RunRequest) -> int:
 def _checked(request: RunRequest, console: Console) -> Plan:
     """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
     from penstock_cli.reach import knock
-    from penstock_workers.build import make_lane
+    from penstock_workers.lanes.make import make_lane
     from penstock_workers.settings import WorkerSettings
 
     spec = job_spec(request.job)

@@ -4,6 +4,7 @@ WorkerError
 ├── InvalidFailpoint    the setting `failpoints` does not parse
 ├── FailpointHit        an armed failpoint with the act `raise`
 ├── UnknownLane         a job or a worker names a lane that this build does not have
+├── HookMissing         a job names a hook that this worker cannot import, or may not
 ├── UnknownProvider     a job names a provider that this worker's settings do not have
 └── MissingApiKey       a provider's `api_key_env` names a variable that is not set
 """
@@ -36,6 +37,10 @@ class UnknownLane(WorkerError):
 
     def __init__(self, lane: str, known: Collection[str]) -> None:
         super().__init__(f"lane {lane!r} is not available in this worker; available: {', '.join(sorted(known))}")
+
+
+class HookMissing(WorkerError):
+    """A job names a hook that this worker cannot import, or may not."""
 
 
 class UnknownProvider(WorkerError):

@@ -9,7 +9,7 @@ from penstock_producer.spec import JobSpec
 from penstock_producer.wire import CALLS_HEADER, ItemMessage, item_tag
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_workers.engine import Delivery
-from penstock_workers.lanes.base import Request
+from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings
 
 
@@ -31,7 +31,8 @@ class Flight:
     delivery: Delivery
     message: ItemMessage = field(init=False)  # set by the step "open", as are the next two
     job: JobView = field(init=False)
-    body: bytes = field(init=False)  # the request body as it is sent
+    body: bytes = field(init=False)  # the request body as it came, and from "prepare" on as it is sent
+    prepared: Prepared = field(init=False)  # set by the step "prepare"
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     crashes: int = 0  # earlier starts that nobody concluded
     calls: int = 0  # requests sent in this try
@@ -67,4 +68,13 @@ class Flight:
 
     def request(self) -> Request:
         spec = self.job.spec
-        return Request(self.tag, spec.provider, spec.endpoint, self.body, spec.timeout_s)
+        return Request(
+            self.tag,
+            spec.provider,
+            spec.endpoint,
+            self.body,
+            spec.timeout_s,
+            schema=spec.response_schema,
+            priority=spec.priority,
+            on_overflow=spec.on_overflow,
+        )

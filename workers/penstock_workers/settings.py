@@ -96,6 +96,7 @@ class WorkerSettings(ProducerSettings):
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
     window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
+    hook_modules: tuple[str, ...] | None = None  # modules that jobs may name hooks of; None = any that can be imported
     failpoints: str = ""  # see failpoints.py; for tests and for proving a point
     providers: dict[str, ProviderSettings] = Field(default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()})
 
