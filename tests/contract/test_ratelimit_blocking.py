@@ -268,10 +268,12 @@ def test_a_forked_child_has_its_own_thread_and_connections(redis_server: RedisSe
 
 
 FORGETS_TO_CLOSE = """
+import logging
 import sys
 from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.blocking import BlockingLimiter
 
+logging.getLogger("asyncio").setLevel(logging.ERROR)  # below it, development mode tells of steps that a busy machine took
 limiter = BlockingLimiter([Quota("q", {"requests": PerSecond(1000)})], sys.argv[1])
 limiter.acquire("q", {"requests": 1}, timeout=20).settle({"requests": 7})
 """
