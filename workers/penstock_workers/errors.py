@@ -6,6 +6,7 @@ WorkerError
 ├── UnknownLane         a job or a worker names a lane that this build does not have
 ├── HookMissing         a job names a hook that this worker cannot import, or may not
 ├── UnknownProvider     a job names a provider that this worker's settings do not have
+├── BadEngineSettings   the settings of an engine that a worker is to host cannot work
 └── MissingApiKey       a provider's `api_key_env` names a variable that is not set
 """
 
@@ -41,6 +42,10 @@ class UnknownLane(WorkerError):
 
 class HookMissing(WorkerError):
     """A job names a hook that this worker cannot import, or may not."""
+
+
+class BadEngineSettings(WorkerError):
+    """The settings of an engine that a worker is to host cannot work."""
 
 
 class UnknownProvider(WorkerError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
@@ -11,6 +12,9 @@ from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_workers.engine import Delivery
 from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings
+
+if TYPE_CHECKING:
+    from penstock_workers.admission import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Flight:
     job: JobView = field(init=False)
     body: bytes = field(init=False)  # the request body as it came, and from "prepare" on as it is sent
     prepared: Prepared = field(init=False)  # set by the step "prepare"
+    turn: Turn = field(init=False)  # set by the step "admit"
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     crashes: int = 0  # earlier starts that nobody concluded
     calls: int = 0  # requests sent in this try

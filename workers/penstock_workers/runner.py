@@ -15,7 +15,7 @@ from penstock_ledger import JobNotFound
 from penstock_producer.errors import BadMessage, ProducerError, UnknownMessageVersion
 from penstock_producer.wire import decode_kwargs
 from penstock_ratelimit import NeverFits, QuotaHeld
-from penstock_workers.admission import Admission, Turn
+from penstock_workers.admission import Admission
 from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.bodies import Bodies
 from penstock_workers.decide import RetryPolicy, decide
@@ -85,17 +85,17 @@ class ItemRunner:
         await self._open(flight)
         async with self._slots.place(flight.job.flow) as place:
             await self._prepare(flight)
-            turn = await self._admit(flight)
+            await self._admit(flight)
             try:
                 await self._begin(flight)
-                turn.start()
+                flight.turn.start()
                 if flight.crashes >= SUSPECT_AFTER_CRASHES:
                     place.leave()  # it waits to run alone: suspects must not keep the others from their turn
                 tried = await self._infer(flight)
                 happened = await self._judge(flight, tried)
-                turn.conclude(tried, happened)
+                flight.turn.conclude(tried, happened)
             finally:
-                turn.release()  # gives back what was never started
+                flight.turn.release()  # gives back what was never started
         return decide(flight, happened, self._policy, put_off=not self._admission.may_retry(flight))
 
     async def _open(self, flight: Flight) -> None:
@@ -126,9 +126,9 @@ class ItemRunner:
             happened = await self._judge(flight, flight.prepared.refused)
             raise TurnedAway(decide(flight, happened, self._policy))
 
-    async def _admit(self, flight: Flight) -> Turn:
+    async def _admit(self, flight: Flight) -> None:
         try:
-            return await self._admission.turn(flight)
+            flight.turn = await self._admission.turn(flight)
         except NeverFits as error:
             failure = Failure("request_too_large", str(error), None)
             raise TurnedAway(decide(flight, failure, self._policy)) from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -19,6 +19,8 @@ from penstock_workers.errors import MissingApiKey, UnknownProvider
 DEFAULT_PROVIDER = "default"
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
+
+SLOTS_PER_SEQUENCE = 2  # of a gpu worker: those in its engine, and as many whose prompts are made meanwhile
 
 PerMinuteLimit = Annotated[float, Field(gt=0)] | None
 ProfileName = Literal["generic", "openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together", "vllm"]
@@ -78,6 +80,28 @@ class ProviderSettings(BaseModel):
         return round((prompt_tokens or 0) * self.usd_per_mtok_in + (completion_tokens or 0) * self.usd_per_mtok_out)
 
 
+class GpuSettings(BaseModel):
+    """The model that a `gpu` worker hosts, and how vLLM is to run it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str | None = None  # a folder, or a name that vLLM can resolve
+    names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
+    lora: dict[str, str] = Field(default_factory=dict)  # adapter name, as requests give it for `model` -> folder
+    max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = (
+        256  # requests that the engine runs at once; 1024 from 70 GiB
+    )
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192  # tokens in one step of the engine; 16384 from 70 GiB
+    engine: dict[str, Any] = Field(
+        default_factory=dict
+    )  # vLLM's own arguments by their names, e.g. tensor_parallel_size
+    in_process: bool = (
+        False  # the engine in this process: starts in 2 s, but its death is the worker's. For CPU and tests
+    )
+    prepare_threads: Annotated[int, Field(ge=1, le=64)] = 2  # that render templates and count tokens
+    rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 3  # engines built anew in an hour before the worker gives up
+
+
 class WorkerSettings(ProducerSettings):
     """Everything a worker process needs to know. Make one with ``load()``."""
 
@@ -98,7 +122,19 @@ class WorkerSettings(ProducerSettings):
     window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
     hook_modules: tuple[str, ...] | None = None  # modules that jobs may name hooks of; None = any that can be imported
     failpoints: str = ""  # see failpoints.py; for tests and for proving a point
+    gpu: GpuSettings = GpuSettings()
     providers: dict[str, ProviderSettings] = Field(default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_the_engine(cls, given: Any) -> Any:
+        """A gpu worker holds what its engine runs and as many that are being prepared, unless it is told otherwise."""
+        if isinstance(given, dict) and given.get("lane") == "gpu" and given.get("concurrency") is None:
+            gpu = given.get("gpu") or {}
+            chosen = gpu.get("max_num_seqs") if isinstance(gpu, dict) else gpu.max_num_seqs
+            seqs = int(chosen or GpuSettings().max_num_seqs)
+            return given | {"concurrency": min(SLOTS_PER_SEQUENCE * seqs, 10_000)}
+        return given
 
     def provider(self, name: str) -> ProviderSettings:
         """Raises UnknownProvider, naming those that are configured."""
