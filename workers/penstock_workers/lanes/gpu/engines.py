@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from penstock_workers.errors import BadEngineSettings
 from penstock_workers.lanes.gpu.arguments import engine_arguments
 from penstock_workers.lanes.gpu.figures import EngineFigures
+from penstock_workers.lanes.gpu.plugin import WORKER_VARIABLE
 from penstock_workers.lanes.gpu.upstream import upstream
 from penstock_workers.settings import GpuSettings
 
@@ -95,12 +96,12 @@ class ChildEngine:
 
     async def start(self) -> None:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # we have threads, and forked locks stay locked
+        os.environ[WORKER_VARIABLE] = str(os.getpid())
         arguments = engine_arguments(self._settings, drain_seconds=self._drain_seconds)
         make = upstream("vllm.v1.engine.async_llm", "AsyncLLM").from_engine_args
         with _explained(self._settings):
-            self._llm = await asyncio.to_thread(
-                make, arguments, **_options(self._figures.note)
-            )  # its output handler starts with the first request, on our loop
+            # Off the loop, which goes on settling; its output handler starts with the first request, on the loop.
+            self._llm = await asyncio.to_thread(make, arguments, **_options(self._figures.note))
         self.config = self._llm.vllm_config
 
     async def run(self, call: Call) -> Any:
