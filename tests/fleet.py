@@ -26,13 +26,13 @@ from servers import RedisServer, free_port
 from penstock_ledger import keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
+from penstock_producer.wire import queue_name
 
 PENSTOCK = [sys.executable, "-m", "penstock_cli"]
 START_S = 30.0  # for a process to be ready, on a busy machine
 QUIET_S = 30.0  # for the last acknowledgements to reach Redis
 POLL_S = 0.02
 LOG_TAIL = 4_000
-QUEUE = "penstock.api"
 LEASE_S = 3.0
 
 
@@ -289,11 +289,12 @@ class Fleet:
 
     def depths(self, job: Job) -> dict[str, int]:
         client: Any = self.redis.client()
+        queue = queue_name(job.spec["lane"])
         return {
-            "queued": client.llen(QUEUE),
+            "queued": client.llen(queue),
             "unacked": client.hlen("unacked"),
             "leases": client.zcard("unacked_index"),
-            "delayed": client.zcard(keys.delayed(QUEUE)),
+            "delayed": client.zcard(keys.delayed(queue)),
             "window": client.hlen(f"{keys.feed_scope(job.job_id, 1)}:window"),
             "starts": client.hlen(f"{keys.feed_scope(job.job_id, 1)}:starts"),
         }

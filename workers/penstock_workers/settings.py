@@ -99,7 +99,9 @@ class GpuSettings(BaseModel):
         False  # the engine in this process: starts in 2 s, but its death is the worker's. For CPU and tests
     )
     prepare_threads: Annotated[int, Field(ge=1, le=64)] = 2  # that render templates and count tokens
-    rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 3  # engines built anew in an hour before the worker gives up
+    rebuilds_max: Annotated[int, Field(ge=0, le=100)] = (
+        10  # engines built anew in an hour; finding a culprit takes four
+    )
 
 
 class WorkerSettings(ProducerSettings):

@@ -39,7 +39,6 @@ def _defaults(settings: GpuSettings, drain_seconds: float) -> dict[str, Any]:
         "model": settings.model,
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "enable_prefix_caching": True,
         "scheduling_policy": "priority",
         "shutdown_timeout": round(drain_seconds + SHUTDOWN_MARGIN_S),
         "disable_log_stats": False,
