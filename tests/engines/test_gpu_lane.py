@@ -248,3 +248,43 @@ async def test_a_pooling_engine_embeds(tiny_bert: Path) -> None:
         assert cut["usage"]["prompt_tokens"] == 512
     finally:
         await hosted.close()
+
+
+async def test_an_adapter_is_chosen_by_the_requests_model(tiny_llama: Path, tmp_path: Path) -> None:
+    """The same greedy question, with and without the adapter: two answers, each under the name that was asked for."""
+    from engines.tiny_model import make_adapter
+
+    make_adapter(tmp_path / "legal")
+    hosted = GpuLane(settings(tiny_llama, lora={"legal": str(tmp_path / "legal")}))
+    await hosted.start()
+    try:
+        plain, adapted = await asyncio.gather(
+            body_of(hosted, request(chat(1, max_tokens=16))),
+            body_of(hosted, request(chat(1, max_tokens=16, model="legal"))),
+        )
+        assert adapted["model"] == "legal"
+        assert plain["choices"][0]["message"]["content"] != adapted["choices"][0]["message"]["content"]
+    finally:
+        await hosted.close()
+
+
+async def test_urgent_items_overtake_in_the_engine(tiny_llama: Path) -> None:
+    """With two places and thirty items in its line, one that is urgent ends before most of them."""
+    hosted = GpuLane(settings(tiny_llama, engine={"max_num_seqs": 2}))
+    await hosted.start()
+    order: list[str] = []
+
+    async def one(name: str, priority: Any) -> None:
+        prepared = await hosted.prepare(request(chat(1, max_tokens=8), priority=priority))
+        assert isinstance(await hosted.infer(prepared), Answer)
+        order.append(name)
+
+    try:
+        low = [asyncio.create_task(one(f"low-{number}", "low")) for number in range(30)]
+        while not order:  # noqa: ASYNC110 -- until the line has begun to move
+            await asyncio.sleep(0.01)
+        await one("urgent", "urgent")
+        await asyncio.gather(*low)
+        assert order.index("urgent") < 15
+    finally:
+        await hosted.close()

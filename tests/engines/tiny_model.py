@@ -6,6 +6,7 @@ Nothing is downloaded. What it says makes no sense, but it is said by the real e
 from __future__ import annotations
 
 import importlib
+import json
 import pathlib
 import sysconfig
 from typing import Any
@@ -41,6 +42,24 @@ def make_model(
         model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def make_adapter(folder: pathlib.Path, *, hidden: int = 256, layers: int = 4, rank: int = 8) -> None:
+    """A LoRA adapter for the llama of ``make_model``, strong enough to change what it says."""
+    torch, safetensors = importlib.import_module("torch"), importlib.import_module("safetensors.torch")
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(1)
+    weights = {}
+    for layer in range(layers):
+        name = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
+        weights[f"{name}.lora_A.weight"] = torch.randn(rank, 256)  # four heads of 64
+        weights[f"{name}.lora_B.weight"] = torch.randn(hidden, rank)
+    safetensors.save_file(weights, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 32, "target_modules": ["o_proj"],
+        "lora_dropout": 0.0, "bias": "none",
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 def _tokenizer(transformers: Any, vocab: int) -> Any:

@@ -26,6 +26,8 @@ from penstock_workers.settings import GpuSettings
 log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 15.0  # an engine with nothing to do ends in under 10 s; after that its processes are killed
+# What the request is to blame for; before 0.3x these had no common ancestor but ValueError, and some not even that.
+CLIENT_ERRORS = frozenset({"VLLMClientError", "VLLMNotFoundError", "VLLMUnprocessableEntityError", "ValueError"})
 IDLE_POLL_S = 0.2  # how late the engine in our own process hears that it is to end
 
 
@@ -305,6 +307,6 @@ def _translated() -> Any:
             raise EngineDied(str(error)) from error
         if ancestry & {"QueueOverflowError", "MaxQueuedTokensError", "GracefulHTTPError"}:
             raise EngineBusy(str(error)) from error
-        if ancestry & {"VLLMClientError", "VLLMValidationError", "ValueError", "TypeError"}:
+        if ancestry & CLIENT_ERRORS:
             raise RequestRefused(str(error)) from error
         raise EngineFault(f"{type(error).__name__}: {error}") from error
