@@ -50,10 +50,11 @@ def read_body(body: bytes) -> Ask:
     if not isinstance(asked, dict):
         raise BadBody("the body is not an object", param="body")
     model = asked.get("model")
-    return Ask(_inputs(asked.get("input")), model if isinstance(model, str) else None, _encoding(asked), _size(asked))
+    texts, ids = _inputs(asked.get("input"))
+    return Ask(texts, ids, model if isinstance(model, str) else None, _encoding(asked), _size(asked))
 
 
-def _inputs(given: object) -> list[str] | list[TokenIds]:
+def _inputs(given: object) -> tuple[list[str], list[TokenIds]]:
     if isinstance(given, str) or _is_ids(given):
         given = [given]
     if not isinstance(given, list) or not given:
