@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 MIN_TOKEN_BUDGET = 512  # below this even a slow CPU spends more on starting batches than on tokens
 MAX_TOKEN_BUDGET = 65_536  # keeps the largest GPUs busy, and a large encoder's activations within two gigabytes
-START_TOKEN_BUDGET = 4_096  # in the middle of the ladder: no machine is far from its best there
+START_TOKEN_BUDGET = 2_048  # about right for a CPU; a GPU climbs from here within seconds
 TRIAL_BATCHES = 8  # of different lengths, or a rung would be judged by its texts
 TRIAL_S = 1.0  # of computing; shorter trials measure the scheduler
 CLEARLY_FASTER = 1.03  # a smaller difference is noise and not worth a move
@@ -59,7 +59,7 @@ class TokenBudget:
 
     def _conclude_trial(self, rate: float) -> None:
         here = self._rung
-        self._rates[here] = rate
+        self._rates[here] = rate = (rate + self._rates.get(here, rate)) / 2  # one slow second is not to decide
         self._trials += 1
         if self._trials % RATES_KEPT == 0:
             self._rates = {here: rate}
