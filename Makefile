@@ -28,7 +28,7 @@ demo-clean: ## forget the demo, so that the next one starts from nothing
 	rm -rf $(DEMO)
 
 test: $(STAMP) ## run every test that CI runs
-	@$(BIN)/python -m pytest -q -m "not soak"
+	@$(BIN)/python -m pytest -q -m "not soak and not engine"
 
 check: $(STAMP) ## lint, format, types (mypy strict and pyright) and package boundaries
 	@$(BIN)/ruff check .

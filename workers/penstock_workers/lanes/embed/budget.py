@@ -1,7 +1,8 @@
 """How many tokens, padding included, a batch may have: steered by the throughput that was measured, and by memory.
 
-A ladder of budgets, each twice the one below. A trial on a rung ends with its rate, real tokens a second; then the next
-trial is on the rung beside it that is clearly faster or not known yet. Running out of memory puts a ceiling on the ladder.
+A ladder of budgets, each twice the one below. A trial on a rung ends with its rate, real tokens a second; then it goes a
+step towards the smallest budget that is about as fast as any, or to a neighbour of that which is not known yet. Running
+out of memory puts a ceiling on the ladder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ MAX_TOKEN_BUDGET = 65_536  # keeps the largest GPUs busy, and a large encoder's 
 START_TOKEN_BUDGET = 2_048  # about right for a CPU; a GPU climbs from here within seconds
 TRIAL_BATCHES = 8  # of different lengths, or a rung would be judged by its texts
 TRIAL_S = 1.0  # of computing; shorter trials measure the scheduler
-CLEARLY_FASTER = 1.03  # a smaller difference is noise and not worth a move
+CLEARLY_FASTER = 1.03  # a smaller difference is noise, and smaller batches answer sooner
 RATES_KEPT = 64  # trials until the rungs beside are tried again: texts change, and so does who else uses the machine
 
 RUNGS = tuple(
@@ -64,12 +65,17 @@ class TokenBudget:
         if self._trials % RATES_KEPT == 0:
             self._rates = {here: rate}
             self._ceiling = min(MAX_TOKEN_BUDGET, self._ceiling * 2)  # whoever had the memory may have given it back
-        beside = [rung for rung in (here + 1, here - 1) if 0 <= rung < len(RUNGS) and RUNGS[rung] <= self._ceiling]
-        unknown = [rung for rung in beside if rung not in self._rates]
-        if unknown:
-            self._rung = unknown[0]
-        elif beside:
-            best = max(beside, key=lambda rung: self._rates[rung])
-            if self._rates[best] > CLEARLY_FASTER * rate:
-                self._rung = best
+        goal = self._goal()
+        self._rung += (goal > here) - (goal < here)
         self._begin_trial()
+
+    def _goal(self) -> int:
+        """The smallest budget that is about as fast as the fastest, or a neighbour of it that nobody has tried."""
+        rates = {rung: rate for rung, rate in self._rates.items() if RUNGS[rung] <= self._ceiling}
+        if not rates:
+            return self._rung
+        best = min(rung for rung, rate in rates.items() if rate * CLEARLY_FASTER >= max(rates.values()))
+        for rung in (best + 1, best - 1):
+            if 0 <= rung < len(RUNGS) and RUNGS[rung] <= self._ceiling and rung not in rates:
+                return rung
+        return best
