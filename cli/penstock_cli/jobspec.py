@@ -63,14 +63,15 @@ def _json_or_text(text: str) -> Any:
 def job_spec(flags: JobFlags) -> JobSpec:
     """Raises UsageProblem, which lists every flag that is unusable."""
     from penstock_producer.errors import SpecError
-    from penstock_producer.spec import JobSpec
+    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_producer.spec import CHAT, EMBEDDINGS, JobSpec
 
     deadline = None if flags.deadline is None else parse_duration("--deadline", flags.deadline)
     bad_rows = flags.max_bad_rows.strip()
     fields: dict[str, Any] = {
         "lane": flags.lane,
         "provider": flags.provider,
-        "endpoint": flags.endpoint,
+        "endpoint": flags.endpoint or (EMBEDDINGS if flags.lane == "embed" else CHAT),
         "model": flags.model,
         "prompt": flags.prompt,
         "system": flags.system,
@@ -89,7 +90,7 @@ def job_spec(flags: JobFlags) -> JobSpec:
         spec = JobSpec(**fields)
     except SpecError as error:
         raise UsageProblem("\n".join(_as_flag(problem) for problem in error.problems)) from error
-    if spec.prompt is not None and spec.model is None:
+    if spec.prompt is not None and spec.model is None and spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN:
         raise UsageProblem("--prompt makes requests from plain records, and they need a model: give --model")
     return spec
 
@@ -102,6 +103,23 @@ def _as_flag(problem: Problem) -> str:
     name, _, rest = problem.pointer.lstrip("/").partition("/")
     flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
     return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
+
+
+def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
+    """For a lane that hosts its model: --model names it, unless the settings have one and the flag is only a label."""
+    from penstock_workers.lanes.embed.models import find_model
+
+    if spec.model is None:
+        return settings
+    if spec.lane == "gpu":
+        if settings.gpu.model is not None and not Path(spec.model).is_dir():
+            return settings
+        return settings.model_copy(update={"gpu": settings.gpu.model_copy(update={"model": spec.model})})
+    folder = find_model(spec.model)
+    if folder is None and settings.embed.model is not None:
+        return settings
+    name = str(folder) if folder is not None and Path(spec.model).is_dir() else spec.model
+    return settings.model_copy(update={"embed": settings.embed.model_copy(update={"model": name})})
 
 
 def with_provider(settings: WorkerSettings, name: str, flags: ProviderFlags) -> WorkerSettings:

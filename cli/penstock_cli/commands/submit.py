@@ -12,7 +12,7 @@ def submit(
     source: options.Source,
     lane: options.Lane = "api",
     model: options.Model = None,
-    endpoint: options.Endpoint = "/v1/chat/completions",
+    endpoint: options.Endpoint = None,
     prompt: options.Prompt = None,
     system: options.System = None,
     id_field: options.IdField = "id",

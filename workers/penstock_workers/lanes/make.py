@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock_workers.errors import UnknownLane
 from penstock_workers.lanes.api import ApiLane
 from penstock_workers.lanes.base import Lane
+from penstock_workers.lanes.embed import EmbedLane
 from penstock_workers.lanes.gpu import GpuLane
 from penstock_workers.settings import WorkerSettings
 
@@ -16,4 +17,6 @@ def make_lane(settings: WorkerSettings) -> Lane:
             return ApiLane(settings.providers)
         case "gpu":
             return GpuLane(settings)
-    raise UnknownLane(settings.lane, ["api", "gpu"])
+        case "embed":
+            return EmbedLane(settings.embed)
+    raise UnknownLane(settings.lane, ["api", "gpu", "embed"])

@@ -48,7 +48,7 @@ class GpuLane:
 
     def __init__(self, settings: WorkerSettings, give_up: Callable[[], None] | None = None) -> None:
         if settings.gpu.model is None:
-            raise BadEngineSettings("the gpu lane needs a model: set gpu.model (a folder or a name), or give --model")
+            raise BadEngineSettings("the gpu lane needs a model: give --model, or set gpu.model (a folder or a name)")
         self.room = EngineRoom()
         self._settings = settings.gpu
         self._drain_seconds = settings.drain_seconds

@@ -5,18 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from penstock_workers.errors import BadEngineSettings
+from penstock_workers.errors import BadEngineSettings, PackageMissing
 
 
 def upstream(module: str, name: str) -> Any:
-    """A class of vLLM's. Raises BadEngineSettings where vLLM is missing, or is one that we do not know."""
+    """A class of vLLM's. Raises PackageMissing where there is no vLLM, BadEngineSettings for one that we do not know."""
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name == "vllm":
-            raise BadEngineSettings(
-                "the gpu lane needs vLLM, which is not installed: pip install 'penstock[gpu]'"
-            ) from error
+            raise PackageMissing("gpu", "vLLM", "gpu") from error
         raise _unknown(module, name, error) from error
     except AttributeError as error:
         raise _unknown(module, name, error) from error
