@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock_producer.errors import Problem
     from penstock_producer.spec import JobSpec
-    from penstock_workers.settings import ProviderSettings, WorkerSettings
+    from penstock_workers.settings import EmbedSettings, GpuSettings, ProviderSettings, WorkerSettings
 
 MAX_KEY_CHARS = 64  # of a job key that is derived from a file name
 
@@ -107,19 +107,30 @@ def _as_flag(problem: Problem) -> str:
 
 def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
     """For a lane that hosts its model: --model names it, unless the settings have one and the flag is only a label."""
-    from penstock_workers.lanes.embed.models import find_model
-
     if spec.model is None:
         return settings
+    if spec.lane == "embed":
+        return settings.model_copy(update={"embed": _embed_model(settings.embed, spec.model)})
     if spec.lane == "gpu":
-        if settings.gpu.model is not None and not Path(spec.model).is_dir():
-            return settings
-        return settings.model_copy(update={"gpu": settings.gpu.model_copy(update={"model": spec.model})})
-    folder = find_model(spec.model)
-    if folder is None and settings.embed.model is not None:
-        return settings
-    name = str(folder) if folder is not None and Path(spec.model).is_dir() else spec.model
-    return settings.model_copy(update={"embed": settings.embed.model_copy(update={"model": name})})
+        return settings.model_copy(update={"gpu": _gpu_model(settings.gpu, spec.model)})
+    return settings
+
+
+def _embed_model(embed: EmbedSettings, model: str) -> EmbedSettings:
+    from penstock_workers.lanes.embed.models import find_model
+
+    folder = find_model(model)
+    if folder is None and embed.model is not None:
+        return embed
+    return embed.model_copy(update={"model": str(folder) if folder is not None and Path(model).is_dir() else model})
+
+
+def _gpu_model(gpu: GpuSettings, model: str) -> GpuSettings:
+    folder = Path(model)
+    if gpu.model is not None and not folder.is_dir():
+        return gpu  # the flag names an adapter, or the model by another name
+    hosted = str(folder.resolve()) if folder.is_dir() else model
+    return gpu.model_copy(update={"model": hosted, "names": (*gpu.names, model)})
 
 
 def with_provider(settings: WorkerSettings, name: str, flags: ProviderFlags) -> WorkerSettings:

@@ -153,3 +153,17 @@ def test_the_model_flag_of_embed_is_the_model_that_is_loaded(tmp_path: Path) -> 
     assert with_own_model(configured, job_spec(flags(lane="embed", model="label"))).embed.model == "known"
     assert with_own_model(given, job_spec(flags(lane="embed", model="nowhere"))).embed.model == "nowhere"
     assert with_own_model(given, job_spec(flags(model=str(tmp_path)))).embed.model is None
+
+
+def test_the_model_flag_of_gpu_is_hosted_under_the_name_that_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative folder is found by workers, and requests may go on calling it as the flag did."""
+    (tmp_path / "llama").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = WorkerSettings(lane="gpu")
+    configured = WorkerSettings(lane="gpu", gpu={"model": "/models/llama", "lora": {"legal": "/adapters/legal"}})
+    hosted = with_own_model(given, job_spec(flags(lane="gpu", model="llama"))).gpu
+    assert (hosted.model, hosted.names) == (str(tmp_path / "llama"), ("llama",))
+    assert with_own_model(configured, job_spec(flags(lane="gpu", model="legal"))).gpu == configured.gpu
+    assert with_own_model(given, job_spec(flags(lane="gpu", model="org/name"))).gpu.model == "org/name"
