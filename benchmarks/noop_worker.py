@@ -33,6 +33,9 @@ class NoopLane:
     async def infer(self, prepared: Prepared) -> Tried:
         return Answer(200, HEADERS, BODY, 1)
 
+    def drain(self) -> None:
+        """Nothing to begin that takes long."""
+
     async def close(self) -> None:
         """Nothing to close."""
 

@@ -29,7 +29,13 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 def gpu_worker(
     fleet: Fleet, model: Path, *, in_process: bool, engine: dict[str, Any] | None = None, **settings: object
 ) -> Process:
-    arguments = {"max_model_len": 1024, "enforce_eager": True, "dtype": "bfloat16", "seed": 0} | (engine or {})
+    arguments = {
+        "max_model_len": 1024,
+        "enforce_eager": True,
+        "dtype": "bfloat16",
+        "seed": 0,
+        "gpu_memory_utilization": 0.5,
+    } | (engine or {})
     worker = fleet.worker(
         128, lane="gpu", gpu__model=model, gpu__in_process=in_process, gpu__engine=json.dumps(arguments),
         gpu__max_num_seqs=64, gpu__max_num_batched_tokens=settings.pop("batched", 2048), **settings,

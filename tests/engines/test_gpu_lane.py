@@ -18,7 +18,13 @@ from penstock_workers.lanes.gpu.lane import GpuLane
 from penstock_workers.settings import GpuSettings, WorkerSettings
 
 CONTEXT = 1024
-ARGUMENTS = {"max_model_len": CONTEXT, "enforce_eager": True, "dtype": "bfloat16", "seed": 0}
+ARGUMENTS = {
+    "max_model_len": CONTEXT,
+    "enforce_eager": True,
+    "dtype": "bfloat16",
+    "seed": 0,
+    "gpu_memory_utilization": 0.5,
+}
 NO_BLANKS = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
 YES_OR_NO = {
     "type": "object",

@@ -189,6 +189,7 @@ class ItemRunner:
     async def drain(self, deadline_s: float) -> None:
         """Give back what has not started, finish what fits into ``deadline_s``, give back the rest."""
         self._slots.close()
+        self._lane.drain()
         tasks = list(self._tasks.values())
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=deadline_s)

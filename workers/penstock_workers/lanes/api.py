@@ -62,6 +62,9 @@ class ApiLane:
         except (aiohttp.ClientError, OSError) as error:
             return NoAnswer("connection_lost", f"{type(error).__name__}: {error}", _since(started))
 
+    def drain(self) -> None:
+        """Nothing to begin that takes long."""
+
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()

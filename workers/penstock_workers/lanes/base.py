@@ -57,4 +57,7 @@ class Lane(Protocol):
         """What the engine does now, for `penstock status`; {} for a lane without an engine. Cheap; any thread."""
         ...
 
+    def drain(self) -> None:
+        """The worker is to end: what is in flight goes on, but nothing that takes long is worth beginning."""
+
     async def close(self) -> None: ...

@@ -92,6 +92,9 @@ class EmbedLane:
     def gauges(self) -> Mapping[str, float | str]:
         return {} if self._batcher is None else self._batcher.gauges()
 
+    def drain(self) -> None:
+        """Nothing to begin that takes long."""
+
     async def close(self) -> None:
         if self._batcher is not None:
             await self._tokens.close()

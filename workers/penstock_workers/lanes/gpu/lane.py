@@ -40,6 +40,7 @@ from penstock_workers.settings import GpuSettings, WorkerSettings
 log = logging.getLogger(__name__)
 
 REBUILD_SPAN_S = 3600.0  # ``rebuilds_max`` engines in this time; one that dies more often needs another machine
+REBUILD_PAUSE_S = 1.0  # what ends an engine may be about to end the worker: see whether it drains before loading anew
 WATCH_S = 5.0  # an engine that dies while nothing is in it is noticed this late
 
 
@@ -57,6 +58,7 @@ class GpuLane:
         self._engine: Engine | None = None
         self._calls: CallBuilder | None = None
         self._max_seqs = 0
+        self._draining = False
         self._threads = ThreadPoolExecutor(settings.gpu.prepare_threads, thread_name_prefix="prepare")
         self._built: deque[float] = deque()  # when engines were built anew; bounded by rebuilds_max
         self._rebuilding: asyncio.Task[None] | None = None
@@ -105,7 +107,11 @@ class GpuLane:
         max_seqs = self._max_seqs if self._engine is not None else 0
         return self._figures.gauges(max_seqs=max_seqs, lined_up=self.room.waiting)
 
+    def drain(self) -> None:
+        self._draining = True
+
     async def close(self) -> None:
+        self._draining = True
         self.room.close()
         for task in (self._watching, self._rebuilding):
             if task is not None:
@@ -143,6 +149,9 @@ class GpuLane:
             await dead.stop()
         except Exception:
             log.exception("the dead engine did not end cleanly")
+        await asyncio.sleep(REBUILD_PAUSE_S)
+        if self._draining:
+            return
         now = time.monotonic()
         while self._built and now - self._built[0] > REBUILD_SPAN_S:
             self._built.popleft()

@@ -1,6 +1,7 @@
-"""Loaded by vLLM into each of its processes: an engine ends when the worker that hosts it is gone, even by kill -9.
+"""Loaded by vLLM into each of its processes: an engine ends with the worker that hosts it, and not before.
 
-Without this the engine lives on and keeps the GPU's memory, so that the next worker on the machine has none.
+Without this an engine whose worker was killed outright lives on and keeps the GPU's memory, so that the next worker on the
+machine has none; and a signal to the worker's process group (Ctrl-C, many supervisors) ends it under the items in it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ def end_with_worker() -> None:
     """Does nothing but in a direct child of a worker of ours."""
     worker = os.environ.get(WORKER_VARIABLE, "")
     if worker.isdecimal() and os.getppid() == int(worker):
+        os.setpgrp()  # before its own children are started, which inherit it
         threading.Thread(target=_watch, args=(int(worker),), name="penstock-worker-watch", daemon=True).start()
 
 
