@@ -58,8 +58,8 @@ class SentenceTransformersEncoder:
 
     def __init__(self, folder: Path, settings: EmbedSettings) -> None:
         check_packages()
-        import torch
-        from sentence_transformers import SentenceTransformer
+        import torch  # pyright: ignore[reportMissingImports]
+        from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
 
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
