@@ -26,6 +26,10 @@ class OutOfMemory(Exception):
     """This batch is too large for the memory that is left; a smaller one may not be."""
 
 
+class NotFinite(Exception):
+    """A vector holds what is no number, which JSON would keep as null."""
+
+
 class Encoder(Protocol):
     """``tokenise`` and ``trim`` are called by one thread, ``encode`` by another, both at the same time."""
 
@@ -99,6 +103,10 @@ class SentenceTransformersEncoder:
             with self._torch.inference_mode():
                 features = self._rectangle(ids)
                 vectors = self._model(features)["sentence_embedding"]
+                if not bool(self._torch.isfinite(vectors).all()):
+                    raise NotFinite(
+                        "a vector is not finite; float32 may do where a smaller dtype overflows (embed.dtype)"
+                    )
                 return [*vectors.to("cpu", self._torch.float32).numpy()]
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
