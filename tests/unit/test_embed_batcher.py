@@ -144,6 +144,15 @@ async def test_a_request_fails_when_one_of_its_texts_does() -> None:
         await batcher(FakeEncoder(), items=2).encode([[1] * 9, [POISON] * 9])
 
 
+async def test_an_encoder_that_loses_a_vector_is_not_believed() -> None:
+    """Nobody gets another text's vector: the batch fails and is tried apart."""
+    encoder = FakeEncoder()
+    whole = encoder.encode
+    encoder.encode = lambda ids: whole(ids)[: max(1, len(ids) - 1)]  # type: ignore[method-assign]
+    found = await batcher(encoder, items=2).encode([[3] * 9, [4] * 9])
+    assert [vector[1] for vector in found] == [3, 4]
+
+
 async def test_too_many_waiting_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single request is always taken; beside others only what there is room for."""
     monkeypatch.setattr(module, "MAX_WAITING_ROWS", 4)

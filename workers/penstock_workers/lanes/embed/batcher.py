@@ -159,7 +159,10 @@ class Batcher:
     def _timed(self, ids: Sequence[TokenIds]) -> tuple[Sequence[Vector], float]:
         """The encoder's thread."""
         started = time.perf_counter()
-        return self._encoder.encode(ids), time.perf_counter() - started
+        vectors = self._encoder.encode(ids)
+        if len(vectors) != len(ids):
+            raise RuntimeError(f"the encoder gave {len(vectors)} vectors for {len(ids)} texts")
+        return vectors, time.perf_counter() - started
 
     def _note(self, rows: Sequence[Row], waited_s: float, seconds: float) -> None:
         tokens = sum(row.length for row in rows)

@@ -7,7 +7,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import orjson
 
@@ -63,14 +63,14 @@ def _inputs(given: object) -> tuple[list[str], list[TokenIds]]:
         raise BadBody(f"'input' has {len(given)} entries; at most {MAX_INPUTS} are allowed")
     if not all(given):
         raise BadBody("an entry of 'input' is empty")
-    if all(isinstance(each, str) for each in given):
-        return given, []
-    if all(_is_ids(each) for each in given):
-        return [], given
+    texts = [each for each in given if isinstance(each, str)]
+    ids: list[TokenIds] = [each for each in given if _is_ids(each)]
+    if len(given) in (len(texts), len(ids)):
+        return texts, ids
     raise BadBody("'input' mixes texts with something else, or holds what is neither text nor token ids")
 
 
-def _is_ids(given: object) -> bool:
+def _is_ids(given: object) -> TypeGuard[list[int]]:
     return isinstance(given, list) and bool(given) and all(type(each) is int for each in given)
 
 

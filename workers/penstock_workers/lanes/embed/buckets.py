@@ -1,7 +1,8 @@
 """Who waits for the encoder, and with whom one goes: rows in buckets by length, batches of neighbours in length.
 
 An encoder computes a rectangle, as long as its longest row; what is not text in it is padding, computed for nothing.
-Batches in order of arrival spend three quarters of a CPU on that (docs/embed.md). No clock in here: callers tell the time.
+Batches in order of arrival spend three quarters of a CPU on that (benchmarks/RESULTS.md). No clock in here: callers
+tell the time.
 """
 
 from __future__ import annotations

@@ -26,6 +26,10 @@ class OutOfMemory(Exception):
     """This batch is too large for the memory that is left; a smaller one may not be."""
 
 
+class NotFinite(Exception):
+    """A vector holds what is no number, which JSON would keep as null."""
+
+
 class Encoder(Protocol):
     """``tokenise`` and ``trim`` are called by one thread, ``encode`` by another, both at the same time."""
 
@@ -58,9 +62,10 @@ class SentenceTransformersEncoder:
 
     def __init__(self, folder: Path, settings: EmbedSettings) -> None:
         check_packages()
-        import torch
-        from sentence_transformers import SentenceTransformer
+        import torch  # pyright: ignore[reportMissingImports]
+        from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
 
+        _no_progress_bars()
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         try:
@@ -98,6 +103,10 @@ class SentenceTransformersEncoder:
             with self._torch.inference_mode():
                 features = self._rectangle(ids)
                 vectors = self._model(features)["sentence_embedding"]
+                if not bool(self._torch.isfinite(vectors).all()):
+                    raise NotFinite(
+                        "a vector is not finite; float32 may do where a smaller dtype overflows (embed.dtype)"
+                    )
                 return [*vectors.to("cpu", self._torch.float32).numpy()]
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
@@ -130,6 +139,13 @@ class SentenceTransformersEncoder:
     def _give_memory_back(self) -> None:
         if self._torch.cuda.is_available():
             self._torch.cuda.empty_cache()
+
+
+def _no_progress_bars() -> None:
+    """They are for a terminal, and a worker writes a log."""
+    from transformers.utils import logging  # pyright: ignore[reportMissingImports]
+
+    logging.disable_progress_bar()
 
 
 def _prompt(model: Any, folder: Path) -> str:
