@@ -85,6 +85,10 @@ def job_spec(flags: JobFlags) -> JobSpec:
         "priority": flags.priority,
         "weight": flags.weight,
         "tenant": flags.tenant,
+        "preprocess": flags.preprocess,
+        "postprocess": flags.postprocess,
+        "on_overflow": flags.on_overflow,
+        "prefix_order": flags.prefix_order,
     }
     try:
         spec = JobSpec(**fields)

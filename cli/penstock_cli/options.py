@@ -67,6 +67,36 @@ Weight = Annotated[
 Tenant = Annotated[
     str | None, typer.Option(help="Whose job it is: tenants share the fleet evenly.", rich_help_panel=JOB)
 ]
+Preprocess = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="Called in the workers with each item before it is sent; docs/hooks.md.",
+        rich_help_panel=JOB,
+    ),
+]
+Postprocess = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:FUNCTION", help="Called with each answer before it is stored.", rich_help_panel=JOB),
+]
+OnOverflow = Annotated[
+    str,
+    typer.Option(
+        help="Of a prompt longer than the model's context (gpu and embed lanes): fail, shrink max_tokens, "
+        "or trim the prompt as well.",
+        rich_help_panel=JOB,
+    ),
+]
+PrefixOrder = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefix-order/--no-prefix-order",
+        help="Feed prompts with alike beginnings together, for the engine's prefix cache; "
+        "left out, in gpu jobs with a prompt.",
+        show_default=False,
+        rich_help_panel=JOB,
+    ),
+]
 Job = Annotated[
     str | None,
     typer.Option("--job", metavar="KEY", help="Names the job; the same key resumes it.", rich_help_panel=JOB),
@@ -125,6 +155,10 @@ class JobFlags:
     priority: str = "normal"
     weight: float = 1.0
     tenant: str | None = None
+    preprocess: str | None = None
+    postprocess: str | None = None
+    on_overflow: str = "fail"
+    prefix_order: bool | None = None
     provider: str = "default"
 
 

@@ -70,7 +70,7 @@ class JobSpec(BaseModel):
     preprocess: HookPath | None = None  # called in the worker with each item before it is sent; see hooks.py
     postprocess: HookPath | None = None  # called with each answer before it is stored
     on_overflow: Overflow = "fail"  # gpu and embed lanes: of too long a prompt, shrink max_tokens, or trim it as well
-    prefix_order: bool | None = None  # feed documents with alike beginnings together; None = in jobs with a prompt
+    prefix_order: bool | None = None  # feed alike beginnings together; None = gpu jobs with a prompt
 
     @model_validator(mode="wrap")
     @classmethod

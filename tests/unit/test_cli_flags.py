@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.jobspec import default_job_key, job_spec, parse_duration, parse_pairs, with_own_model, with_provider
+from penstock_cli.main import app
 from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -54,6 +56,53 @@ def test_flags_become_a_spec() -> None:
     )
     assert (spec.model, spec.prompt, spec.params) == ("m", "Say {text}", {"max_tokens": 5})
     assert (spec.deadline_s, spec.timeout_s, spec.max_bad_rows, spec.budget_usd) == (7200.0, 120.0, 3, 1.5)
+
+
+def test_flags_name_hooks_and_say_what_becomes_of_long_prompts_and_their_order() -> None:
+    """Left out, the spec decides: no hooks, too long is a failure, the order is the lane's."""
+    spec = job_spec(
+        flags(preprocess="my.hooks:before", postprocess="hooks:after", on_overflow="trim", prefix_order=False)
+    )
+    assert (spec.preprocess, spec.postprocess, spec.on_overflow) == ("my.hooks:before", "hooks:after", "trim")
+    assert (spec.prefix_order, job_spec(flags()).prefix_order, job_spec(flags(prefix_order=True)).prefix_order) == (
+        False, None, True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        ({"preprocess": "hooks.py"}, "--preprocess"),
+        ({"postprocess": "my-hooks:f"}, "--postprocess"),
+        ({"on_overflow": "cut"}, "--on-overflow"),
+    ],
+)
+def test_unusable_hooks_and_overflows_are_refused_by_their_flags(given: dict[str, str], flag: str) -> None:
+    """The message names the flag and what was typed."""
+    with pytest.raises(UsageProblem, match=rf"^{flag}: ") as caught:
+        job_spec(flags(**given))
+    assert next(iter(given.values())) in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+@pytest.mark.parametrize(("typed", "order"), [([], None), (["--prefix-order"], True), (["--no-prefix-order"], False)])
+def test_the_commands_pass_these_flags_on(
+    command: str, typed: list[str], order: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is typed reaches the spec, and what is not typed is None."""
+    seen: list[JobFlags] = []
+
+    def stop(given: Any) -> None:
+        seen.append(given if isinstance(given, JobFlags) else given.job)
+        raise UsageProblem("far enough")
+
+    monkeypatch.setattr("penstock_cli.jobspec.job_spec", stop)
+    monkeypatch.setattr("penstock_cli.local.run_local", stop)
+    more = ["--preprocess", "a:b", "--postprocess", "c:d", "--on-overflow", "shrink", *typed]
+    CliRunner().invoke(app, [command, "x.jsonl", *(["--out", "o"] if command == "run" else []), *more])
+    assert [(one.preprocess, one.postprocess, one.on_overflow, one.prefix_order) for one in seen] == [
+        ("a:b", "c:d", "shrink", order)
+    ]
 
 
 def test_flags_say_whose_job_it_is_and_how_urgent() -> None:

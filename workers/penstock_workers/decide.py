@@ -76,7 +76,7 @@ def dead_letter(flight: Flight, failure: Failure) -> DeadLetter:
         calls=flight.calls_in_all,
         last_error=failure.detail,
         status_code=failure.status,
-        request=flight.body,
+        request=flight.given,
         response=flight.last_answer[:RESPONSE_EXCERPT_BYTES] if flight.last_answer else None,
     )
 

@@ -5,6 +5,7 @@ WorkerError
 ├── FailpointHit        an armed failpoint with the act `raise`
 ├── UnknownLane         a job or a worker names a lane that this build does not have
 ├── HookMissing         a job names a hook that this worker cannot import, or may not
+├── HookStuck           calls of a job's hooks never return
 ├── UnknownProvider     a job names a provider that this worker's settings do not have
 ├── BadEngineSettings   the settings of an engine that a worker is to host cannot work
 ├── MissingApiKey       a provider's `api_key_env` names a variable that is not set
@@ -49,6 +50,10 @@ class HookMissing(WorkerError):
 
 class BadEngineSettings(WorkerError):
     """The settings of an engine that a worker is to host cannot work."""
+
+
+class HookStuck(WorkerError):
+    """Calls of a job's hooks never return."""
 
 
 class UnknownProvider(WorkerError):

@@ -33,9 +33,10 @@ class Flight:
     """Written by the runner's steps in their order; decide.py and settle.py only read it."""
 
     delivery: Delivery
-    message: ItemMessage = field(init=False)  # set by the step "open", as are the next two
+    message: ItemMessage = field(init=False)  # set by the step "open", as are the next three
     job: JobView = field(init=False)
-    body: bytes = field(init=False)  # the request body as it came, and from "prepare" on as it is sent
+    given: bytes = field(init=False)  # the request body as it came: what retries and replays start from
+    body: bytes = field(init=False)  # the same, and from "prepare" on as the job's hook has changed it
     prepared: Prepared = field(init=False)  # set by the step "prepare"
     turn: Turn = field(init=False)  # set by the step "admit"
     begun: bool = False  # the ledger has counted this start and waits for its conclusion

@@ -2,28 +2,32 @@
 
 ``preprocess(item) -> item`` sees each request before it is sent; ``postprocess(item, response) -> response | Invalid`` each
 answer before it is stored. Either may be ``async``. Plain functions run in threads, off the loop that keeps the engine busy.
+Whatever a hook does is the fate of its item alone: it raises, returns nonsense, hangs or asks the process to exit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
-from penstock_workers.errors import HookMissing
 from penstock_workers.flight import Flight
+from penstock_workers.hook_imports import HookImports
+from penstock_workers.hook_threads import HookThreads
 from penstock_workers.judge import DETAIL_CHARS, Failure, Reply
 
+log = logging.getLogger(__name__)
+
 HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck; its thread cannot be ended, but its item can
-HOOK_THREADS = 4  # hooks are small; heavier ones call libraries that use the cores by themselves
-HOOKS_KEPT = 100  # imported functions; two per job that has them
+HOOK_RESULT_BYTES = (
+    32 * 1024 * 1024
+)  # as an answer of a provider: what is larger would burden SQL and everybody's memory
 
 
 @dataclass(slots=True)
@@ -45,28 +49,41 @@ class Invalid:
     retry: bool = True
 
 
-class Hooks:
-    """Imports hooks when a job first needs them, and calls them. ``allowed`` names modules; None allows all."""
+class HookFault(Exception):
+    """A call of a hook that came to nothing. Its text is for the dead letter."""
 
-    def __init__(self, allowed: Sequence[str] | None = None) -> None:
-        self._allowed = allowed
-        self._threads: ThreadPoolExecutor | None = None
-        self._functions: OrderedDict[str, Callable[..., Any]] = OrderedDict()
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """What a call raised, as a value: no exception of a hook travels through an event loop, where some would end it."""
+
+    error: BaseException
+
+
+class Hooks:
+    """Calls the hooks of all jobs. ``allowed`` names the modules they may come from; None allows all."""
+
+    def __init__(self, allowed: Sequence[str] | None = None, timeout_s: float = HOOK_TIMEOUT_S) -> None:
+        self._imports = HookImports(allowed)
+        self._threads = HookThreads()
+        self._timeout_s = timeout_s
+        self._told: set[str] = set()  # hooks whose traceback is in the log; as many as were ever imported
 
     async def preprocess(self, flight: Flight) -> Failure | None:
-        """Let the job's hook change the body of the request. Raises HookMissing."""
-        path = flight.job.spec.preprocess
-        if path is None:
+        """Let the job's hook change the body of the request. Raises HookMissing, for its postprocess too: before a call is
+        paid for that could not be stored."""
+        spec = flight.job.spec
+        if spec.postprocess is not None:
+            await self._imports.get(spec.postprocess)
+        if spec.preprocess is None:
             return None
         try:
-            changed = await self._call(path, _item(flight))
-            if not isinstance(changed, Item):
-                raise TypeError(f"it returned {type(changed).__name__}, not an Item")
-            flight.body = orjson.dumps(changed.body)
-        except HookMissing:
-            raise
-        except Exception as error:
-            return _failed(path, error)
+            changed = await self._call(spec.preprocess, _item(flight))
+            if not isinstance(changed, Item) or not isinstance(changed.body, dict):
+                raise HookFault(f"it returned {_kind(changed)}, not the item with a dict as its body")
+            flight.body = _json(changed.body)
+        except HookFault as fault:
+            return _failed(spec.preprocess, fault, None)
         return None
 
     async def postprocess(self, flight: Flight, reply: Reply) -> Reply | Failure:
@@ -77,47 +94,62 @@ class Hooks:
         try:
             said = await self._call(path, _item(flight), orjson.loads(reply.body))
             if isinstance(said, Invalid):
-                return Failure("invalid_result", f"{path}: {said.reason}"[:DETAIL_CHARS], None, final=not said.retry)
+                detail = f"{path}: {said.reason}"[:DETAIL_CHARS]
+                return Failure("invalid_result", detail, reply.status, final=not said.retry)
             if not isinstance(said, dict):
-                raise TypeError(f"it returned {type(said).__name__}, not the response or Invalid")
-            return replace(reply, body=orjson.dumps(said))
-        except HookMissing:
-            raise
-        except Exception as error:
-            return _failed(path, error)
+                raise HookFault(f"it returned {_kind(said)}, not the response (a dict) or Invalid")
+            return replace(reply, body=_json(said))
+        except HookFault as fault:
+            return _failed(path, fault, reply.status)
 
     def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def _call(self, path: str, *arguments: Any) -> Any:
-        function = self._functions.get(path) or self._import(path)
-        async with asyncio.timeout(HOOK_TIMEOUT_S):
-            if inspect.iscoroutinefunction(function):
-                return await function(*arguments)
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(HOOK_THREADS, thread_name_prefix="hook")
-            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-
-    def _import(self, path: str) -> Callable[..., Any]:
-        module, _, name = path.partition(":")
-        if self._allowed is not None and not any(
-            module == one or module.startswith(one + ".") for one in self._allowed
-        ):
-            listed = ", ".join(self._allowed) or "none"
-            raise HookMissing(f"hook_missing: {path}: this worker's setting hook_modules allows {listed}")
+        """What the hook says. Raises HookFault for everything that the hook raises, and HookMissing."""
+        function = await self._imports.get(path)
         try:
-            function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        except Exception as error:
-            raise HookMissing(
-                f"hook_missing: {path} cannot be imported here: {type(error).__name__}: {error}"
-            ) from error
-        if not callable(function):
-            raise HookMissing(f"hook_missing: {path} is {type(function).__name__}, not a function")
-        self._functions[path] = function
-        if len(self._functions) > HOOKS_KEPT:
-            self._functions.popitem(last=False)
-        return function
+            if inspect.iscoroutinefunction(function):
+                said = await self._wait_for(lambda: function(*arguments))
+            else:
+                said = await self._threads.run(_quietly(function, *arguments), self._timeout_s)
+                if inspect.isawaitable(said):  # a plain function around an async one
+                    said = await self._wait_for(lambda: said)
+        except TimeoutError:
+            raise HookFault(f"it took longer than {self._timeout_s:g} s") from None
+        if isinstance(said, _Raised):
+            self._tell_once(path, said.error)
+            raise HookFault(_in_words(said.error))
+        return said
+
+    async def _wait_for(self, begin: Callable[[], Awaitable[Any]]) -> Any:
+        """Its result or what it raised, as a value. Raises TimeoutError, and CancelledError when the item is cancelled."""
+        task = asyncio.current_task()
+        async with asyncio.timeout(self._timeout_s):
+            try:
+                return await begin()
+            except asyncio.CancelledError as error:
+                if task is None or task.cancelling():
+                    raise
+                return _Raised(error)  # of something that the hook itself waited for
+            except BaseException as error:
+                return _Raised(error)
+
+    def _tell_once(self, path: str, error: BaseException) -> None:
+        """The first traceback of a hook is for whoever wrote it; a million more would only fill the disk."""
+        if path not in self._told:
+            self._told.add(path)
+            log.warning("hook %s raised; its item is a dead letter. Later ones are not logged.", path, exc_info=error)
+
+
+def _quietly(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    def call() -> Any:
+        try:
+            return function(*arguments)
+        except BaseException as error:  # SystemExit and StopIteration, too: neither may reach a thread or a future
+            return _Raised(error)
+
+    return call
 
 
 def _item(flight: Flight) -> Item:
@@ -125,6 +157,28 @@ def _item(flight: Flight) -> Item:
     return Item(key.job_id, key.generation, key.doc_id, flight.job.spec.endpoint, orjson.loads(flight.body))
 
 
-def _failed(path: str, error: Exception) -> Failure:
-    said = "it took too long" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
-    return Failure("hook_failed", f"{path}: {said}"[:DETAIL_CHARS], None)
+def _json(value: dict[str, Any]) -> bytes:
+    try:
+        dumped = orjson.dumps(value)
+    except TypeError as error:
+        raise HookFault(f"its result is no JSON: {error}") from error
+    if len(dumped) > HOOK_RESULT_BYTES:
+        raise HookFault(f"its result has {len(dumped)} bytes; {HOOK_RESULT_BYTES} are allowed")
+    return dumped
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Item):
+        return f"an item whose body is {type(value.body).__name__}"
+    return "nothing" if value is None else type(value).__name__
+
+
+def _in_words(error: BaseException) -> str:
+    """The last line of the traceback, and where it points."""
+    words = "".join(traceback.format_exception_only(error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{words} (line {frames[-1].lineno} of {frames[-1].filename})" if frames else words
+
+
+def _failed(path: str, fault: HookFault, status: int | None) -> Failure:
+    return Failure("hook_failed", f"{path}: {fault}"[:DETAIL_CHARS], status)

@@ -20,7 +20,7 @@ from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.bodies import Bodies
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Bridge, Delivery
-from penstock_workers.errors import HookMissing, UnknownProvider
+from penstock_workers.errors import HookMissing, HookStuck, UnknownProvider
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.flight import Flight
 from penstock_workers.hooks import Hooks
@@ -112,7 +112,7 @@ class ItemRunner:
         except UnknownProvider as error:
             raise TurnedAway(Parked(str(error), pauses=True)) from error
         try:
-            flight.body = flight.message.body or await self._bodies.fetch(flight)
+            flight.body = flight.given = flight.message.body or await self._bodies.fetch(flight)
         except ProducerError as error:
             raise TurnedAway(Parked(f"source_unavailable: {error}", pauses=True)) from error
 
@@ -233,7 +233,7 @@ class ItemRunner:
             return await self._steps(flight)
         except TurnedAway as turn:
             return turn.outcome
-        except HookMissing as error:
+        except (HookMissing, HookStuck) as error:
             return Parked(str(error), pauses=True)
         except asyncio.CancelledError:
             return Released("given up by this worker")
