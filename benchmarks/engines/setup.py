@@ -104,7 +104,7 @@ def tiny_model() -> Any:
         sys.path.remove(str(ROOT / "tests"))
 
 
-def variables(**more: str) -> dict[str, str]:
+def variables(setup: Setup, **more: str) -> dict[str, str]:
     """The environment of every process: nothing is looked up or reported anywhere."""
     quiet = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -112,6 +112,12 @@ def variables(**more: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", KV_GIB),
         "VLLM_LOGGING_LEVEL": "WARNING",
-        "PENSTOCK_CONFIG": os.devnull,
+        "PENSTOCK_CONFIG": str(_no_settings(setup)),
     }
     return quiet | more
+
+
+def _no_settings(setup: Setup) -> Path:
+    path = Path(setup.model).parent / "penstock.toml"
+    path.touch()
+    return path
