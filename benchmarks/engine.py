@@ -18,6 +18,9 @@ from benchmarks.report import machine, show
 
 CASES = {
     "offline": "whole fleet beside LLM.chat and LLM.generate",
+    "run-batch": "the same file through `vllm run-batch`, and after kill -9",
+    "in-flight": "items in flight",
+    "prefix": "shared prefixes, fed in order and as they come",
 }
 
 

@@ -15,7 +15,7 @@ import orjson
 from benchmarks.engines.items import Item, items
 from benchmarks.engines.offline_vllm import WARM_UP
 from benchmarks.engines.setup import SERVED_AS, Setup
-from benchmarks.engines.work import Session, Work, say, setup_of
+from benchmarks.engines.work import Session, Work, cpu_seconds, say, setup_of
 from benchmarks.ground import GroundError
 from penstock_workers.answer import Answer
 from penstock_workers.lanes.base import Request
@@ -49,16 +49,16 @@ async def measure(setup: Setup) -> Session:
 async def _run(lane: GpuLane, settings: WorkerSettings, lines: list[Item]) -> Work:
     requests = [_request(line) for line in lines]  # encoded beforehand: the worker finds them so in its queue
     answers: list[bytes] = []
-    started = time.monotonic()
+    started, cpu_s = time.monotonic(), cpu_seconds()
     shared = iter(requests)
     async with asyncio.TaskGroup() as slots:
         for _ in range(settings.concurrency):
             slots.create_task(_slot(lane, shared, answers))
-    seconds = time.monotonic() - started
+    seconds, cpu_s = time.monotonic() - started, cpu_seconds() - cpu_s
     usages = [orjson.loads(body)["usage"] for body in answers]
     prompt = sum(usage["prompt_tokens"] for usage in usages)
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
-    return Work(len(answers), seconds, sum(usage["total_tokens"] for usage in usages), cached, prompt)
+    return Work(len(answers), seconds, sum(usage["total_tokens"] for usage in usages), cached, prompt, cpu_s)
 
 
 async def _slot(lane: GpuLane, requests: Iterator[Request], answers: list[bytes]) -> None:

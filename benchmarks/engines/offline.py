@@ -40,6 +40,14 @@ def run(place: Path, setup: Setup) -> Report:
             f"{ours.per_s / offline.middle('generate').per_s:.3f}",
         ),
         Row(
+            "items per CPU second, whole fleet beside LLM.chat", f"{ours.per_cpu_s:,.1f}", f"{peer.per_cpu_s:,.1f}",
+            f"{ours.per_cpu_s / peer.per_cpu_s:.3f}",
+        ),
+        Row(
+            "items per CPU second, lane alone beside LLM.chat", f"{lane.per_cpu_s:,.1f}", f"{peer.per_cpu_s:,.1f}",
+            f"{lane.per_cpu_s / peer.per_cpu_s:.3f}",
+        ),
+        Row(
             "start until ready", f"{fleet.start_s:.1f} s", f"{offline.start_s:.1f} s",
             f"{fleet.start_s / offline.start_s:.2f}",
         ),

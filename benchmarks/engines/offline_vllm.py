@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.engines.items import Item, items
 from benchmarks.engines.setup import Setup
-from benchmarks.engines.work import Session, Work, say, setup_of
+from benchmarks.engines.work import Session, Work, cpu_seconds, say, setup_of
 
 WARM_UP = 1_000_000_000  # items of this number on are for warming up
 
@@ -26,9 +26,9 @@ class Offline:
     def chat(self, lines: list[Item]) -> Work:
         """All conversations in one call: templates, tokens and inference."""
         messages = [line["body"]["messages"] for line in lines]
-        started = time.monotonic()
+        started, cpu_s = time.monotonic(), cpu_seconds()
         outputs = self._llm.chat(messages, self._params, use_tqdm=False)
-        return _work(outputs, time.monotonic() - started)
+        return _work(outputs, time.monotonic() - started, cpu_seconds() - cpu_s)
 
     def generate(self, lines: list[Item]) -> Work:
         """Token ids in one call: inference only, the prompts are made beforehand."""
@@ -37,20 +37,20 @@ class Offline:
             for line in lines
         ]
         prompts = [{"prompt_token_ids": ids} for ids in self._tokenizer(texts, add_special_tokens=False).input_ids]
-        started = time.monotonic()
+        started, cpu_s = time.monotonic(), cpu_seconds()
         outputs = self._llm.generate(prompts, self._params, use_tqdm=False)
-        return _work(outputs, time.monotonic() - started)
+        return _work(outputs, time.monotonic() - started, cpu_seconds() - cpu_s)
 
     def forget(self) -> None:
         """Empty the prefix cache, so that the same items are as new."""
         self._llm.reset_prefix_cache()
 
 
-def _work(outputs: list[Any], seconds: float) -> Work:
+def _work(outputs: list[Any], seconds: float, cpu_s: float) -> Work:
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     answers = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     cached = sum(output.num_cached_tokens or 0 for output in outputs)
-    return Work(len(outputs), seconds, prompt + answers, cached, prompt)
+    return Work(len(outputs), seconds, prompt + answers, cached, prompt, cpu_s)
 
 
 def main() -> None:

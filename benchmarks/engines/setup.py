@@ -96,10 +96,14 @@ def gpu_setup(place: Path, quick: bool) -> Setup:
 
 
 def tiny_model() -> Any:
-    """The module that tests use, too."""
+    return tests_module("engines.tiny_model")
+
+
+def tests_module(name: str) -> Any:
+    """A module that tests use, too."""
     sys.path.insert(0, str(ROOT / "tests"))
     try:
-        return import_module("engines.tiny_model")
+        return import_module(name)
     finally:
         sys.path.remove(str(ROOT / "tests"))
 

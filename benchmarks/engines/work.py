@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import orjson
+import psutil  # type: ignore[import-untyped]  # it ships no types
 
 from benchmarks.engines.setup import Setup, variables
 from benchmarks.ground import ROOT, GroundError
@@ -29,10 +31,16 @@ class Work:
     tokens: int  # prompt and answer
     cached: int = 0  # prompt tokens that were computed before
     prompt: int = 0
+    cpu_s: float = 0.0  # of all processes that worked on it
 
     @property
     def per_s(self) -> float:
         return self.items / self.seconds
+
+    @property
+    def per_cpu_s(self) -> float:
+        """Beside other work on the machine the fairer figure."""
+        return self.items / self.cpu_s if self.cpu_s else 0.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -59,6 +67,14 @@ class Session:
         return ordered[len(ordered) // 2]
 
 
+def cpu_seconds(*pids: int) -> float:
+    """Used so far by these processes and their living descendants, all threads together."""
+    roots = [psutil.Process(pid) for pid in pids or (os.getpid(),)]
+    family = [member for root in roots for member in (root, *root.children(recursive=True))]
+    times = [member.cpu_times() for member in family]
+    return float(sum(used.user + used.system for used in times))
+
+
 def say(session: Session) -> None:
     print(MARK + orjson.dumps(asdict(session)).decode(), flush=True)
 
@@ -76,16 +92,16 @@ def session_of(module: str, setup: Setup, log: Path) -> Session:
             end_group(running)
     lines = [line for line in printed.decode(errors="replace").splitlines() if line.startswith(MARK)]
     if not lines:
-        raise GroundError(f"{module} said nothing ({running.returncode}):\n{log.read_text(errors='replace')[-LOG_END:]}")
+        raise GroundError(
+            f"{module} said nothing ({running.returncode}):\n{log.read_text(errors='replace')[-LOG_END:]}"
+        )
     return _session(orjson.loads(lines[-1].removeprefix(MARK)))
 
 
 def end_group(running: subprocess.Popen[bytes]) -> None:
     """Kill a process that leads a session of its own, with all that it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(running.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     running.wait()
 
 

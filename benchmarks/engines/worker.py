@@ -14,7 +14,7 @@ import orjson
 
 from benchmarks.engines.items import Item, write
 from benchmarks.engines.setup import SERVED_AS, Setup, variables
-from benchmarks.engines.work import LOG_END, Work, end_group
+from benchmarks.engines.work import LOG_END, Work, cpu_seconds, end_group
 from benchmarks.ground import ROOT, GroundError, RunningRedis, redis_server
 from penstock_ledger import Meta, RedisLedger, open_database
 from penstock_ledger.model import Counts, Job
@@ -31,7 +31,7 @@ class WorkerFleet:
 
     def __init__(self, place: Path, server: RunningRedis, setup: Setup, concurrency: int | None) -> None:
         self._place, self._setup = place, setup
-        self._client = server.client()
+        self._server, self._client = server, server.client()
         self._url = f"sqlite:///{place / 'ledger.db'}"
         with contextlib.closing(open_database(self._url)) as database:
             database.migrate()
@@ -86,10 +86,9 @@ class WorkerFleet:
         while not self.taken():
             self._check_alive()
             time.sleep(LOOK_EACH_S)
-        started = time.monotonic()
+        started, cpu_s = time.monotonic(), self._cpu_s()
         self.wait(job, len(lines))
-        seconds = time.monotonic() - started
-        return self._work(job, seconds)
+        return self._work(job, time.monotonic() - started, self._cpu_s() - cpu_s)
 
     def wait(self, job: Job, outcomes: int) -> None:
         """Looks at one counter in Redis, which moves after the ledger has the outcome: it costs the worker nothing."""
@@ -108,19 +107,19 @@ class WorkerFleet:
 
     def taken(self) -> int:
         """Items that workers hold now."""
-        return int(self._client.hlen("unacked"))  # type: ignore[arg-type]  # the client's own types allow for a coroutine
+        return int(self._client.hlen("unacked"))
 
     def counts(self, job: Job) -> Counts:
         return self.producer.status(job.job_id).counts
 
-    def _work(self, job: Job, seconds: float) -> Work:
+    def _work(self, job: Job, seconds: float, cpu_s: float) -> Work:
         usages = [orjson.loads(result.body)["usage"] for result in self.producer.results(job.job_id)]
         dead = self.counts(job).dead_by_reason
         if dead:
             raise GroundError(f"dead letters: {dead}")
         prompt = sum(usage["prompt_tokens"] for usage in usages)
         cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
-        return Work(len(usages), seconds, sum(usage["total_tokens"] for usage in usages), cached, prompt)
+        return Work(len(usages), seconds, sum(usage["total_tokens"] for usage in usages), cached, prompt, cpu_s)
 
     # -- the worker ------------------------------------------------------------------------------------------------
 
@@ -131,6 +130,10 @@ class WorkerFleet:
     def _check_alive(self) -> None:
         if self._worker is None or self._worker.poll() is not None:
             raise GroundError(f"the worker has ended:\n{self._log_end()}")
+
+    def _cpu_s(self) -> float:
+        assert self._worker is not None, "start() comes first"
+        return cpu_seconds(self._worker.pid, self._server.pid)
 
     def _patience(self) -> float:
         return 0.0 if self._heard() else START_TIMEOUT_S

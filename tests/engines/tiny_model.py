@@ -45,7 +45,12 @@ class Shape:
 
 
 def make_model(
-    folder: Path, architecture: Architecture = "llama", shape: Shape | None = None, *, seed: int = 0, weights: bool = True
+    folder: Path,
+    architecture: Architecture = "llama",
+    shape: Shape | None = None,
+    *,
+    seed: int = 0,
+    weights: bool = True,
 ) -> Path:
     """Write config, tokenizer and weights into ``folder``, and hand it back. Without weights, load it as "dummy"."""
     shape = shape or Shape()
