@@ -15,7 +15,7 @@ from benchmarks.engines.setup import SERVED_AS, Setup, tests_module, variables
 from benchmarks.engines.work import LOG_END, RUN_TIMEOUT_S, end_group
 from benchmarks.ground import ROOT, GroundError
 
-FINISHED = "vllm:request_success_total"
+FINISHED, RUNNING = "vllm:request_success_total", "vllm:num_requests_running"
 LOOK_EACH_S = 0.05
 
 
@@ -45,30 +45,34 @@ class BatchCommand:
         if code != 0:
             raise GroundError(f"run-batch ended with {code}:\n{self._log_end()}")
 
-    def wait_for(self, finished: int) -> int:
-        """Until so many requests have finished; how many it is then. Only the engine's own counter tells."""
+    def wait_for(self, finished: int) -> tuple[int, int]:
+        """Until so many requests have finished: how many have, and how many run. Only the engine's own counters tell."""
         deadline = time.monotonic() + RUN_TIMEOUT_S
-        while (done := self._finished()) < finished:
+        while (seen := self._seen())[0] < finished:
             if self._running.poll() is not None or time.monotonic() > deadline:
                 end_group(self._running)
-                raise GroundError(f"run-batch finished {done} of {finished}:\n{self._log_end()}")
+                raise GroundError(f"run-batch finished {seen[0]} of {finished}:\n{self._log_end()}")
             time.sleep(LOOK_EACH_S)
-        return done
+        return seen
 
     def kill(self) -> None:
         """kill -9, with its engine: it would outlive it otherwise."""
         end_group(self._running)
 
-    def _finished(self) -> int:
+    def _seen(self) -> tuple[int, int]:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
         except OSError:
-            return 0
-        return round(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(FINISHED)))
+            return 0, 0
+        return _total(lines, FINISHED), _total(lines, RUNNING)
 
     def _log_end(self) -> str:
         return self._log.read_text(errors="replace")[-LOG_END:]
+
+
+def _total(lines: list[str], series: str) -> int:
+    return round(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series)))
 
 
 def _flags(arguments: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from benchmarks.engines.items import Item, write
 from benchmarks.engines.setup import SERVED_AS, Setup, variables
 from benchmarks.engines.work import LOG_END, Work, cpu_seconds, end_group
 from benchmarks.ground import ROOT, GroundError, RunningRedis, redis_server
-from penstock_ledger import Meta, RedisLedger, open_database
+from penstock_ledger import Meta, RedisLedger, keys, open_database
 from penstock_ledger.model import Counts, Job
 from penstock_producer import Producer
 
@@ -108,6 +108,12 @@ class WorkerFleet:
     def taken(self) -> int:
         """Items that workers hold now."""
         return int(self._client.hlen("unacked"))
+
+    def interrupted(self, job: Job) -> int:
+        """Of a killed worker: items that it had begun and of which the ledger has no outcome. They are computed again."""
+        begun = {name.decode() for name in self._client.hkeys(f"{keys.feed_scope(job.job_id, 1)}:starts")}  # type: ignore[union-attr]
+        stored = {result.key.doc_id for result in self.producer.results(job.job_id)}
+        return len(begun - stored)
 
     def counts(self, job: Job) -> Counts:
         return self.producer.status(job.job_id).counts
