@@ -15,7 +15,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-vllm check format bench soak clean
+.PHONY: help demo demo-embed demo-clean test test-vllm check format bench bench-vllm soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ format: $(STAMP) ## put the code into house format
 bench: $(STAMP) ## measure, each figure beside its comparison in the same run (about 20 minutes)
 	@$(BIN)/python $(INSTALL) --group bench
 	@$(BIN)/python -m benchmarks
+
+bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch tools, on the CPU (an hour; a GPU: --gpu)
+	@$(ENGINES)/bin/python -m benchmarks.engine
 
 soak: $(STAMP) ## the long kill storms, by hand (about 15 minutes)
 	@$(BIN)/python -m pytest -q -m soak

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -33,11 +34,10 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _made(tmp_path_factory, "bert")
 
 
-def _made(tmp_path_factory: pytest.TempPathFactory, kind: str) -> Path:
+def _made(tmp_path_factory: pytest.TempPathFactory, kind: Literal["llama", "bert"]) -> Path:
     if importlib.util.find_spec("vllm") is None:
         pytest.fail("vLLM is not installed here; `make test-vllm` sets it up", pytrace=False)
-    from engines.tiny_model import make_model
+    from engines.tiny_model import Shape, make_model
 
-    folder = tmp_path_factory.mktemp("models") / f"tiny-{kind}"
-    make_model(folder, kind)
-    return folder
+    shape = Shape(context=512) if kind == "bert" else Shape()
+    return make_model(tmp_path_factory.mktemp("models") / f"tiny-{kind}", kind, shape)
