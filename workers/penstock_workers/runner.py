@@ -92,10 +92,11 @@ class ItemRunner:
                 if flight.crashes >= SUSPECT_AFTER_CRASHES:
                     place.leave()  # it waits to run alone: suspects must not keep the others from their turn
                 tried = await self._infer(flight)
-                happened = await self._judge(flight, tried)
+                happened = self._judge(flight, tried)
                 flight.turn.conclude(tried, happened)
             finally:
                 flight.turn.release()  # gives back what was never started
+            happened = await self._accept(flight, happened)
         return decide(flight, happened, self._policy, put_off=not self._admission.may_retry(flight))
 
     async def _open(self, flight: Flight) -> None:
@@ -123,7 +124,7 @@ class ItemRunner:
             raise TurnedAway(decide(flight, refused, self._policy))
         flight.prepared = await self._lane.prepare(flight.request())
         if flight.prepared.refused is not None:
-            happened = await self._judge(flight, flight.prepared.refused)
+            happened = self._judge(flight, flight.prepared.refused)
             raise TurnedAway(decide(flight, happened, self._policy))
 
     async def _admit(self, flight: Flight) -> None:
@@ -157,12 +158,15 @@ class ItemRunner:
         detail = f"its process died {flight.crashes} times in the fleet, and again when it ran alone"
         return NoAnswer("worker_crashed", detail, 0)
 
-    async def _judge(self, flight: Flight, tried: Tried) -> Failure | Reply:
-        """Name what happened; of a reply, see whether it is what the job asked for."""
+    def _judge(self, flight: Flight, tried: Tried) -> Failure | Reply:
+        """Name what happened."""
         if isinstance(tried, NoAnswer) and not tried.sent:
             flight.calls = 0
         flight.last_answer = tried.body if isinstance(tried, Answer) else None
-        happened = name_failure(tried, time.time())
+        return name_failure(tried, time.time())
+
+    async def _accept(self, flight: Flight, happened: Failure | Reply) -> Failure | Reply:
+        """See whether a reply is what the job asked for: its schema, its own hook. Nobody waits for this in the engine."""
         if isinstance(happened, Reply):
             happened = self._schemas.check(flight, happened)
         return await self._hooks.postprocess(flight, happened) if isinstance(happened, Reply) else happened
