@@ -202,6 +202,18 @@ class Fleet:
         """The control loop in a process of its own."""
         return self.worker(lane="control", **settings)
 
+    def penstock(self, *arguments: str) -> str:
+        """What a command of ours says, with the settings of this fleet."""
+        done = subprocess.run(
+            [*PENSTOCK, *arguments],
+            env=self._environment({}),
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=True,
+        )
+        return done.stdout
+
     def heard_of(self) -> set[int]:
         """Pids of workers that have beaten their heart at least once."""
         names = self.redis.client().zrange(keys.WORKERS, 0, -1)

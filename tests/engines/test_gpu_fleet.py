@@ -67,7 +67,7 @@ def attempts(fleet: Fleet, job: Job) -> set[int]:
 def test_an_engine_killed_in_the_middle_is_built_anew_and_a_drained_worker_hands_over(
     fleet: Fleet, tiny_llama: Path
 ) -> None:
-    """500 items, five of them too long. The engine is SIGKILLed, then the worker is told to end, then killed outright.
+    """500 items, five of them too long. The engine is SIGKILLed; the worker's group is told to end; another worker is killed.
 
     Every item has one outcome, no attempt is lost to the deaths, and no engine outlives its worker.
     """
@@ -77,12 +77,15 @@ def test_an_engine_killed_in_the_middle_is_built_anew_and_a_drained_worker_hands
     job = submit(fleet, tiny_llama, texts, params={"max_tokens": 48, "temperature": 0, "ignore_eos": True})
 
     fleet.wait_for_outcomes(job, 60, WORK_S)
+    said = fleet.penstock("status", job.job_id)
+    assert "gpu: 1 engine · " in said
+    assert "bound by " in said
     engine_of(worker).kill()
     fleet.wait_for_outcomes(job, 200, WORK_S)
     assert worker.alive, "the worker outlives its engine"
 
     engine = engine_of(worker)
-    worker.send(signal.SIGTERM)
+    os.killpg(worker.popen.pid, signal.SIGTERM)  # as Ctrl-C and many supervisors do
     assert worker.wait(60) == 0
     assert fleet.finished(job) < 500, "the drain is shorter than what was left"
     until(lambda: not fleet.depths(job)["unacked"], 5, "what did not fit is back in the queue at once")
