@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
@@ -294,3 +296,21 @@ async def test_urgent_items_overtake_in_the_engine(tiny_llama: Path) -> None:
         assert order.index("urgent") < 15
     finally:
         await hosted.close()
+
+
+async def test_a_worker_that_cannot_build_its_engine_anew_ends(tiny_llama: Path, tmp_path: Path) -> None:
+    """The engine dies and its model is gone meanwhile: the item in it is told, and the worker asks to be replaced."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_llama, model)
+    gave_up = asyncio.Event()
+    lane = GpuLane(settings(model), give_up=gave_up.set)
+    await lane.start()
+    try:
+        shutil.rmtree(model)
+        with patch.object(lane._engine._llm, "step", side_effect=RuntimeError("CUDA error: out of memory")):
+            died = await tried(lane, request(chat()))
+        assert isinstance(died, NoAnswer)
+        assert died.failure == "engine_died"
+        await asyncio.wait_for(gave_up.wait(), 60)
+    finally:
+        await lane.close()

@@ -164,8 +164,8 @@ class GpuLane:
         self._built.append(now)
         try:
             await self._build()
-        except BadEngineSettings as error:
-            log.error("%s; this worker ends, for another to take over", error)
+        except Exception:  # whatever it is, a worker without an engine must not go on holding items
+            log.exception("no new engine could be built; this worker ends, for another to take over")
             self._give_up()
             return
         log.warning("a new engine is up after %.0f s", time.monotonic() - now)
