@@ -24,7 +24,7 @@ _SUMMED = (
 _AVERAGED = ("kv_usage", "prefix_hit_rate", "padding_efficiency", "queue_wait_ms")
 _SHARES = frozenset({"kv_usage", "prefix_hit_rate", "padding_efficiency"})  # 0..1
 _BOUND_BY = {
-    "engine": "the engine (GPU)",
+    "engine": "the engine: it has all it can do",
     "queue": "the queue: too few items reach it",
     "memory": "memory: its KV cache is full",
     "starting": "its start: the engine loads",
@@ -75,7 +75,7 @@ def engines_of(workers: Iterable[WorkerSeen], lane: str) -> Engines | None:
 
 
 def engines_line(engines: Engines) -> str:
-    """``gpu: 2 engines · 250 running, 31 waiting · KV 41 % · … · bound by the engine (GPU)``"""
+    """``gpu: 2 engines · 250 running, 31 waiting · KV 41 % · … · bound by the engine: it has all it can do``"""
     parts = [
         f"{engines.lane}: {engines.engines} engine{'' if engines.engines == 1 else 's'}",
         _joined(", ", _number(engines.running, "running"), _number(engines.waiting, "waiting")),
@@ -84,6 +84,7 @@ def engines_line(engines: Engines) -> str:
         _percent("padding efficiency", engines.padding_efficiency),
         _tokens(engines),
         _number(engines.items_per_s, "items/s"),
+        "" if engines.queue_wait_ms is None else f"{engines.queue_wait_ms:,.0f} ms in line",
         f"bound by {_BOUND_BY[engines.bound]}" if engines.bound in _BOUND_BY else "",
     ]
     return _joined(" · ", *parts)

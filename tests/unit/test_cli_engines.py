@@ -19,7 +19,7 @@ GPU = {
 SECOND = GPU | {"waiting": "21", "kv_usage": "0.42", "prefix_hit_rate": "0.86", "prompt_tokens_per_s": "6300"}
 LINE = (
     "gpu: 2 engines · 250 running, 31 waiting · KV 41 % · prefix hits 83 % · 12,300 prompt + 5,000 generated tokens/s"
-    " · bound by the engine (GPU)"
+    " · 12 ms in line · bound by the engine: it has all it can do"
 )
 
 
