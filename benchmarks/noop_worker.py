@@ -7,7 +7,7 @@ from typing import Any
 from penstock_workers.answer import Answer, Tried
 from penstock_workers.app import create_app
 from penstock_workers.build import WorkerEngine
-from penstock_workers.lanes.base import Request
+from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import WorkerSettings
 
 BODY = (
@@ -24,8 +24,17 @@ class NoopLane:
     async def start(self) -> None:
         """Nothing to open."""
 
-    async def infer(self, request: Request) -> Tried:
+    async def prepare(self, request: Request) -> Prepared:
+        return Prepared(request)
+
+    def gauges(self) -> dict[str, float | str]:
+        return {}
+
+    async def infer(self, prepared: Prepared) -> Tried:
         return Answer(200, HEADERS, BODY, 1)
+
+    def drain(self) -> None:
+        """Nothing to begin that takes long."""
 
     async def close(self) -> None:
         """Nothing to close."""

@@ -26,13 +26,13 @@ from servers import RedisServer, free_port
 from penstock_ledger import keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
+from penstock_producer.wire import queue_name
 
 PENSTOCK = [sys.executable, "-m", "penstock_cli"]
 START_S = 30.0  # for a process to be ready, on a busy machine
 QUIET_S = 30.0  # for the last acknowledgements to reach Redis
 POLL_S = 0.02
 LOG_TAIL = 4_000
-QUEUE = "penstock.api"
 LEASE_S = 3.0
 
 
@@ -202,6 +202,18 @@ class Fleet:
         """The control loop in a process of its own."""
         return self.worker(lane="control", **settings)
 
+    def penstock(self, *arguments: str) -> str:
+        """What a command of ours says, with the settings of this fleet."""
+        done = subprocess.run(
+            [*PENSTOCK, *arguments],
+            env=self._environment({}),
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=True,
+        )
+        return done.stdout
+
     def heard_of(self) -> set[int]:
         """Pids of workers that have beaten their heart at least once."""
         names = self.redis.client().zrange(keys.WORKERS, 0, -1)
@@ -289,11 +301,12 @@ class Fleet:
 
     def depths(self, job: Job) -> dict[str, int]:
         client: Any = self.redis.client()
+        queue = queue_name(job.spec["lane"])
         return {
-            "queued": client.llen(QUEUE),
+            "queued": client.llen(queue),
             "unacked": client.hlen("unacked"),
             "leases": client.zcard("unacked_index"),
-            "delayed": client.zcard(keys.delayed(QUEUE)),
+            "delayed": client.zcard(keys.delayed(queue)),
             "window": client.hlen(f"{keys.feed_scope(job.job_id, 1)}:window"),
             "starts": client.hlen(f"{keys.feed_scope(job.job_id, 1)}:starts"),
         }

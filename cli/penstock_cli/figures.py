@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock_cli.engines import Engines
     from penstock_ledger.model import Counts
 
 COUNT_SHARE = 0.05  # of the time at most this much goes into counting rows
@@ -41,6 +42,7 @@ class Figures:
     queued: int = 0
     delayed: int = 0
     workers: int = 0
+    engines: Engines | None = None  # of the job's lane; None where none tells of itself
     seconds: float = 0.0
     per_second: float = 0.0
 

@@ -22,6 +22,7 @@ from penstock_cli.state import StateFolder
 from penstock_cli.supervisor import MAX_LOG_BYTES, Supervisor
 from penstock_cli.text import duration
 from penstock_cli.watch import Stall, Watch
+from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -132,7 +133,8 @@ class Fleet:
         """With the reason where there is a plain one: nobody answers."""
         if notice is None:
             return
-        for provider in self._settings.providers.values():
+        asked = {} if self._settings.lane in LANES_WITH_A_MODEL_OF_THEIR_OWN else self._settings.providers
+        for provider in asked.values():
             try:
                 knock(provider.base_url)
             except UsageProblem as error:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock_producer.errors import Problem
     from penstock_producer.spec import JobSpec
-    from penstock_workers.settings import ProviderSettings, WorkerSettings
+    from penstock_workers.settings import EmbedSettings, GpuSettings, ProviderSettings, WorkerSettings
 
 MAX_KEY_CHARS = 64  # of a job key that is derived from a file name
 
@@ -63,14 +63,15 @@ def _json_or_text(text: str) -> Any:
 def job_spec(flags: JobFlags) -> JobSpec:
     """Raises UsageProblem, which lists every flag that is unusable."""
     from penstock_producer.errors import SpecError
-    from penstock_producer.spec import JobSpec
+    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_producer.spec import CHAT, EMBEDDINGS, JobSpec
 
     deadline = None if flags.deadline is None else parse_duration("--deadline", flags.deadline)
     bad_rows = flags.max_bad_rows.strip()
     fields: dict[str, Any] = {
         "lane": flags.lane,
         "provider": flags.provider,
-        "endpoint": flags.endpoint,
+        "endpoint": flags.endpoint or (EMBEDDINGS if flags.lane == "embed" else CHAT),
         "model": flags.model,
         "prompt": flags.prompt,
         "system": flags.system,
@@ -84,12 +85,16 @@ def job_spec(flags: JobFlags) -> JobSpec:
         "priority": flags.priority,
         "weight": flags.weight,
         "tenant": flags.tenant,
+        "preprocess": flags.preprocess,
+        "postprocess": flags.postprocess,
+        "on_overflow": flags.on_overflow,
+        "prefix_order": flags.prefix_order,
     }
     try:
         spec = JobSpec(**fields)
     except SpecError as error:
         raise UsageProblem("\n".join(_as_flag(problem) for problem in error.problems)) from error
-    if spec.prompt is not None and spec.model is None:
+    if spec.prompt is not None and spec.model is None and spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN:
         raise UsageProblem("--prompt makes requests from plain records, and they need a model: give --model")
     return spec
 
@@ -102,6 +107,34 @@ def _as_flag(problem: Problem) -> str:
     name, _, rest = problem.pointer.lstrip("/").partition("/")
     flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
     return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
+
+
+def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
+    """For a lane that hosts its model: --model names it, unless the settings have one and the flag is only a label."""
+    if spec.model is None:
+        return settings
+    if spec.lane == "embed":
+        return settings.model_copy(update={"embed": _embed_model(settings.embed, spec.model)})
+    if spec.lane == "gpu":
+        return settings.model_copy(update={"gpu": _gpu_model(settings.gpu, spec.model)})
+    return settings
+
+
+def _embed_model(embed: EmbedSettings, model: str) -> EmbedSettings:
+    from penstock_workers.lanes.embed.models import find_model
+
+    folder = find_model(model)
+    if folder is None and embed.model is not None:
+        return embed
+    return embed.model_copy(update={"model": str(folder) if folder is not None and Path(model).is_dir() else model})
+
+
+def _gpu_model(gpu: GpuSettings, model: str) -> GpuSettings:
+    folder = Path(model)
+    if gpu.model is not None and not folder.is_dir():
+        return gpu  # the flag names an adapter, or the model by another name
+    hosted = str(folder.resolve()) if folder.is_dir() else model
+    return gpu.model_copy(update={"model": hosted, "names": (*gpu.names, model)})
 
 
 def with_provider(settings: WorkerSettings, name: str, flags: ProviderFlags) -> WorkerSettings:

@@ -18,7 +18,7 @@ from penstock_cli.connect import Books, books
 from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, UsageProblem
 from penstock_cli.figures import KeptFigures
 from penstock_cli.interrupts import Interrupts
-from penstock_cli.jobspec import job_spec, with_provider
+from penstock_cli.jobspec import job_spec, with_own_model, with_provider
 from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_cli.state import StateFolder
 from penstock_cli.terminal import console as make_console
@@ -90,16 +90,20 @@ def run_local(request: RunRequest) -> int:
 def _checked(request: RunRequest, console: Console) -> Plan:
     """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
     from penstock_cli.reach import knock
-    from penstock_workers.build import make_lane
+    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_workers.lanes.make import make_lane
     from penstock_workers.settings import WorkerSettings
 
     spec = job_spec(request.job)
-    settings = with_provider(
-        WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency), spec.provider, request.provider
+    asks_a_provider = spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
+    settings = WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency)
+    settings = (
+        with_provider(settings, spec.provider, request.provider) if asks_a_provider else with_own_model(settings, spec)
     )
     settings = _with_short_lease(settings)
-    make_lane(settings)  # raises UnknownLane and MissingApiKey here rather than in a worker's log
-    knock(settings.provider(spec.provider).base_url)
+    make_lane(settings)  # raises UnknownLane, MissingApiKey, ModelMissing here rather than in a worker's log
+    if asks_a_provider:
+        knock(settings.provider(spec.provider).base_url)
     if not files.is_remote(request.source) and not Path(request.source).is_file():
         raise UsageProblem(
             f"{request.source}: there is no such file here ({Path.cwd()}); name a JSONL file or s3://bucket/key"

@@ -25,7 +25,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable, on o
 
 Lane = Annotated[str, typer.Option(help="How documents are inferred: api, gpu, embed or batch.", rich_help_panel=JOB)]
 Model = Annotated[str | None, typer.Option(help="The model, for lines that name none.", rich_help_panel=JOB)]
-Endpoint = Annotated[str, typer.Option(help="The path of the request.", rich_help_panel=JOB)]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        help="The path of the request (default: /v1/chat/completions; lane embed: /v1/embeddings).", rich_help_panel=JOB
+    ),
+]
 Prompt = Annotated[
     str | None,
     typer.Option(help='Template over the fields of a plain record: "Summarise: {text}".', rich_help_panel=JOB),
@@ -61,6 +66,36 @@ Weight = Annotated[
 ]
 Tenant = Annotated[
     str | None, typer.Option(help="Whose job it is: tenants share the fleet evenly.", rich_help_panel=JOB)
+]
+Preprocess = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="Called in the workers with each item before it is sent; docs/hooks.md.",
+        rich_help_panel=JOB,
+    ),
+]
+Postprocess = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:FUNCTION", help="Called with each answer before it is stored.", rich_help_panel=JOB),
+]
+OnOverflow = Annotated[
+    str,
+    typer.Option(
+        help="Of a prompt longer than the model's context (gpu and embed lanes): fail, shrink max_tokens, "
+        "or trim the prompt as well.",
+        rich_help_panel=JOB,
+    ),
+]
+PrefixOrder = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefix-order/--no-prefix-order",
+        help="Feed prompts with alike beginnings together, for the engine's prefix cache; "
+        "left out, in gpu jobs with a prompt.",
+        show_default=False,
+        rich_help_panel=JOB,
+    ),
 ]
 Job = Annotated[
     str | None,
@@ -107,7 +142,7 @@ class JobFlags:
 
     lane: str = "api"
     model: str | None = None
-    endpoint: str = "/v1/chat/completions"
+    endpoint: str | None = None  # as the lane wants it
     prompt: str | None = None
     system: str | None = None
     id_field: str = "id"
@@ -120,6 +155,10 @@ class JobFlags:
     priority: str = "normal"
     weight: float = 1.0
     tenant: str | None = None
+    preprocess: str | None = None
+    postprocess: str | None = None
+    on_overflow: str = "fail"
+    prefix_order: bool | None = None
     provider: str = "default"
 
 

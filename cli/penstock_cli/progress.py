@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from penstock_cli.engines import engines_line
 from penstock_cli.figures import Figures
 from penstock_cli.text import count, duration, percent, rate, safe, usd
 
@@ -51,6 +52,8 @@ class Lines:
             return
         self._next = self._clock() + LINE_EVERY_S
         self._console.print(line(figures), soft_wrap=True)
+        if figures.engines is not None:
+            self._console.print(engines_line(figures.engines), soft_wrap=True)
 
     def say(self, message: str) -> None:
         self._console.print(safe(message), soft_wrap=True)
@@ -129,6 +132,8 @@ def panel(figures: Figures, title: str) -> RenderableType:
     )
     for text in lines:
         body.add_row(Text(text, no_wrap=True, overflow="ellipsis"))
+    if figures.engines is not None:
+        body.add_row(Text(engines_line(figures.engines)))  # wrapped: what bounds the fleet stands at its end
     return Box(
         body,
         title=Text(safe(title), style="bold"),

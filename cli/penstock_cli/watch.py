@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock_cli.engines import engines_of
 from penstock_cli.figures import MICRO, Counter, Figures, Speed
 
 STALL_NOTICE_S = 30.0  # longer than most answers take, shorter than the patience of whoever watches
@@ -35,8 +36,7 @@ class Watch:
         stats = self._counter.stats
         redis = self._books.redis_if_running()
         depth = redis.depth(f"penstock.{self.job.spec['lane']}") if redis is not None else None
-        if workers is None:
-            workers = len(redis.workers()) if redis is not None else 0
+        seen = redis.workers() if redis is not None else []
         succeeded, dead = counts.succeeded + moved.get("succeeded", 0), counts.dead + moved.get("dead", 0)
         return Figures(
             total=self.job.total,
@@ -51,7 +51,8 @@ class Watch:
             claimed=depth.unacked if depth else 0,
             queued=depth.queued if depth else 0,
             delayed=depth.delayed if depth else 0,
-            workers=workers,
+            workers=workers if workers is not None else len(seen),
+            engines=engines_of(seen, str(self.job.spec["lane"])),
             seconds=self._seconds(),
             per_second=self._speed.update(time.monotonic(), succeeded + dead),
         )

@@ -2,15 +2,19 @@
 
 Crash by crash: documents are published first and the cursor moves after, so a death in between publishes the same
 documents again, and the ledger drops what is already in the window. Nothing is skipped, nothing is queued twice.
+Rows are taken in piles. In a job that wants prefix order a pile is thousands of rows, published in another order than the
+source's; the cursor moves behind the whole pile or not at all, so the order within it needs no memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from penstock_ledger import Database, JobStore, OutcomeStore, Publish, RedisLedger, buckets_for
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job
+from penstock_producer.prefix_order import BYTES_ORDERED, ROWS_ORDERED, in_prefix_order, wants_order
 from penstock_producer.refusals import DUPLICATE, refused, written_off
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.base import BadRow, Cursor, Document, Source
@@ -35,6 +39,16 @@ class FeedStep:
     exhausted: bool = False
 
 
+class _Bounds(NamedTuple):
+    """How much is taken from the source at once: the rows, and the bytes of their request bodies."""
+
+    rows: int
+    size: int
+
+
+_GROUP = _Bounds(DOCUMENTS_PER_PUBLISH, BYTES_PER_PUBLISH)
+_PILE = _Bounds(ROWS_ORDERED, BYTES_ORDERED)
+
 # Takes documents, returns how many were published and how many were skipped.
 _Handler = Callable[[Sequence[Document]], tuple[int, int]]
 
@@ -54,6 +68,7 @@ class Feeder:
         outcomes: OutcomeStore,
         redis_ledger: RedisLedger,
         refused_lines: frozenset[int] = frozenset(),
+        ordered_for: str | None = None,
     ) -> None:
         self.feed = feed
         self.urgent = False  # set by who leads: whether documents go to the consuming end of the queue
@@ -66,8 +81,14 @@ class Feeder:
         self._redis = redis_ledger
         self._buckets = buckets_for(job)
         self._refused_lines = refused_lines
+        self._ordered_for = ordered_for  # the endpoint whose bodies are put into prefix order; None keeps the source's
         self._rows: Iterator[Document | BadRow] | None = None
         self._cursor: Cursor = dict(feed.cursor)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether its steps are put into prefix order, which pays the more the larger they are."""
+        return self._ordered_for is not None
 
     def lead(self, feed: Feed) -> None:
         """Take over the feed as the renewed lease returned it; a cursor that was moved meanwhile is followed."""
@@ -81,7 +102,9 @@ class Feeder:
         Raises SourceChanged, SourceUnavailable, FeedLost, RedisForgot and errors of the servers. All of them leave the
         durable cursor where it was; the next step starts from there.
         """
-        return self._run(limit, self._publish)
+        if not self.ordered:
+            return self._run(limit, self._publish, _GROUP)
+        return self._run(limit, self._publish_ordered, _PILE)
 
     def write_off(self, limit: int) -> FeedStep:
         """As ``step``, for a job that is being cancelled: documents become dead letters `cancelled`, not messages.
@@ -90,7 +113,7 @@ class Feeder:
         """
         if self.feed.kind is FeedKind.SPOOL:
             self._jobs.close(self.feed.job_id)
-        return self._run(limit, self._write_off)
+        return self._run(limit, self._write_off, _GROUP)
 
     def republish(self, missing: Sequence[tuple[str, str]]) -> int:
         """Publish (document id, position) pairs again that are in the window and nowhere else. Returns how many."""
@@ -103,19 +126,19 @@ class Feeder:
             published += self._redis.publish(self._queue, items, self._buckets, urgent=self.urgent).published
         return published
 
-    def _run(self, limit: int, handle: _Handler) -> FeedStep:
+    def _run(self, limit: int, handle: _Handler, bounds: _Bounds) -> FeedStep:
         if self.feed.exhausted:
             return FeedStep(exhausted=True)
         try:
-            return self._advance(limit, handle)
+            return self._advance(limit, handle, bounds)
         except Exception:
             self._forget_position(self.feed.cursor)
             raise
 
-    def _advance(self, limit: int, handle: _Handler) -> FeedStep:
+    def _advance(self, limit: int, handle: _Handler, bounds: _Bounds) -> FeedStep:
         total = FeedStep()
         while total.read < limit and not total.exhausted:
-            rows, exhausted = self._take(min(DOCUMENTS_PER_PUBLISH, limit - total.read))
+            rows, exhausted = self._take(min(bounds.rows, limit - total.read), bounds.size)
             total = _add(total, self._handle(rows, handle), exhausted)
             if not rows:
                 break
@@ -124,7 +147,7 @@ class Feeder:
             self.feed = replace(self.feed, cursor=dict(self._cursor), exhausted=total.exhausted)
         return total
 
-    def _take(self, limit: int) -> tuple[list[Document | BadRow], bool]:
+    def _take(self, limit: int, max_bytes: int) -> tuple[list[Document | BadRow], bool]:
         """Up to ``limit`` rows of bounded size, and whether the source has ended with them."""
         fresh = self._rows is None
         if self._rows is None:
@@ -134,11 +157,11 @@ class Feeder:
         for row in self._rows:
             rows.append(row)
             size += len(row.body) if isinstance(row, Document) else len(row.request)
-            if len(rows) >= limit or size >= BYTES_PER_PUBLISH:
+            if len(rows) >= limit or size >= max_bytes:
                 return rows, False
         self._rows = None
         ended = self._source.ended()
-        return (rows, ended) if rows or ended or fresh else self._take(limit)
+        return (rows, ended) if rows or ended or fresh else self._take(limit, max_bytes)
 
     def _handle(self, rows: Sequence[Document | BadRow], handle: _Handler) -> FeedStep:
         if not rows:
@@ -154,6 +177,11 @@ class Feeder:
         items = [self._item(document) for document in documents]
         report = self._redis.publish(self._queue, items, self._buckets, urgent=self.urgent)
         return report.published, report.done + report.in_window
+
+    def _publish_ordered(self, documents: Sequence[Document]) -> tuple[int, int]:
+        assert self._ordered_for is not None, "only jobs in prefix order come here"
+        done = [self._publish(group) for group in _groups(in_prefix_order(documents, self._ordered_for))]
+        return sum(published for published, _ in done), sum(skipped for _, skipped in done)
 
     def _write_off(self, documents: Sequence[Document]) -> tuple[int, int]:
         letters = [written_off(document, self._key(document.doc_id)) for document in documents]
@@ -195,16 +223,18 @@ def open_feeder(
 ) -> Feeder:
     """A feeder for a feed that ``owner`` has leased. Nothing of the source is read yet."""
     outcomes = OutcomeStore(database)
+    spec = JobSpec.from_json(job.spec)
     return Feeder(
         job,
         feed,
         source_of(database, job, feed, settings),
-        queue=queue_name(JobSpec.from_json(job.spec).lane),
+        queue=queue_name(spec.lane),
         owner=owner,
         jobs=JobStore(database),
         outcomes=outcomes,
         redis_ledger=redis_ledger,
         refused_lines=_duplicate_lines(job, feed, outcomes),
+        ordered_for=spec.endpoint if wants_order(spec) else None,
     )
 
 
@@ -214,6 +244,16 @@ def _duplicate_lines(job: Job, feed: Feed, outcomes: OutcomeStore) -> frozenset[
         return frozenset()
     letters = outcomes.dead_letters(job.job_id, reason=DUPLICATE, include_superseded=True)
     return frozenset(letter.line for letter in letters if letter.key.generation == 1 and letter.line is not None)
+
+
+def _groups(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
+    """In their order, as many at a time as one Lua call takes."""
+    start = size = 0
+    for end, document in enumerate(documents, 1):
+        size += len(document.body)
+        if end - start >= _GROUP.rows or size >= _GROUP.size or end == len(documents):
+            yield documents[start:end]
+            start, size = end, 0
 
 
 def _add(total: FeedStep, step: FeedStep, exhausted: bool) -> FeedStep:

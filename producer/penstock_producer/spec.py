@@ -22,6 +22,7 @@ from penstock_producer.template import Template
 
 Lane = Literal["api", "gpu", "embed", "batch"]
 Priority = Literal["urgent", "normal", "low"]
+Overflow = Literal["fail", "shrink", "trim"]
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
 
@@ -29,6 +30,7 @@ MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
 MAX_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is a file given by mistake
 
+HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 _COUNT_PARAMS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "top_logprobs", "dimensions")
@@ -65,6 +67,10 @@ class JobSpec(BaseModel):
     priority: Priority = "normal"  # urgent passes what waits already; low takes a small part while others live
     weight: Annotated[float, Field(strict=True, gt=0, le=MAX_WEIGHT)] = 1.0  # its part among the jobs of its tenant
     tenant: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$")  # tenants share evenly; None is one
+    preprocess: HookPath | None = None  # called in the worker with each item before it is sent; see hooks.py
+    postprocess: HookPath | None = None  # called with each answer before it is stored
+    on_overflow: Overflow = "fail"  # gpu and embed lanes: of too long a prompt, shrink max_tokens, or trim it as well
+    prefix_order: bool | None = None  # feed alike beginnings together; None = gpu jobs with a prompt
 
     @model_validator(mode="wrap")
     @classmethod

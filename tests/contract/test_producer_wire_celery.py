@@ -101,6 +101,6 @@ def test_a_stock_worker_runs_it(app: Celery, redis_server: RedisServer) -> None:
 
     app.conf.task_default_queue = QUEUE
     redis_server.client().lpush(QUEUE, ours())
-    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=30):
+    with start_worker(app, loglevel="WARNING", pool="solo", perform_ping_check=False, shutdown_timeout=30):
         assert ran.wait(20)
     assert received == [(wire.item_tag(KEY), wire.ItemMessage(KEY, BODY, None))]

@@ -24,6 +24,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job, JobState, Result
 from penstock_producer import JobSpec, Producer
+from penstock_producer import feeder as feeder_module
 from penstock_producer.errors import JobClosed, SourceChanged
 from penstock_producer.feeder import Feeder, open_feed_source, open_feeder
 from penstock_producer.settings import ProducerSettings
@@ -31,6 +32,7 @@ from penstock_producer.wire import Envelope, decode_envelope
 
 QUEUE = "penstock.api"
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
+ORDERED = SPEC.model_copy(update={"prefix_order": True})
 OWNER = "me"
 
 
@@ -271,6 +273,83 @@ def test_a_spool_whose_marks_are_lost_queues_nothing_twice(house: House, monkeyp
     step = house.feeder(opened.job).step(10)
     assert (step.read, step.published, step.skipped, step.exhausted) == (5, 0, 5, True)
     assert len(house.queued_docs()) == 5
+
+
+def of_topics(count: int, topics: int = 7) -> list[Any]:
+    """Records whose beginnings take turns, as in most files."""
+    return [{"id": f"d{number}", "text": f"topic {number % topics}: question {number:05d}"} for number in range(count)]
+
+
+def by_topic(lines: list[Any]) -> list[str]:
+    return [line["id"] for line in sorted(lines, key=lambda line: line["text"])]
+
+
+def test_a_step_is_queued_in_prefix_order_when_the_job_wants_it(house: House) -> None:
+    """All rows of a step are ordered together, over the groups in which they are published; refused rows stay refused."""
+    lines = of_topics(1200)
+    job = house.submit([*lines[:700], b"oops", *lines[700:], lines[3]], ORDERED)
+    first = house.feeder(job).step(5000)
+    assert (first.read, first.published, first.refused, first.exhausted) == (1202, 1200, 2, True)
+    assert house.queued_docs() == by_topic(lines)
+    assert house.outcomes.counts(job.job_id).dead == 2
+
+
+def test_without_the_option_the_queue_has_the_order_of_the_file(house: House) -> None:
+    """For API lanes and where it is switched off, nothing changes."""
+    lines = of_topics(30)
+    house.feeder(house.submit(lines)).step(100)
+    assert house.queued_docs() == [line["id"] for line in lines]
+
+
+def test_an_ordered_step_that_breaks_off_is_repeated_without_loss_or_duplicate(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some groups of a pile are queued when the server fails: the cursor has not moved, the next step brings the rest."""
+    lines = of_topics(1700)
+    job = house.submit(lines, ORDERED)
+    feeder = house.feeder(job)
+    publish, calls = RedisLedger.publish, []
+
+    def third_fails(self: RedisLedger, *given: Any, **more: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 3:
+            raise ConnectionError("gone")
+        return publish(self, *given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RedisLedger, "publish", third_fails)
+        with pytest.raises(ConnectionError):
+            feeder.step(5000)
+    assert (len(house.queued_docs()), house.feed(job).cursor) == (1000, {})
+    step = house.feeder(job).step(5000)
+    assert (step.read, step.published, step.skipped, step.exhausted) == (1700, 700, 1000, True)
+    assert house.queued_docs() == by_topic(lines)
+
+
+def test_an_ordered_pile_is_bounded_in_rows_and_bytes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step larger than a pile is ordered pile by pile, and its cursor moves behind them all."""
+    monkeypatch.setattr(feeder_module, "_PILE", feeder_module._Bounds(100, 4_000))
+    lines = of_topics(250)
+    job = house.submit(lines, ORDERED)
+    step = house.feeder(job).step(230)
+    assert (step.read, step.published, step.exhausted) == (230, 230, False)
+    queued = house.queued_docs()
+    assert sorted(queued) == sorted(line["id"] for line in lines[:230])
+    assert queued != by_topic(lines[:230])
+    assert house.feed(job).cursor["line"] == 231
+
+
+def test_an_ordered_open_job_is_fed_whole(house: House) -> None:
+    """A spool gives its rows in groups; each is ordered, and all of them are marked as fed."""
+    opened = house.producer.open_job(ORDERED)
+    for line in of_topics(1300):
+        opened.enqueue(line["id"], {"text": line["text"]})
+    opened.close()
+    step = house.feeder(opened.job).step(5000)
+    assert (step.published, step.exhausted) == (1300, True)
+    text = {line["id"]: line["text"] for line in of_topics(1300)}
+    group = [text[doc] for doc in house.queued_docs()[:500]]
+    assert group == sorted(group)
 
 
 def test_a_cancelled_open_job_ends(house: House) -> None:

@@ -166,6 +166,26 @@ def test_a_job_that_has_nothing_in_the_queue_leaves_its_share_to_the_others(hous
     assert room.for_feed(idle, 1) == Share(18, False)
 
 
+def test_a_job_in_prefix_order_is_fed_in_steps_worth_ordering(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Alone in its queue it waits until half the window is room; others are fed as much as there is."""
+    house = House(redis_server, tmp_path, window=30)
+    room = Room(house.hot, 30)
+    job = house.submit(100, prefix_order=True)
+    room.look_around(house.jobs.live())
+    assert room.for_feed(job, 1, ordered=True) == Share(30, False)
+    house.control.tick()
+    settled = iter(range(30))
+
+    def finish(number: int) -> None:
+        house.hot.drop_from_window([ItemKey(job.job_id, 1, f"d{next(settled)}") for _ in range(number)])
+
+    finish(14)
+    assert (room.for_feed(job, 1, ordered=True).documents, room.for_feed(job, 1).documents) == (0, 14)
+    finish(1)
+    assert room.for_feed(job, 1, ordered=True).documents == 15
+    house.close()
+
+
 def test_the_window_is_seconds_of_work_at_the_pace_of_the_fleet(house: House) -> None:
     """A paced fleet of many slots keeps little in its queue, so that a new job soon has its turn; a quick one keeps more."""
     now = 100.0

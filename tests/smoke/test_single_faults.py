@@ -117,7 +117,8 @@ def given_back(documents: int) -> dict[str, int]:
 def test_frozen_worker_comes_back_late(tmp_path: Path) -> None:
     """A worker that sleeps through its leases and wakes up changes no result, and goes on working."""
     with Fleet(tmp_path) as fleet:
-        fleet.provider.start("--latency-ms", "1000", "--latency-sigma", "0")
+        # Long, so that on a busy machine, too, the freeze meets calls and no transaction: that would hold SQLite for all.
+        fleet.provider.start("--latency-ms", "3000", "--latency-sigma", "0")
         fleet.control()
         sleeper = fleet.worker(8)
         job = fleet.submit(24)

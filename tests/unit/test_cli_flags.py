@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.jobspec import default_job_key, job_spec, parse_duration, parse_pairs, with_provider
+from penstock_cli.jobspec import default_job_key, job_spec, parse_duration, parse_pairs, with_own_model, with_provider
+from penstock_cli.main import app
 from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -53,6 +56,53 @@ def test_flags_become_a_spec() -> None:
     )
     assert (spec.model, spec.prompt, spec.params) == ("m", "Say {text}", {"max_tokens": 5})
     assert (spec.deadline_s, spec.timeout_s, spec.max_bad_rows, spec.budget_usd) == (7200.0, 120.0, 3, 1.5)
+
+
+def test_flags_name_hooks_and_say_what_becomes_of_long_prompts_and_their_order() -> None:
+    """Left out, the spec decides: no hooks, too long is a failure, the order is the lane's."""
+    spec = job_spec(
+        flags(preprocess="my.hooks:before", postprocess="hooks:after", on_overflow="trim", prefix_order=False)
+    )
+    assert (spec.preprocess, spec.postprocess, spec.on_overflow) == ("my.hooks:before", "hooks:after", "trim")
+    assert (spec.prefix_order, job_spec(flags()).prefix_order, job_spec(flags(prefix_order=True)).prefix_order) == (
+        False, None, True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        ({"preprocess": "hooks.py"}, "--preprocess"),
+        ({"postprocess": "my-hooks:f"}, "--postprocess"),
+        ({"on_overflow": "cut"}, "--on-overflow"),
+    ],
+)
+def test_unusable_hooks_and_overflows_are_refused_by_their_flags(given: dict[str, str], flag: str) -> None:
+    """The message names the flag and what was typed."""
+    with pytest.raises(UsageProblem, match=rf"^{flag}: ") as caught:
+        job_spec(flags(**given))
+    assert next(iter(given.values())) in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+@pytest.mark.parametrize(("typed", "order"), [([], None), (["--prefix-order"], True), (["--no-prefix-order"], False)])
+def test_the_commands_pass_these_flags_on(
+    command: str, typed: list[str], order: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is typed reaches the spec, and what is not typed is None."""
+    seen: list[JobFlags] = []
+
+    def stop(given: Any) -> None:
+        seen.append(given if isinstance(given, JobFlags) else given.job)
+        raise UsageProblem("far enough")
+
+    monkeypatch.setattr("penstock_cli.jobspec.job_spec", stop)
+    monkeypatch.setattr("penstock_cli.local.run_local", stop)
+    more = ["--preprocess", "a:b", "--postprocess", "c:d", "--on-overflow", "shrink", *typed]
+    CliRunner().invoke(app, [command, "x.jsonl", *(["--out", "o"] if command == "run" else []), *more])
+    assert [(one.preprocess, one.postprocess, one.on_overflow, one.prefix_order) for one in seen] == [
+        ("a:b", "c:d", "shrink", order)
+    ]
 
 
 def test_flags_say_whose_job_it_is_and_how_urgent() -> None:
@@ -135,3 +185,34 @@ def test_an_unusable_provider_is_explained(
 def test_the_job_key_comes_from_the_file_name(source: str, key: str) -> None:
     """The same file gives the same job, in characters that every store takes."""
     assert default_job_key(source) == key
+
+
+def test_a_lane_with_its_own_model_needs_no_name_for_it() -> None:
+    """A prompt without --model is enough, and embed asks for embeddings unless told otherwise."""
+    assert job_spec(flags(lane="embed", prompt="{text}")).endpoint == "/v1/embeddings"
+    assert job_spec(flags(lane="gpu", prompt="{text}")).endpoint == "/v1/chat/completions"
+    assert job_spec(flags(lane="embed", endpoint="/v1/x")).endpoint == "/v1/x"
+
+
+def test_the_model_flag_of_embed_is_the_model_that_is_loaded(tmp_path: Path) -> None:
+    """A folder is made absolute, because workers have their own; a configured model makes the flag a label."""
+    (tmp_path / "config.json").write_text("{}")
+    given, configured = WorkerSettings(lane="embed"), WorkerSettings(lane="embed", embed={"model": "known"})
+    assert with_own_model(given, job_spec(flags(lane="embed", model=str(tmp_path)))).embed.model == str(tmp_path)
+    assert with_own_model(configured, job_spec(flags(lane="embed", model="label"))).embed.model == "known"
+    assert with_own_model(given, job_spec(flags(lane="embed", model="nowhere"))).embed.model == "nowhere"
+    assert with_own_model(given, job_spec(flags(model=str(tmp_path)))).embed.model is None
+
+
+def test_the_model_flag_of_gpu_is_hosted_under_the_name_that_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative folder is found by workers, and requests may go on calling it as the flag did."""
+    (tmp_path / "llama").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = WorkerSettings(lane="gpu")
+    configured = WorkerSettings(lane="gpu", gpu={"model": "/models/llama", "lora": {"legal": "/adapters/legal"}})
+    hosted = with_own_model(given, job_spec(flags(lane="gpu", model="llama"))).gpu
+    assert (hosted.model, hosted.names) == (str(tmp_path / "llama"), ("llama",))
+    assert with_own_model(configured, job_spec(flags(lane="gpu", model="legal"))).gpu == configured.gpu
+    assert with_own_model(given, job_spec(flags(lane="gpu", model="org/name"))).gpu.model == "org/name"

@@ -35,7 +35,7 @@ def flight(retries: int = 0, **spec: object) -> Flight:
     item = Flight(Delivery("job:doc", {}, {}, retries=retries, queue="penstock.api"))
     item.message = ItemMessage(ItemKey("job", 1, "doc"), BODY, None)
     item.job = JobView("job", JobSpec.from_json(spec), ProviderSettings(usd_per_mtok_in=0.5, usd_per_mtok_out=2.0), 1)
-    item.body = BODY
+    item.body = item.given = BODY
     item.calls = 1
     return item
 

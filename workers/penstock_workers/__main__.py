@@ -6,19 +6,27 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 from penstock_workers.settings import WorkerSettings, process_name
 
 CONTROL_LANE = "control"
 
 
-def run_worker(lane: str, *, concurrency: int | None = None, name: str | None = None) -> None:
-    """Run until SIGTERM. Raises SettingsError for unusable settings; Celery ends the process itself."""
+def run_worker(
+    lane: str, *, concurrency: int | None = None, name: str | None = None, hosted: Mapping[str, Any] | None = None
+) -> None:
+    """Run until SIGTERM. ``hosted`` overrides the lane's own settings (`gpu`, `embed`).
+
+    Raises SettingsError for unusable settings; Celery ends the process itself.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if lane == CONTROL_LANE:
         run_control_alone(WorkerSettings.load())
         return
-    settings = WorkerSettings.load(lane=lane, concurrency=concurrency)
+    overrides = {lane: dict(hosted)} if hosted else {}
+    settings = WorkerSettings.load(lane=lane, concurrency=concurrency, **overrides)
     from penstock_workers.app import create_app
 
     app = create_app(settings)

@@ -5,36 +5,26 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-import redis.asyncio
-
 from penstock_ledger import JobStore, OutcomeStore
-from penstock_ratelimit import SharedLimiter
-from penstock_workers.admission import Admission, quotas
+from penstock_workers.admission import Admission, QuotaAdmission, Unpaced
 from penstock_workers.bodies import Bodies
 from penstock_workers.control import start_control
-from penstock_workers.costs import Costs
 from penstock_workers.decide import RetryPolicy
 from penstock_workers.engine import Bridge, Delivery, ItemEngine
-from penstock_workers.errors import UnknownLane
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.gauges import GaugeWatch
 from penstock_workers.heartbeat import Heartbeat
+from penstock_workers.hooks import Hooks
 from penstock_workers.jobbook import JobBook, read_job
-from penstock_workers.lanes.api import ApiLane
 from penstock_workers.lanes.base import Lane
+from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission
+from penstock_workers.lanes.make import make_lane
+from penstock_workers.quarantine import ChildQuarantine, Quarantine
 from penstock_workers.runner import ItemRunner
 from penstock_workers.settings import WorkerSettings, process_name
 from penstock_workers.settle import Settler
 from penstock_workers.shelves import Shelves
 from penstock_workers.starts import Starts
 from penstock_workers.stores import open_stores
-
-
-def make_lane(settings: WorkerSettings) -> Lane:
-    """The lane that this worker serves. Raises UnknownLane."""
-    if settings.lane == "api":
-        return ApiLane(settings.providers)
-    raise UnknownLane(settings.lane, ["api"])
 
 
 class WorkerEngine:
@@ -52,18 +42,13 @@ class WorkerEngine:
         settings = self._settings
         stores = self._closing.enter_context(open_stores(settings))
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
-        self._quota_client = redis.asyncio.Redis.from_url(settings.redis_url, socket_timeout=15)
-        limiter = SharedLimiter(self._quota_client, quotas(settings))
-        costs = Costs(settings.providers)
-        costs.share(self._quota_client)
-        pages = {name: provider.metrics_url for name, provider in settings.providers.items() if provider.metrics_url}
-        self._gauges = GaugeWatch(pages, limiter.gauge)
-        self._gauges.start()
         self._runner = ItemRunner(
             lane=self._lane,
             jobs=JobBook(read_job(jobs, settings)),
             bodies=Bodies(stores.database, settings),
-            admission=Admission(limiter, costs),
+            admission=_admission(settings, self._lane),
+            quarantine=_quarantine(settings, self._lane),
+            hooks=Hooks(settings.hook_modules),
             starts=Starts(stores.hot, outcomes),
             settler=Settler(
                 Shelves(jobs, outcomes, stores.hot),
@@ -94,9 +79,7 @@ class WorkerEngine:
         if self._heartbeat is not None:
             await self._heartbeat.stop()
         if self._runner is not None:
-            await self._gauges.close()
             await self._runner.stop()
-            await self._quota_client.aclose()
         self._closing.close()
 
     def resize(self, concurrency: int) -> None:
@@ -115,7 +98,24 @@ class WorkerEngine:
             "lane": self._settings.lane,
             "concurrency": str(self._settings.concurrency),
             "in_flight": str(self.stats().get("in-flight", 0)),
+        } | {
+            name: f"{value:.6g}" if isinstance(value, float) else str(value)
+            for name, value in self._lane.gauges().items()
         }
+
+
+def _admission(settings: WorkerSettings, lane: Lane) -> Admission:
+    """Providers are shared by the fleet and paced together; an engine of our own tells itself when it has room."""
+    if isinstance(lane, GpuLane):
+        return RoomAdmission(lane.room)
+    if settings.lane == "embed":
+        return Unpaced()
+    return QuotaAdmission.open(settings)
+
+
+def _quarantine(settings: WorkerSettings, lane: Lane) -> Quarantine:
+    """A suspect runs in a child process; where the engine is in one already, alone in the engine."""
+    return EngineQuarantine(lane) if isinstance(lane, GpuLane) else ChildQuarantine(settings.lane)
 
 
 def build_engine(settings: WorkerSettings) -> ItemEngine:

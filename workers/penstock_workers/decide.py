@@ -9,7 +9,7 @@ from penstock_ledger.model import DeadLetter, Result
 from penstock_ratelimit import Signal, full_jitter
 from penstock_workers.flight import Flight
 from penstock_workers.judge import Act, Failure, Reply
-from penstock_workers.outcome import Dead, Done, Outcome, Parked, Retry
+from penstock_workers.outcome import Dead, Done, Outcome, Parked, Released, Retry
 
 PUT_OFF_DOUBLINGS = 3  # a retry for which the fleet has no budget waits eight times as long
 RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead letter
@@ -41,6 +41,8 @@ def decide(flight: Flight, happened: Failure | Reply, policy: RetryPolicy, *, pu
     fate, retry_after_s = happened.fate, happened.retry_after_s
     if fate.act is Act.DEAD or (fate.act is Act.RETRY and happened.final):
         return Dead(dead_letter(flight, happened))
+    if fate.act is Act.RELEASE:
+        return Released(explain(happened), crashed=True)
     if fate.act is Act.PAUSE:
         return Parked(explain(happened), pauses=True)
     if retry_after_s is not None and retry_after_s > policy.max_retry_after_s:
@@ -74,7 +76,7 @@ def dead_letter(flight: Flight, failure: Failure) -> DeadLetter:
         calls=flight.calls_in_all,
         last_error=failure.detail,
         status_code=failure.status,
-        request=flight.body,
+        request=flight.given,
         response=flight.last_answer[:RESPONSE_EXCERPT_BYTES] if flight.last_answer else None,
     )
 

@@ -4,8 +4,14 @@ WorkerError
 ├── InvalidFailpoint    the setting `failpoints` does not parse
 ├── FailpointHit        an armed failpoint with the act `raise`
 ├── UnknownLane         a job or a worker names a lane that this build does not have
+├── HookMissing         a job names a hook that this worker cannot import, or may not
+├── HookStuck           calls of a job's hooks never return
 ├── UnknownProvider     a job names a provider that this worker's settings do not have
-└── MissingApiKey       a provider's `api_key_env` names a variable that is not set
+├── BadEngineSettings   the settings of an engine that a worker is to host cannot work
+├── MissingApiKey       a provider's `api_key_env` names a variable that is not set
+├── ModelMissing        a setting names no model that is here
+├── ModelUnusable       a model is here, and cannot be loaded or not be used as this lane does
+└── PackageMissing      a lane's engine is not installed
 """
 
 from __future__ import annotations
@@ -38,6 +44,18 @@ class UnknownLane(WorkerError):
         super().__init__(f"lane {lane!r} is not available in this worker; available: {', '.join(sorted(known))}")
 
 
+class HookMissing(WorkerError):
+    """A job names a hook that this worker cannot import, or may not."""
+
+
+class BadEngineSettings(WorkerError):
+    """The settings of an engine that a worker is to host cannot work."""
+
+
+class HookStuck(WorkerError):
+    """Calls of a job's hooks never return."""
+
+
 class UnknownProvider(WorkerError):
     """A job names a provider that this worker's settings do not have."""
 
@@ -57,3 +75,32 @@ class MissingApiKey(WorkerError):
             f"providers.{provider}.api_key_env names {variable}, which is not set in this process; "
             f"export {variable}=… or remove api_key_env for a server without keys"
         )
+
+
+class ModelMissing(WorkerError):
+    """A setting names no model that is here."""
+
+    def __init__(self, setting: str, name: str | None) -> None:
+        seen = (
+            "is not set"
+            if name is None
+            else f"= {name!r} names neither a model's folder nor a package that carries one"
+        )
+        super().__init__(
+            f"setting {setting} {seen}; give the folder that holds its config.json (--model, or {setting} in "
+            "penstock.toml). Penstock downloads no models"
+        )
+
+
+class ModelUnusable(WorkerError):
+    """A model is here, and cannot be loaded or not be used as this lane does."""
+
+    def __init__(self, folder: str, why: str) -> None:
+        super().__init__(f"the model in {folder} cannot be used: {why}")
+
+
+class PackageMissing(WorkerError):
+    """A lane's engine is not installed."""
+
+    def __init__(self, lane: str, package: str, extra: str) -> None:
+        super().__init__(f"lane {lane} needs {package}, which is not installed here: pip install 'penstock[{extra}]'")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import CALLS_HEADER, ItemMessage, item_tag
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_workers.engine import Delivery
-from penstock_workers.lanes.base import Request
+from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings
+
+if TYPE_CHECKING:
+    from penstock_workers.admission import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +33,12 @@ class Flight:
     """Written by the runner's steps in their order; decide.py and settle.py only read it."""
 
     delivery: Delivery
-    message: ItemMessage = field(init=False)  # set by the step "open", as are the next two
+    message: ItemMessage = field(init=False)  # set by the step "open", as are the next three
     job: JobView = field(init=False)
-    body: bytes = field(init=False)  # the request body as it is sent
+    given: bytes = field(init=False)  # the request body as it came: what retries and replays start from
+    body: bytes = field(init=False)  # the same, and from "prepare" on as the job's hook has changed it
+    prepared: Prepared = field(init=False)  # set by the step "prepare"
+    turn: Turn = field(init=False)  # set by the step "admit"
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     crashes: int = 0  # earlier starts that nobody concluded
     calls: int = 0  # requests sent in this try
@@ -67,4 +74,13 @@ class Flight:
 
     def request(self) -> Request:
         spec = self.job.spec
-        return Request(self.tag, spec.provider, spec.endpoint, self.body, spec.timeout_s)
+        return Request(
+            self.tag,
+            spec.provider,
+            spec.endpoint,
+            self.body,
+            spec.timeout_s,
+            schema=spec.response_schema,
+            priority=spec.priority,
+            on_overflow=spec.on_overflow,
+        )

@@ -22,6 +22,7 @@ class Act(Enum):
 
     RETRY = "retry"  # the try counts; after max_attempts the item is dead
     WAIT = "wait"  # waiting for capacity: the try does not count
+    RELEASE = "release"  # no fault of the item's: back to the queue at once, but its start stays counted as a crash
     DEAD = "dead"  # it can never succeed as it is
     PAUSE = "pause"  # no item of this job can succeed until a person acts: the job pauses, the item stays
 
@@ -58,7 +59,11 @@ FATES: Mapping[str, Fate] = {
     "slow_down": Fate(Act.WAIT),  # 429 `slow_down`: the ramp is too steep
     "overloaded": Fate(Act.WAIT),  # 503, 529
     "connect_failed": Fate(Act.WAIT),  # nothing was sent: nobody answers there
+    "engine_busy": Fate(Act.WAIT),  # our own engine has no room
+    "engine_died": Fate(Act.RELEASE),  # our own engine; what was in flight is suspect from the second time on
     # Transient: probably works next time.
+    "engine_failed": Fate(Act.RETRY),  # our own engine could not do this one, and goes on
+    "engine_aborted": Fate(Act.RETRY),  # ended by somebody else than us: what there is of an answer is none
     "server_error": Fate(Act.RETRY),  # other 5xx
     "timeout": Fate(Act.RETRY),  # ambiguous: the call may have been billed
     "connection_lost": Fate(Act.RETRY),  # reset or closed after sending
@@ -67,6 +72,7 @@ FATES: Mapping[str, Fate] = {
     "error_in_answer": Fate(Act.RETRY),  # 200 whose body is {"error": …}
     "empty_answer": Fate(Act.RETRY, max_tries=2),  # no choices, null content without a reason
     "schema_mismatch": Fate(Act.RETRY, max_tries=2),  # asked for a schema, got something else
+    "invalid_result": Fate(Act.RETRY),  # the job's own hook refused the answer
     "unexpected_error": Fate(Act.RETRY),  # a bug of ours; the traceback is in the worker's log
     # Permanent: the request itself is at fault.
     "bad_request": Fate(Act.DEAD),  # 400
@@ -77,6 +83,7 @@ FATES: Mapping[str, Fate] = {
     "content_filter": Fate(Act.DEAD),  # refused by the provider's policy, as an error or as a finish reason
     "client_error": Fate(Act.DEAD),  # any other 4xx
     "redirected": Fate(Act.DEAD),  # 3xx: redirects are off, so that keys go nowhere else
+    "hook_failed": Fate(Act.DEAD),  # the job's own hook raised
     "answer_too_large": Fate(Act.DEAD),  # above MAX_ANSWER_BYTES
     "source_lost": Fate(Act.DEAD),  # the document behind a reference cannot be read any more
     "worker_crashed": Fate(Act.DEAD),  # it kills the process that runs it

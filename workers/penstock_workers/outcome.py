@@ -36,9 +36,13 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Not tried, or given up by us: the message goes back to the queue at once and no attempt is counted."""
+    """Not tried, or given up by us: the message goes back to the queue at once and no attempt is counted.
+
+    ``crashed`` when the item was in flight as its engine died: the start stays on the books as one that nobody concluded.
+    """
 
     why: str
+    crashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

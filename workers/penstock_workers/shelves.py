@@ -77,7 +77,7 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
                 dead.append(_dead(flight, letter))
             case Retry():
                 retries.append(_retry(flight, outcome))
-            case Released() | Parked() if flight.begun:
+            case Released(crashed=False) | Parked() if flight.begun:
                 released.append(flight.key)
             case _:
                 pass

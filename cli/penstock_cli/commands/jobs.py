@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -53,21 +53,29 @@ def status(
 def _print_status(console: Console, job: Job, figures: Figures) -> None:
     from rich.text import Text
 
+    from penstock_cli.engines import engines_line
     from penstock_cli.progress import final_line, line
     from penstock_cli.text import safe
 
     reason = f" ({safe(job.reason)})" if job.reason else ""
     console.print(Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"))
     console.print(Text(final_line(figures) if job.state.final else line(figures)), soft_wrap=True)
+    if figures.engines is not None and not job.state.final:
+        console.print(Text(engines_line(figures.engines)), soft_wrap=True)
 
 
 def _as_json(ledger: Books, job: Job) -> str:
     import orjson
 
+    from penstock_cli.engines import engines_of
     from penstock_cli.report import build
 
+    redis = ledger.redis_if_running()
+    engines = engines_of(redis.workers(), str(job.spec["lane"])) if redis is not None else None
     report = build(job, ledger.outcomes.counts(job.job_id), stats=ledger.stats(job), seconds=ledger.seconds(job))
-    extra = {"job_id": job.job_id, "reason": job.reason, "generation": job.generation}
+    extra: dict[str, Any] = {"job_id": job.job_id, "reason": job.reason, "generation": job.generation}
+    if engines is not None:
+        extra["engines"] = engines.to_json()
     return orjson.dumps(report.to_json() | extra).decode()
 
 

@@ -11,6 +11,7 @@ from penstock_cli import options
 from penstock_cli.options import JobFlags, ProviderFlags
 
 DEFAULT_WORKERS = 2  # one goes on while the other restarts; a single one already keeps up with most providers
+DEFAULT_ENGINES = 1  # of lanes with a model of their own: each worker loads it and takes the whole machine
 
 
 def run(
@@ -18,7 +19,7 @@ def run(
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder or s3://bucket/prefix for the result files.")],
     lane: options.Lane = "api",
     model: options.Model = None,
-    endpoint: options.Endpoint = "/v1/chat/completions",
+    endpoint: options.Endpoint = None,
     prompt: options.Prompt = None,
     system: options.System = None,
     id_field: options.IdField = "id",
@@ -31,6 +32,10 @@ def run(
     priority: options.Priority = "normal",
     weight: options.Weight = 1.0,
     tenant: options.Tenant = None,
+    preprocess: options.Preprocess = None,
+    postprocess: options.Postprocess = None,
+    on_overflow: options.OnOverflow = "fail",
+    prefix_order: options.PrefixOrder = None,
     job: options.Job = None,
     provider: options.Provider = "default",
     base_url: options.BaseUrl = None,
@@ -43,8 +48,14 @@ def run(
     usd_per_mtok_in: options.UsdIn = None,
     usd_per_mtok_out: options.UsdOut = None,
     workers: Annotated[
-        int, typer.Option(min=1, max=256, help="Worker processes.", rich_help_panel=options.MACHINE)
-    ] = DEFAULT_WORKERS,
+        int | None,
+        typer.Option(
+            min=1,
+            max=256,
+            help=f"Worker processes (default: {DEFAULT_WORKERS}; with a model in them: {DEFAULT_ENGINES}).",
+            rich_help_panel=options.MACHINE,
+        ),
+    ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option(min=1, help="Requests in flight per worker process.", rich_help_panel=options.MACHINE),
@@ -68,6 +79,7 @@ def run(
     """
     from penstock_cli.jobspec import default_job_key
     from penstock_cli.local import RunRequest, default_state, run_local
+    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
 
     request = RunRequest(
         source=source,
@@ -90,10 +102,14 @@ def run(
             priority=priority,
             weight=weight,
             tenant=tenant,
+            preprocess=preprocess,
+            postprocess=postprocess,
+            on_overflow=on_overflow,
+            prefix_order=prefix_order,
             provider=provider,
         ),
         provider=ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out),
-        workers=workers,
+        workers=workers or (DEFAULT_ENGINES if lane in LANES_WITH_A_MODEL_OF_THEIR_OWN else DEFAULT_WORKERS),
         concurrency=concurrency,
         panel=not no_progress,
     )

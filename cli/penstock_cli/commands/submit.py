@@ -12,7 +12,7 @@ def submit(
     source: options.Source,
     lane: options.Lane = "api",
     model: options.Model = None,
-    endpoint: options.Endpoint = "/v1/chat/completions",
+    endpoint: options.Endpoint = None,
     prompt: options.Prompt = None,
     system: options.System = None,
     id_field: options.IdField = "id",
@@ -25,6 +25,10 @@ def submit(
     priority: options.Priority = "normal",
     weight: options.Weight = 1.0,
     tenant: options.Tenant = None,
+    preprocess: options.Preprocess = None,
+    postprocess: options.Postprocess = None,
+    on_overflow: options.OnOverflow = "fail",
+    prefix_order: options.PrefixOrder = None,
     job: options.Job = None,
     provider: options.Provider = "default",
 ) -> None:
@@ -54,6 +58,10 @@ def submit(
             priority=priority,
             weight=weight,
             tenant=tenant,
+            preprocess=preprocess,
+            postprocess=postprocess,
+            on_overflow=on_overflow,
+            prefix_order=prefix_order,
             provider=provider,
         )
     )

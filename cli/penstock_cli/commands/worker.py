@@ -13,11 +13,20 @@ def worker(
         int | None, typer.Option("-c", "--concurrency", min=1, help="Items in flight in this process.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Names this worker in Flower and in logs.")] = None,
+    model: Annotated[str | None, typer.Option(help="gpu: the model to host, a folder or a name.")] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="gpu: one of vLLM's own arguments, e.g. tensor_parallel_size=2. Repeatable."),
+    ] = None,
+    lora: Annotated[
+        list[str] | None, typer.Option(help="gpu: an adapter that requests may name, NAME=FOLDER. Repeatable.")
+    ] = None,
 ) -> None:
     """Run one worker process; SIGTERM lets it finish what it holds.
 
     Everything else is read from penstock.toml and PENSTOCK_* variables.
     """
+    from penstock_cli.jobspec import parse_pairs
     from penstock_cli.orphan import end_with_parent
     from penstock_cli.settings import parent_pid
 
@@ -26,4 +35,9 @@ def worker(
         end_with_parent(parent)
     from penstock_workers.__main__ import run_worker
 
-    run_worker(lane, concurrency=concurrency, name=name)
+    hosted = {
+        "model": model,
+        "engine": parse_pairs("--engine", engine or []),
+        "lora": parse_pairs("--lora", lora or []),
+    }
+    run_worker(lane, concurrency=concurrency, name=name, hosted={key: value for key, value in hosted.items() if value})

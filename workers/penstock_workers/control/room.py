@@ -27,6 +27,9 @@ WINDOW_SMALL_FLEET_MAX = 2_000  # in place of that for a fleet of few slots
 WINDOW_MAX = 50_000  # about 50 MB of messages; more would only slow down cancel and fairness
 STEP = 2.0  # times what was finished since the last tick, fed at once while others feed too: the documents of all mix
 STEP_MIN = 20  # documents worth a step
+# A job in prefix order is fed half a window at a time: sorted a few documents at a time they would be in no order at all.
+# The other half is more than the slots hold, so that none is empty meanwhile.
+ORDERED_STEP = 0.5
 URGENT_SHARE = 0.75  # of the slots: the others always hold work that is not urgent, so nobody starves
 MEMORY_SHARE = 0.75  # of Redis's maxmemory; above it feeding pauses, so that acks and leases always fit
 LOOK_EVERY_S = 2.0  # fleet size and memory change slowly
@@ -75,8 +78,11 @@ class Room:
             if outstanding:
                 self._active[job_id] = now
 
-    def for_feed(self, job: Job, generation: int) -> Share:
-        """Documents that one feed of a job may add now, and where. ``look_around`` has seen the job."""
+    def for_feed(self, job: Job, generation: int, *, ordered: bool = False) -> Share:
+        """Documents that one feed of a job may add now, and where. ``look_around`` has seen the job.
+
+        ``ordered`` feeds are told to wait until there is room for a step that is worth putting into order.
+        """
         if self._full:
             return Share(0, False)
         lane, flow = self._known[job.job_id]
@@ -84,6 +90,8 @@ class Room:
         window = self._window(lane, SHARED_WINDOW_S if len(rivals) > 1 else WINDOW_S)
         share = shares(list(rivals.values()), self._front(lane), window)[job.job_id]
         room = max(0, share.documents - self._hot.outstanding(job.job_id, generation))
+        if len(rivals) == 1 and ordered and not share.urgent and room < ORDERED_STEP * share.documents:
+            return Share(0, False)
         if len(rivals) > 1 and not share.urgent:
             room = min(room, max(STEP_MIN, self._step(lane) * share.documents // window))
         return Share(room, share.urgent)

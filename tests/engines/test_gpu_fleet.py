@@ -1,0 +1,125 @@
+"""A whole fleet whose worker hosts vLLM: engines that are killed, items that kill them, and the drain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fleet import Fleet, Process, until
+
+from penstock_ledger.model import Job, JobState
+
+LONG = "word " * 3_000
+START_S = 180.0  # an engine imports vLLM three times over, on two cores
+WORK_S = 240.0
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path) as running:
+        yield running
+
+
+def gpu_worker(
+    fleet: Fleet, model: Path, *, in_process: bool, engine: dict[str, Any] | None = None, **settings: object
+) -> Process:
+    arguments = {
+        "max_model_len": 1024,
+        "enforce_eager": True,
+        "dtype": "bfloat16",
+        "seed": 0,
+        "gpu_memory_utilization": 0.5,
+    } | (engine or {})
+    worker = fleet.worker(
+        128, lane="gpu", gpu__model=model, gpu__in_process=in_process, gpu__engine=json.dumps(arguments),
+        gpu__max_num_seqs=64, gpu__max_num_batched_tokens=settings.pop("batched", 2048), **settings,
+    )  # fmt: skip
+    until(lambda: worker.popen.pid in fleet.heard_of() or not worker.alive, START_S, "the engine is up")
+    assert worker.alive, worker.tail()
+    return worker
+
+
+def submit(fleet: Fleet, model: Path, documents: list[dict[str, Any]], **spec: object) -> Job:
+    source = fleet.folder / "items.jsonl"
+    source.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    fields = {"lane": "gpu", "model": str(model), "prompt": "Name a topic: {text}"} | spec
+    return fleet.producer.submit(source, fields)
+
+
+def engine_of(worker: Process) -> psutil.Process:
+    """The engine core is the worker's own child; multiprocessing's tracker is the other one."""
+    children = psutil.Process(worker.popen.pid).children()
+    return next(
+        child for child in children if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())
+    )
+
+
+def attempts(fleet: Fleet, job: Job) -> set[int]:
+    return {result.attempts for result in fleet.producer.results(job.job_id)}
+
+
+def test_an_engine_killed_in_the_middle_is_built_anew_and_a_drained_worker_hands_over(
+    fleet: Fleet, tiny_llama: Path
+) -> None:
+    """500 items, five of them too long. The engine is SIGKILLed; the worker's group is told to end; another worker is killed.
+
+    Every item has one outcome, no attempt is lost to the deaths, and no engine outlives its worker.
+    """
+    fleet.control()
+    worker = gpu_worker(fleet, tiny_llama, in_process=False, drain_seconds=1)
+    texts = [{"id": f"doc-{n}", "text": LONG if n % 100 == 50 else f"review {n}"} for n in range(500)]
+    job = submit(fleet, tiny_llama, texts, params={"max_tokens": 48, "temperature": 0, "ignore_eos": True})
+
+    fleet.wait_for_outcomes(job, 60, WORK_S)
+    said = fleet.penstock("status", job.job_id)
+    assert "gpu: 1 engine · " in said
+    assert "bound by " in said
+    engine_of(worker).kill()
+    fleet.wait_for_outcomes(job, 200, WORK_S)
+    assert worker.alive, "the worker outlives its engine"
+
+    engine = engine_of(worker)
+    os.killpg(worker.popen.pid, signal.SIGTERM)  # as Ctrl-C and many supervisors do
+    assert worker.wait(60) == 0
+    assert fleet.finished(job) < 500, "the drain is shorter than what was left"
+    until(lambda: not fleet.depths(job)["unacked"], 5, "what did not fit is back in the queue at once")
+    assert not engine.is_running()
+
+    worker = gpu_worker(fleet, tiny_llama, in_process=False)
+    engine = engine_of(worker)
+    os.kill(worker.popen.pid, signal.SIGKILL)
+    until(
+        lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE,
+        10,
+        "the engine ends with its worker",
+    )
+
+    gpu_worker(fleet, tiny_llama, in_process=True)
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    account = fleet.account(job, 500)
+    assert account.dead == {f"doc-{n}": "context_overflow" for n in range(50, 500, 100)}
+    assert attempts(fleet, job) == {1}
+
+
+def test_an_item_that_kills_engines_is_found_and_the_others_have_their_results(fleet: Fleet, tiny_llama: Path) -> None:
+    """A real one: in this CPU build of vLLM a seed with a temperature and a chunked prompt ends the engine."""
+    fleet.control()
+    worker = gpu_worker(fleet, tiny_llama, in_process=True, batched=128)
+    culprit = {"seed": 1, "temperature": 1.0, "max_tokens": 8, "messages": [{"role": "user", "content": "word " * 300}]}
+    plain = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+    lines = []
+    for n in range(80):
+        body = dict(culprit) if n == 7 else plain | {"messages": [{"role": "user", "content": f"review {n}"}]}
+        body["model"] = str(tiny_llama)
+        lines.append({"custom_id": f"doc-{n}", "method": "POST", "url": "/v1/chat/completions", "body": body})
+    job = submit(fleet, tiny_llama, lines, prompt=None)
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    account = fleet.account(job, 80)
+    assert account.dead == {"doc-7": "worker_crashed"}
+    assert worker.alive

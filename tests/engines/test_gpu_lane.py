@@ -1,0 +1,316 @@
+"""The gpu lane over vLLM's real engine, hosted in this process: what each kind of request becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import pytest_asyncio
+
+from penstock_workers.answer import Answer, NoAnswer, Tried
+from penstock_workers.judge import Failure, Reply, name_failure
+from penstock_workers.lanes.base import Request
+from penstock_workers.lanes.gpu.lane import GpuLane
+from penstock_workers.settings import GpuSettings, WorkerSettings
+
+CONTEXT = 1024
+ARGUMENTS = {
+    "max_model_len": CONTEXT,
+    "enforce_eager": True,
+    "dtype": "bfloat16",
+    "seed": 0,
+    "gpu_memory_utilization": 0.5,
+}
+NO_BLANKS = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
+YES_OR_NO = {
+    "type": "object",
+    "properties": {"sure": {"type": "boolean"}, "topic": {"enum": ["net", "file"]}},
+    "required": ["sure", "topic"],
+    "additionalProperties": False,
+}
+
+
+def settings(model: Path, **gpu: Any) -> WorkerSettings:
+    engine = ARGUMENTS | gpu.pop("engine", {})
+    return WorkerSettings(
+        lane="gpu",
+        gpu=GpuSettings(
+            model=str(model), in_process=True, max_num_seqs=64, max_num_batched_tokens=2048, engine=engine, **gpu
+        ),
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lane(tiny_llama: Path) -> AsyncIterator[GpuLane]:
+    hosted = GpuLane(settings(tiny_llama, engine=NO_BLANKS), give_up=lambda: None)
+    await hosted.start()
+    yield hosted
+    await hosted.close()
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def chat(number: int = 0, text: str = "Name a topic.", **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"{number}: {text}"}]
+    return {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True} | fields
+
+
+def request(body: dict[str, Any], endpoint: str = "/v1/chat/completions", **options: Any) -> Request:
+    return Request("job:doc", "default", endpoint, json.dumps(body).encode(), 60.0, **options)
+
+
+async def tried(lane: GpuLane, asked: Request) -> Tried:
+    prepared = await lane.prepare(asked)
+    if prepared.refused is not None:
+        return prepared.refused
+    guest = await lane.room.enter(prepared.tokens)
+    try:
+        return await lane.infer(prepared)
+    finally:
+        lane.room.leave(guest)
+
+
+async def named(lane: GpuLane, asked: Request) -> Failure | Reply:
+    return name_failure(await tried(lane, asked), 0.0)
+
+
+async def body_of(lane: GpuLane, asked: Request) -> dict[str, Any]:
+    answer = await tried(lane, asked)
+    assert isinstance(answer, Answer), answer
+    assert answer.status == 200, answer.body
+    parsed: dict[str, Any] = json.loads(answer.body)
+    return parsed
+
+
+async def test_hundreds_at_once_each_get_their_own_answer(lane: GpuLane) -> None:
+    """500 items, answers of the OpenAI shape, usage as the engine counted it; nothing is left in the engine."""
+    bodies = await asyncio.gather(*(body_of(lane, request(chat(number, max_tokens=4))) for number in range(500)))
+    assert {body["object"] for body in bodies} == {"chat.completion"}
+    assert {body["choices"][0]["finish_reason"] for body in bodies} == {"length"}
+    assert {body["usage"]["completion_tokens"] for body in bodies} == {4}
+    assert all(body["usage"]["prompt_tokens"] > 5 for body in bodies)
+    assert len({body["id"] for body in bodies}) == 500
+    assert lane.room.inside == 0
+
+
+async def test_the_same_greedy_request_has_the_same_answer(lane: GpuLane) -> None:
+    first, second = await asyncio.gather(*(body_of(lane, request(chat(7))) for _ in range(2)))
+    assert first["choices"][0]["message"] == second["choices"][0]["message"]
+
+
+@pytest.mark.parametrize("wanted", ["request", "job"])
+async def test_structured_outputs_follow_the_schema(lane: GpuLane, wanted: str) -> None:
+    """Asked in the request, or by the job's schema alone: what comes is JSON of that shape."""
+    fields: dict[str, Any] = {"max_tokens": 64, "ignore_eos": False}
+    if wanted == "request":
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": YES_OR_NO}}
+    asked = request(chat(1, **fields), schema=YES_OR_NO if wanted == "job" else None)
+    content = json.loads((await body_of(lane, asked))["choices"][0]["message"]["content"])
+    assert set(content) == {"sure", "topic"}
+    assert content["topic"] in {"net", "file"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "words"),
+    [
+        ({"max_tokens": CONTEXT + 1}, "context_overflow", f"maximum context length is {CONTEXT}"),
+        ({"temperature": -1}, "bad_request", "temperature"),
+        ({"max_tokens": 0}, "bad_request", "max_tokens is 0"),
+        ({"frequency": 1}, "bad_request", "'frequency'"),
+        ({"messages": []}, "bad_request", "messages is empty"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "bad_request", "text only"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}}, "bad_request", "no"),
+        ({"response_format": {"type": "yaml"}}, "bad_request", "yaml"),
+        ({"structured_outputs": {}}, "bad_request", "exactly one"),
+        ({"model": "gpt-4o"}, "not_found", "hosts no model 'gpt-4o'"),
+        ({"stream": True}, "bad_request", "stream"),
+        ({"tools": [{"type": "function"}]}, "bad_request", "'tools'"),
+    ],
+)  # fmt: skip
+async def test_a_bad_request_is_that_items_failure(
+    lane: GpuLane, fields: dict[str, Any], name: str, words: str
+) -> None:
+    """Named as the table of failures names it, with the field; its neighbours do not notice."""
+    bad, good = await asyncio.gather(named(lane, request(chat(2, **fields))), named(lane, request(chat(3))))
+    assert isinstance(bad, Failure)
+    assert bad.name == name, bad
+    assert words in bad.detail
+    assert isinstance(good, Reply)
+
+
+async def test_too_long_a_prompt_fails_shrinks_or_is_trimmed(lane: GpuLane) -> None:
+    """As the job says: a failure, a shorter answer, a shorter document. A trimmed prompt keeps its frame."""
+    long_text, half_text = "word " * 3 * CONTEXT, "word " * (CONTEXT - 60)
+    failed = await named(lane, request(chat(4, long_text)))
+    assert isinstance(failed, Failure)
+    assert failed.name == "context_overflow"
+    shrunk = await body_of(lane, request(chat(4, half_text, max_tokens=500), on_overflow="shrink"))
+    assert shrunk["usage"]["total_tokens"] == CONTEXT
+    not_shrunk = await named(lane, request(chat(4, long_text), on_overflow="shrink"))
+    assert isinstance(not_shrunk, Failure)
+    trimmed = await body_of(lane, request(chat(4, long_text), on_overflow="trim"))
+    assert CONTEXT - 100 < trimmed["usage"]["prompt_tokens"] <= CONTEXT - 8
+    assert trimmed["usage"]["completion_tokens"] == 8
+
+
+async def test_completions_take_text_and_token_ids(lane: GpuLane) -> None:
+    fields = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    text, ids = await asyncio.gather(
+        body_of(lane, request({"prompt": "import os", **fields}, "/v1/completions")),
+        body_of(lane, request({"prompt": [10, 11, 12], **fields}, "/v1/completions")),
+    )
+    assert text["object"] == "text_completion"
+    assert isinstance(text["choices"][0]["text"], str)
+    assert ids["usage"]["prompt_tokens"] == 3
+
+
+async def test_several_choices_and_logprobs(lane: GpuLane) -> None:
+    several = await body_of(lane, request(chat(5, n=3, temperature=1.0, max_tokens=2)))
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
+    assert several["usage"]["completion_tokens"] == 6
+    told = await body_of(lane, request(chat(5, logprobs=True, top_logprobs=3, max_tokens=2)))
+    steps = told["choices"][0]["logprobs"]["content"]
+    assert len(steps) == 2
+    assert all(len(step["top_logprobs"]) >= 3 and step["logprob"] <= 0 for step in steps)
+
+
+async def test_a_cancelled_item_leaves_the_engine_to_the_others(lane: GpuLane) -> None:
+    tasks = [asyncio.create_task(tried(lane, request(chat(number, max_tokens=900)))) for number in range(30)]
+    while lane.gauges()["running"] == 0:  # noqa: ASYNC110 -- the engine says so at its next step, by no event of ours
+        await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (await body_of(lane, request(chat(6))))["choices"]
+    assert lane.room.inside == 0
+
+
+async def test_an_item_that_takes_too_long_is_a_timeout(lane: GpuLane) -> None:
+    slow = Request("job:slow", "default", "/v1/chat/completions", json.dumps(chat(8, max_tokens=900)).encode(), 0.05)
+    answer = await tried(lane, slow)
+    assert isinstance(answer, NoAnswer)
+    assert answer.failure == "timeout"
+
+
+async def test_a_shared_prefix_is_found_again_and_gauges_say_so(lane: GpuLane) -> None:
+    """The second item with the same long beginning has most of its prompt in the cache."""
+    system = {"role": "system", "content": "You sort tickets. " * 60}
+    body = chat(9) | {"messages": [system, {"role": "user", "content": "one"}]}
+    other = chat(9) | {"messages": [system, {"role": "user", "content": "two"}]}
+    await body_of(lane, request(body))
+    usage = (await body_of(lane, request(other)))["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 128
+    gauges = lane.gauges()
+    assert 0 < float(gauges["prefix_hit_rate"]) <= 1
+    assert gauges["bound"] == "queue"
+
+
+async def test_a_generative_engine_refuses_embeddings(lane: GpuLane) -> None:
+    refused = await named(lane, request({"input": "a"}, "/v1/embeddings"))
+    assert isinstance(refused, Failure)
+    assert "does not embed" in refused.detail
+
+
+async def test_a_misspelt_engine_argument_names_the_right_one(tiny_llama: Path) -> None:
+    from penstock_workers.errors import BadEngineSettings
+
+    misspelt = GpuLane(settings(tiny_llama, engine={"tensor_paralel_size": 2}))
+    with pytest.raises(BadEngineSettings, match="tensor_parallel_size"):
+        await misspelt.start()
+
+
+async def test_a_missing_model_is_told_with_its_path(tmp_path: Path) -> None:
+    from penstock_workers.errors import BadEngineSettings
+
+    with pytest.raises(BadEngineSettings, match="no-such-model"):
+        await GpuLane(settings(tmp_path / "no-such-model")).start()
+
+
+async def test_a_pooling_engine_embeds(tiny_bert: Path) -> None:
+    """An encoder in the engine: unit vectors, as floats or base64; too long is refused or cut, as the job says."""
+    import base64
+    import math
+    import struct
+
+    hosted = GpuLane(settings(tiny_bert, engine={"runner": "pooling", "max_model_len": 512, "dtype": "float32"}))
+    await hosted.start()
+    try:
+        plain = await body_of(hosted, request({"input": "import os"}, "/v1/embeddings"))
+        vector = plain["data"][0]["embedding"]
+        assert math.isclose(sum(value * value for value in vector), 1.0, rel_tol=1e-3)
+        packed = await body_of(hosted, request({"input": "import os", "encoding_format": "base64"}, "/v1/embeddings"))
+        raw = base64.b64decode(packed["data"][0]["embedding"])
+        assert struct.unpack(f"<{len(vector)}f", raw) == pytest.approx(vector, abs=1e-5)
+        long_one = {"input": "word " * 2_000}
+        failed = await named(hosted, request(long_one, "/v1/embeddings"))
+        assert isinstance(failed, Failure)
+        assert failed.name == "context_overflow"
+        cut = await body_of(hosted, request(long_one, "/v1/embeddings", on_overflow="trim"))
+        assert cut["usage"]["prompt_tokens"] == 512
+    finally:
+        await hosted.close()
+
+
+async def test_an_adapter_is_chosen_by_the_requests_model(tiny_llama: Path, tmp_path: Path) -> None:
+    """The same greedy question, with and without the adapter: two answers, each under the name that was asked for."""
+    from engines.tiny_model import make_adapter
+
+    make_adapter(tmp_path / "legal")
+    hosted = GpuLane(settings(tiny_llama, lora={"legal": str(tmp_path / "legal")}))
+    await hosted.start()
+    try:
+        plain, adapted = await asyncio.gather(
+            body_of(hosted, request(chat(1, max_tokens=16))),
+            body_of(hosted, request(chat(1, max_tokens=16, model="legal"))),
+        )
+        assert adapted["model"] == "legal"
+        assert plain["choices"][0]["message"]["content"] != adapted["choices"][0]["message"]["content"]
+    finally:
+        await hosted.close()
+
+
+async def test_urgent_items_overtake_in_the_engine(tiny_llama: Path) -> None:
+    """With two places and thirty items in its line, one that is urgent ends before most of them."""
+    hosted = GpuLane(settings(tiny_llama, engine={"max_num_seqs": 2}))
+    await hosted.start()
+    order: list[str] = []
+
+    async def one(name: str, priority: Any) -> None:
+        prepared = await hosted.prepare(request(chat(1, max_tokens=8), priority=priority))
+        assert isinstance(await hosted.infer(prepared), Answer)
+        order.append(name)
+
+    try:
+        low = [asyncio.create_task(one(f"low-{number}", "low")) for number in range(30)]
+        while not order:  # noqa: ASYNC110 -- until the line has begun to move
+            await asyncio.sleep(0.01)
+        await one("urgent", "urgent")
+        await asyncio.gather(*low)
+        assert order.index("urgent") < 15
+    finally:
+        await hosted.close()
+
+
+async def test_a_worker_that_cannot_build_its_engine_anew_ends(tiny_llama: Path, tmp_path: Path) -> None:
+    """The engine dies and its model is gone meanwhile: the item in it is told, and the worker asks to be replaced."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_llama, model)
+    gave_up = asyncio.Event()
+    lane = GpuLane(settings(model), give_up=gave_up.set)
+    await lane.start()
+    try:
+        shutil.rmtree(model)
+        with patch.object(lane._engine._llm, "step", side_effect=RuntimeError("CUDA error: out of memory")):
+            died = await tried(lane, request(chat()))
+        assert isinstance(died, NoAnswer)
+        assert died.failure == "engine_died"
+        await asyncio.wait_for(gave_up.wait(), 60)
+    finally:
+        await lane.close()

@@ -1,0 +1,137 @@
+"""A model made on the spot, without any download: random weights, a tokenizer trained on the standard library's source.
+
+The same arguments make the same files. What it says means nothing; how much it computes is up to ``Shape``. Needs torch and
+transformers, which only the environment with vLLM has, but for ``weights=False``: then transformers alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+Architecture = Literal["llama", "qwen3", "bert"]
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
+TRAINED_ON = 120  # files of the standard library: enough for thousands of tokens, in a second
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CLASSES = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM"),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "bert": ("BertConfig", "BertModel"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large the model is. The default has a few million parameters."""
+
+    hidden: int = 256
+    inner: int = 512  # of the feed-forward layers
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2  # generating models only
+    head_size: int = 64
+    vocabulary: int = 4096  # at most: the tokenizer may find fewer pairs worth a token
+    embedded: int | None = None  # rows of the embedding, where a large model is to be imitated; None = the vocabulary
+    context: int = 2048
+    tied: bool = True  # input and output embeddings are one
+
+
+def make_model(
+    folder: Path,
+    architecture: Architecture = "llama",
+    shape: Shape | None = None,
+    *,
+    seed: int = 0,
+    weights: bool = True,
+) -> Path:
+    """Write config, tokenizer and weights into ``folder``, and hand it back. Without weights, load it as "dummy"."""
+    shape = shape or Shape()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer(shape)
+    tokenizer.save_pretrained(folder)
+    config = _config(architecture, shape, tokenizer)
+    if weights:
+        _model(architecture, config, seed).save_pretrained(folder, safe_serialization=True)
+    else:
+        config.architectures = [_CLASSES[architecture][1]]
+        config.save_pretrained(folder)
+    return folder
+
+
+def make_adapter(folder: Path, shape: Shape | None = None, *, rank: int = 8) -> Path:
+    """A LoRA adapter for the llama of this shape, strong enough to change what it says."""
+    torch, safetensors = import_module("torch"), import_module("safetensors.torch")
+    shape = shape or Shape()
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(1)
+    weights = {}
+    for layer in range(shape.layers):
+        name = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
+        weights[f"{name}.lora_A.weight"] = torch.randn(rank, shape.heads * shape.head_size)
+        weights[f"{name}.lora_B.weight"] = torch.randn(shape.hidden, rank)
+    safetensors.save_file(weights, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 32, "target_modules": ["o_proj"],
+        "lora_dropout": 0.0, "bias": "none",
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _tokenizer(shape: Shape) -> Any:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    parts, transformers = import_module("tokenizers"), import_module("transformers")
+    tokenizer = parts.Tokenizer(parts.models.BPE())
+    tokenizer.pre_tokenizer = parts.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = parts.decoders.ByteLevel()
+    trainer = parts.trainers.BpeTrainer(
+        vocab_size=shape.vocabulary, special_tokens=list(SPECIAL), show_progress=False,
+        initial_alphabet=parts.pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    tokenizer.train([str(path) for path in standard_library()[:TRAINED_ON]], trainer)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|im_end|>", pad_token="<|pad|>",
+        unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]", model_max_length=shape.context,
+    )  # fmt: skip
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def standard_library() -> list[Path]:
+    """Modules that every Python brings along: text without a download."""
+    return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+
+
+def _config(architecture: Architecture, shape: Shape, tokenizer: Any) -> Any:
+    make = getattr(import_module("transformers"), _CLASSES[architecture][0])
+    sizes = {
+        "vocab_size": shape.embedded or len(tokenizer),
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "max_position_embeddings": shape.context,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if architecture == "bert":
+        return make(**sizes, dtype="float32")
+    return make(
+        **sizes, num_key_value_heads=shape.kv_heads, head_dim=shape.head_size, tie_word_embeddings=shape.tied,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, dtype="bfloat16",
+    )  # fmt: skip
+
+
+def _model(architecture: Architecture, config: Any, seed: int) -> Any:
+    torch, transformers = import_module("torch"), import_module("transformers")
+    torch.manual_seed(seed)
+    model = getattr(transformers, _CLASSES[architecture][1])(config)
+    return model if architecture == "bert" else model.to(torch.bfloat16)

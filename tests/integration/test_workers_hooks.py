@@ -1,0 +1,63 @@
+"""Hooks in a real fleet: what the provider sees, what is stored, and what becomes of items that a hook refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import orjson
+import pytest
+from fleet import Fleet
+
+from penstock_ledger.model import JobState
+
+HOOKS = """
+from penstock_workers.hooks import Invalid
+
+def before(item):
+    if item.doc_id == "doc-1":
+        raise ValueError("doc-1 has no text")
+    item.body["model"] = "sim-changed"
+    return item
+
+async def after(item, response):
+    if item.doc_id == "doc-2":
+        return Invalid("no good")
+    return {**response, "seen": item.body["model"]}
+"""
+DOCUMENTS = 6
+TIME_S = 60.0
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    (tmp_path / "hooks").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hooks"), prepend=os.pathsep)
+    return Fleet(tmp_path / "fleet")
+
+
+def test_hooks_change_refuse_and_fail_and_a_missing_one_pauses_the_job(fleet: Fleet, tmp_path: Path) -> None:
+    """A missing module pauses the job with the reason; after the fix and `resume` every document has its one outcome."""
+    with fleet:
+        fleet.provider.start()
+        fleet.ready(fleet.worker(control=True))
+        job = fleet.submit(DOCUMENTS, preprocess="fleet_hooks:before", postprocess="fleet_hooks:after", max_attempts=2)
+        fleet.wait_for(job, JobState.PAUSED, TIME_S)
+        reason = fleet.producer.status(job.job_id).job.reason or ""
+        assert "hook_missing: fleet_hooks:" in reason
+        assert "No module named 'fleet_hooks'" in reason
+        assert fleet.provider_calls() == 0
+        (tmp_path / "hooks" / "fleet_hooks.py").write_text(HOOKS)
+        assert fleet.producer.resume(job.job_id)
+        fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+        account = fleet.account(job, DOCUMENTS)
+        assert account.dead == {"doc-1": "hook_failed", "doc-2": "invalid_result"}
+        assert account.calls == {f"doc-{number}": 1 for number in (0, 3, 4, 5)} | {"doc-2": 2}
+        bodies = [orjson.loads(result.body) for result in fleet.producer.results(job.job_id)]
+        assert {(body["model"], body["seen"]) for body in bodies} == {("sim-changed", "sim-changed")}
+        letters = {letter.key.doc_id: letter for letter in fleet.producer.dead_letters(job.job_id)}
+        assert "fleet_hooks:before: ValueError: doc-1 has no text" in (letters["doc-1"].last_error or "")
+        assert (letters["doc-2"].last_error, letters["doc-2"].attempts) == ("fleet_hooks:after: no good", 2)
+        assert (
+            orjson.loads(letters["doc-2"].request)["model"] == "sim"
+        )  # as it came: a replay goes through the hook again

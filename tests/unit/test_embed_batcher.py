@@ -1,0 +1,218 @@
+"""The batcher: the encoder is never idle while texts wait, one culprit harms nobody, whoever leaves is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from encoders import POISON, AtOnce, FakeEncoder, OnCall
+
+from penstock_ratelimit.testing import run_virtual
+from penstock_workers.lanes.embed import batcher as module
+from penstock_workers.lanes.embed.batcher import Batcher, EncodingFailed, NoRoom
+from penstock_workers.lanes.embed.budget import TokenBudget
+
+WINDOW_S = 2.0
+
+
+def batcher(encoder: FakeEncoder, thread: OnCall | None = None, *, budget: int = 100_000, items: int = 100) -> Batcher:
+    made = Batcher(encoder, TokenBudget(budget), batch_items=items, window_s=WINDOW_S, thread=thread or AtOnce())
+    made.start()
+    return made
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def virtually(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test()
+
+    run_virtual(main())
+
+
+def test_vectors_come_back_in_the_order_of_the_texts() -> None:
+    """However the rows were spread over batches."""
+
+    async def main() -> None:
+        encoder = FakeEncoder()
+        found = await batcher(encoder, items=2).encode([[5] * 40, [6], [7] * 41, [8, 8]])
+        assert [vector[:2] for vector in found] == [[40, 5], [1, 6], [41, 7], [2, 8]]
+        assert len(encoder.batches) > 1
+
+    virtually(main)
+
+
+def test_an_idle_encoder_waits_for_the_window() -> None:
+    """What comes within the window goes together, at its end."""
+
+    async def main() -> None:
+        encoder, loop = FakeEncoder(), asyncio.get_running_loop()
+        waiting = batcher(encoder)
+        first = asyncio.create_task(waiting.encode([[1] * 9]))
+        await asyncio.sleep(WINDOW_S / 2)
+        await asyncio.gather(first, waiting.encode([[1] * 9]))
+        assert encoder.sizes() == [[9, 9]]
+        assert loop.time() == pytest.approx(WINDOW_S, abs=0.01)
+
+    virtually(main)
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    async def main() -> None:
+        encoder, loop = FakeEncoder(), asyncio.get_running_loop()
+        await batcher(encoder, items=3).encode([[1] * 9] * 3)
+        assert loop.time() < 0.01
+
+    virtually(main)
+
+
+async def test_while_it_computes_the_next_batch_gathers() -> None:
+    """One batch at a time; those who came meanwhile go together as soon as it is done, the window long past."""
+    encoder, thread = FakeEncoder(), OnCall()
+    busy = batcher(encoder, thread, items=2)
+    tasks = [asyncio.create_task(busy.encode([[n + 1] * 9])) for n in range(2)]
+    await turns()
+    assert thread.busy == 1
+    tasks += [asyncio.create_task(busy.encode([[n + 5] * 9])) for n in range(4)]
+    await turns()
+    assert thread.busy == 1
+    assert busy.gauges()["waiting"] == 4
+    assert busy.gauges()["bound"] == "engine"
+    for _ in range(3):
+        thread.step()
+        await turns()
+    await asyncio.gather(*tasks)
+    assert encoder.sizes() == [[9, 9]] * 3
+    assert busy.gauges()["bound"] == "queue"
+
+
+async def test_a_cancelled_waiter_leaves_its_bucket() -> None:
+    """What nobody wants any more is not computed."""
+    encoder, thread = FakeEncoder(), OnCall()
+    busy = batcher(encoder, thread, items=1)
+    first, second, third = (asyncio.create_task(busy.encode([[n + 1] * 9])) for n in range(3))
+    await turns()
+    second.cancel()
+    await turns()
+    assert busy.gauges()["waiting"] == 1
+    for _ in range(2):
+        thread.step()
+        await turns()
+    await asyncio.gather(first, third)
+    assert [batch[0][0] for batch in encoder.batches] == [1, 3]
+    assert second.cancelled()
+
+
+async def test_out_of_memory_the_halves_go_apart_and_the_budget_sinks() -> None:
+    """A batch of sixteen that does not fit goes as four of four, and the next one is no larger than what fitted."""
+    encoder = FakeEncoder(memory=1_024)
+    made = Batcher(encoder, TokenBudget(4_096), batch_items=16, window_s=0, thread=AtOnce())
+    made.start()
+    await made.encode([[1] * 256 for _ in range(16)])
+    assert encoder.sizes()[0] == [256] * 16
+    assert made.gauges()["token_budget"] == 1_024
+    encoder.batches.clear()
+    await made.encode([[1] * 256 for _ in range(16)])
+    assert encoder.sizes() == [[256] * 4] * 4
+
+
+async def test_a_text_that_alone_is_too_large_fails_as_itself() -> None:
+    encoder = FakeEncoder(memory=50)
+    made = batcher(encoder, items=4)
+    ends = await asyncio.gather(*(made.encode([[1] * n]) for n in (10, 60, 10, 10)), return_exceptions=True)
+    assert [type(end) for end in ends] == [list, EncodingFailed, list, list]
+    assert "OutOfMemory" in str(ends[1])
+
+
+async def test_a_culprit_fails_alone() -> None:
+    """Seven innocents in the same batch get their vectors; one batch's exception is nobody else's."""
+    encoder = FakeEncoder()
+    made = batcher(encoder, items=8)
+    texts = [[POISON if n == 5 else n + 1] * 9 for n in range(8)]
+    ends = await asyncio.gather(*(made.encode([text]) for text in texts), return_exceptions=True)
+    assert [n for n, end in enumerate(ends) if isinstance(end, EncodingFailed)] == [5]
+    assert [end[0][1] for end in ends if isinstance(end, list)] == [1, 2, 3, 4, 5, 7, 8]
+    assert len(encoder.batches) == 7  # 8; 4, 4; 2, 2; 1, 1
+
+
+async def test_a_request_fails_when_one_of_its_texts_does() -> None:
+    with pytest.raises(EncodingFailed, match="poison"):
+        await batcher(FakeEncoder(), items=2).encode([[1] * 9, [POISON] * 9])
+
+
+async def test_an_encoder_that_loses_a_vector_is_not_believed() -> None:
+    """Nobody gets another text's vector: the batch fails and is tried apart."""
+    encoder = FakeEncoder()
+    whole = encoder.encode
+    encoder.encode = lambda ids: whole(ids)[: max(1, len(ids) - 1)]  # type: ignore[method-assign]
+    found = await batcher(encoder, items=2).encode([[3] * 9, [4] * 9])
+    assert [vector[1] for vector in found] == [3, 4]
+
+
+async def test_too_many_waiting_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single request is always taken; beside others only what there is room for."""
+    monkeypatch.setattr(module, "MAX_WAITING_ROWS", 4)
+    thread = OnCall()
+    busy = batcher(FakeEncoder(), thread, items=1)
+    tasks = [asyncio.create_task(busy.encode([[1] * 9]))]
+    await turns()  # it is being computed
+    tasks += [asyncio.create_task(busy.encode([[1] * 9])) for _ in range(4)]
+    await turns()
+    with pytest.raises(NoRoom, match="4 texts wait"):
+        await busy.encode([[1] * 9])
+    while thread.busy:
+        thread.step()
+        await turns()
+    await asyncio.gather(*tasks)
+
+
+async def test_closing_lets_nobody_hang() -> None:
+    """Who waits, and who is being computed, is cancelled."""
+    thread = OnCall()
+    busy = batcher(FakeEncoder(), thread, items=1)
+    tasks = [asyncio.create_task(busy.encode([[1] * 9])) for _ in range(3)]
+    await turns()
+    await busy.close()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+
+
+def test_efficiency_and_rates_are_told() -> None:
+    """Real tokens by padded ones, and what was done in the last seconds; nothing of what is long past."""
+
+    async def main() -> None:
+        made = batcher(FakeEncoder(), items=2)
+        await made.encode([[1] * 8, [1] * 10])
+        told = made.gauges()
+        assert told["padding_efficiency"] == pytest.approx(0.9)
+        assert told["batch_items"] == 2
+        await asyncio.sleep(5)
+        told = made.gauges()
+        assert told["tokens_per_s"] == pytest.approx(18 / 5, rel=0.01)
+        assert told["items_per_s"] == pytest.approx(2 / 5, rel=0.01)
+        await asyncio.sleep(60)
+        assert made.gauges()["tokens_per_s"] == 0
+
+    virtually(main)
+
+
+def test_mixed_lengths_waste_little() -> None:
+    """Of a thousand rows of log-normal length that wait together, less than a fifth of the cells are padding."""
+
+    async def main() -> None:
+        import random
+
+        draw = random.Random(7)
+        texts = [[1] * max(1, min(500, round(draw.lognormvariate(3.2, 0.8)))) for _ in range(1_000)]
+        encoder = FakeEncoder()
+        made = batcher(encoder, budget=2_048, items=512)
+        await made.encode(texts)
+        assert made.figures.tokens == sum(map(len, texts))
+        assert made.figures.tokens / made.figures.padded > 0.8
+        assert all(max(sizes) * len(sizes) <= 2_048 for sizes in encoder.sizes())
+
+    virtually(main)

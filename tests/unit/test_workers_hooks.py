@@ -1,0 +1,389 @@
+"""A job's own functions: what they may do, and that whatever else they do is the fate of their item alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from penstock_ledger.model import ItemKey
+from penstock_producer.spec import JobSpec
+from penstock_producer.wire import ItemMessage
+from penstock_workers import hook_threads, hooks
+from penstock_workers.engine import Delivery
+from penstock_workers.errors import HookMissing, HookStuck
+from penstock_workers.flight import Flight, JobView
+from penstock_workers.hook_imports import HOOKS_KEPT, HookImports
+from penstock_workers.hooks import Hooks
+from penstock_workers.judge import Failure, Reply
+from penstock_workers.settings import ProviderSettings
+
+BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+REPLY = Reply(b'{"answer":1}', 200, "r", "m", "stop", 3, 2, "text", 5)
+
+MODULE = '''
+import asyncio, functools, threading, time
+from penstock_workers.hooks import Invalid, Item
+
+gate = threading.Event()
+not_callable = 5
+
+def louder(item):
+    item.body["messages"][0]["content"] += "!"
+    return item
+
+def another(item):
+    return Item(item.job_id, item.generation, "other-" + item.doc_id, item.endpoint, {"model": "new"})
+
+async def later(item):
+    await asyncio.sleep(0)
+    return louder(item)
+
+wrapped = functools.partial(later)
+
+def enrich(item, response):
+    return {**response, "doc": item.doc_id, "asked": item.body["model"], "thread": threading.current_thread().name}
+
+async def enrich_later(item, response):
+    return enrich(item, response)
+
+def refuse(item, response):
+    return Invalid("no " + "x" * 1000)
+
+def refuse_for_good(item, response):
+    return Invalid("never", retry=False)
+
+def nothing(item, *rest): pass
+def a_list(item, *rest): return [1]
+def a_generator(item, *rest): yield item
+async def an_async_generator(item, *rest): yield item
+def bad_body(item):
+    item.body = [1]
+    return item
+def no_json(item):
+    item.body["x"] = object()
+    return item
+def no_json_answer(item, response): return {"x": {1, 2}}
+def endless(item, response):
+    response["x"] = response
+    return response
+def huge(item, response): return {"x": "y" * 2000}
+
+def raises(item, *rest): raise ValueError("no such text")
+async def raises_later(item, *rest): raise KeyError("k")
+def leaves(item, *rest): raise SystemExit(3)
+async def leaves_later(item, *rest): raise SystemExit(3)
+def interrupts(item, *rest): raise KeyboardInterrupt
+def stops(item, *rest): raise StopIteration(1)
+async def cancels(item, *rest): raise asyncio.CancelledError
+def times_out(item, *rest): raise TimeoutError("its own")
+async def times_out_later(item, *rest): raise TimeoutError("its own")
+def takes_none(): pass
+async def takes_none_later(): pass
+
+def sticks(item, *rest): gate.wait()
+async def sticks_later(item, *rest): await asyncio.Event().wait()
+def sticky_awaitable(item, *rest): return sticks_later(item)
+'''  # fmt: skip
+
+
+COUNTED = "import sys\nsys.counted = getattr(sys, 'counted', 0) + 1\n"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module of hooks that can be imported."""
+    (tmp_path / "hooks_of_test.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "hooks_of_test"
+    loaded = sys.modules.pop("hooks_of_test", None)
+    if loaded is not None:
+        loaded.gate.set()  # lets go of threads that a test left waiting
+
+
+@pytest.fixture
+async def at_work() -> Any:
+    made = Hooks(timeout_s=10)
+    yield made
+    made.close()
+
+
+def flight(**spec: object) -> Flight:
+    item = Flight(Delivery("job:doc", {}, {}, retries=0, queue="penstock.api"))
+    item.message = ItemMessage(ItemKey("job", 2, "doc"), BODY, None)
+    item.job = JobView("job", JobSpec.from_json(spec), ProviderSettings(), 1)
+    item.body = item.given = BODY
+    return item
+
+
+async def before(at_work: Hooks, path: str) -> tuple[Failure | None, dict[str, Any]]:
+    item = flight(preprocess=path)
+    failure = await at_work.preprocess(item)
+    assert item.given == BODY
+    return failure, orjson.loads(item.body)
+
+
+async def after(at_work: Hooks, path: str) -> Reply | Failure:
+    return await at_work.postprocess(flight(postprocess=path), REPLY)
+
+
+async def test_a_job_without_hooks_is_left_as_it_is(at_work: Hooks) -> None:
+    """No hook, no parsing: the same bytes and the same reply."""
+    item = flight()
+    assert await at_work.preprocess(item) is None
+    assert (item.body, await at_work.postprocess(item, REPLY)) == (BODY, REPLY)
+
+
+@pytest.mark.parametrize("name", ["louder", "later", "wrapped"])
+async def test_preprocess_changes_what_is_sent(at_work: Hooks, module: str, name: str) -> None:
+    """Plain, async, or plain around async."""
+    assert (await before(at_work, f"{module}:{name}"))[1]["messages"][0]["content"] == "hello!"
+
+
+async def test_preprocess_may_return_an_item_of_its_own(at_work: Hooks, module: str) -> None:
+    """Only its body counts: what the document is called is not the hook's to say."""
+    item = flight(preprocess=f"{module}:another")
+    assert await at_work.preprocess(item) is None
+    assert (item.body, item.key.doc_id) == (b'{"model":"new"}', "doc")
+
+
+async def test_postprocess_changes_what_is_stored(at_work: Hooks, module: str) -> None:
+    """The counts of the reply stay; a plain function runs in a thread of its own, an async one on the loop."""
+    plain, asynchronous = await after(at_work, f"{module}:enrich"), await after(at_work, f"{module}:enrich_later")
+    assert isinstance(plain, Reply)
+    assert isinstance(asynchronous, Reply)
+    assert orjson.loads(plain.body) == {"answer": 1, "doc": "doc", "asked": "m", "thread": "hook"}
+    assert orjson.loads(asynchronous.body)["thread"] == threading.current_thread().name
+    assert (plain.prompt_tokens, plain.finish_reason) == (3, "stop")
+
+
+@pytest.mark.parametrize(("name", "final"), [("refuse", False), ("refuse_for_good", True)])
+async def test_invalid_is_a_failure_of_its_own(at_work: Hooks, module: str, name: str, final: bool) -> None:
+    """It is retried unless the hook says that this is of no use."""
+    said = await after(at_work, f"{module}:{name}")
+    assert isinstance(said, Failure)
+    assert (said.name, said.final, said.status) == ("invalid_result", final, 200)
+    assert said.detail.startswith(f"{module}:{name}: n")
+    assert len(said.detail) <= hooks.DETAIL_CHARS
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("raises", "ValueError: no such text (line"),
+        ("raises_later", "KeyError: 'k' (line"),
+        ("leaves", "SystemExit: 3"),
+        ("leaves_later", "SystemExit: 3"),
+        ("interrupts", "KeyboardInterrupt"),
+        ("stops", "StopIteration: 1"),
+        ("cancels", "CancelledError"),
+        ("times_out", "TimeoutError: its own"),
+        ("times_out_later", "TimeoutError: its own"),
+        ("takes_none", "takes 0 positional arguments"),
+        ("takes_none_later", "takes 0 positional arguments"),
+        ("nothing", "it returned nothing"),
+        ("a_list", "it returned list"),
+        ("a_generator", "it returned generator"),
+        ("an_async_generator", "it returned async_generator"),
+    ],
+)
+async def test_whatever_a_hook_raises_or_returns_ends_its_item_alone(
+    at_work: Hooks, module: str, name: str, words: str
+) -> None:
+    """The failure has the last line of the traceback; the loop and the next item go on."""
+    failure, body = await before(at_work, f"{module}:{name}")
+    refused = await after(at_work, f"{module}:{name}")
+    assert isinstance(refused, Failure)
+    for said, status in ((failure, None), (refused, 200)):
+        assert said is not None
+        assert (said.name, said.status, said.detail.startswith(f"{module}:{name}: ")) == ("hook_failed", status, True)
+        assert words in said.detail
+    assert body == orjson.loads(BODY)
+    assert (await before(at_work, f"{module}:louder"))[0] is None
+
+
+@pytest.mark.parametrize(("name", "words"), [("bad_body", "an item whose body is list"), ("no_json", "no JSON")])
+async def test_a_body_that_cannot_be_sent_is_a_failure(at_work: Hooks, module: str, name: str, words: str) -> None:
+    """And the body of the item stays what it was."""
+    failure, body = await before(at_work, f"{module}:{name}")
+    assert failure is not None
+    assert (failure.name, words in failure.detail, body) == ("hook_failed", True, orjson.loads(BODY))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("no_json_answer", "no JSON"), ("endless", "no JSON"), ("huge", "1000 are allowed")]
+)
+async def test_a_response_that_cannot_be_stored_is_a_failure(
+    at_work: Hooks, module: str, name: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "HOOK_RESULT_BYTES", 1_000)
+    said = await after(at_work, f"{module}:{name}")
+    assert isinstance(said, Failure)
+    assert (said.name, words in said.detail) == ("hook_failed", True)
+
+
+async def test_a_traceback_is_logged_once(at_work: Hooks, module: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever wrote the hook sees where it broke; a job of a million does not fill the disk."""
+    with caplog.at_level(logging.WARNING, logger=hooks.__name__):
+        for _ in range(3):
+            await before(at_work, f"{module}:raises")
+    assert [bool(record.exc_info) for record in caplog.records if record.name == hooks.__name__] == [True]
+
+
+@pytest.mark.parametrize("name", ["sticks", "sticks_later", "sticky_awaitable"])
+async def test_a_hook_that_hangs_costs_its_item_only(module: str, name: str) -> None:
+    """After its time the item fails; threads that hang do not keep others from theirs."""
+    at_work = Hooks(timeout_s=0.05)
+    stuck = await asyncio.gather(*(before(at_work, f"{module}:{name}") for _ in range(hook_threads.HOOK_THREADS + 1)))
+    assert {failure.detail for failure, _ in stuck if failure} == {f"{module}:{name}: it took longer than 0.05 s"}
+    assert len([failure for failure, _ in stuck if failure]) == hook_threads.HOOK_THREADS + 1
+    assert (await before(Hooks(), f"{module}:louder"))[0] is None
+
+
+async def test_waiting_for_a_thread_is_not_held_against_a_hook(module: str) -> None:
+    """More items than threads: each has its time from when it starts, and no more run at once than there are threads."""
+    threads, running, most, lock = hook_threads.HookThreads(), 0, 0, threading.Lock()
+    meet = threading.Barrier(hook_threads.HOOK_THREADS)
+
+    def call() -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        meet.wait(10)
+        with lock:
+            running -= 1
+        return 1
+
+    said = await asyncio.gather(*(threads.run(call, 10) for _ in range(5 * hook_threads.HOOK_THREADS)))
+    assert (sum(said), most) == (5 * hook_threads.HOOK_THREADS, hook_threads.HOOK_THREADS)
+    threads.close()
+
+
+async def test_a_hook_that_always_hangs_pauses_its_job(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few stuck threads are bad luck, more are a broken hook; when they return, hooks work again."""
+    monkeypatch.setattr(hook_threads, "STUCK_MAX", 1)
+    at_work = Hooks(timeout_s=0.05)
+    for _ in range(2):
+        assert (await before(at_work, f"{module}:sticks"))[0] is not None
+    with pytest.raises(HookStuck, match="hook_stuck: 2 calls"):
+        await before(at_work, f"{module}:sticks")
+    lost = set(at_work._threads._lost)
+    sys.modules[module].gate.set()
+    while any(thread.busy for thread in lost):  # noqa: ASYNC110  # threads have no event of the loop
+        await asyncio.sleep(0)
+    assert (await before(at_work, f"{module}:louder"))[0] is None
+
+
+@pytest.mark.parametrize("name", ["sticks", "sticks_later"])
+async def test_a_cancelled_item_stops_waiting_for_its_hook(at_work: Hooks, module: str, name: str) -> None:
+    """Its lease is lost: the cancellation comes through, as itself."""
+    task = asyncio.create_task(before(at_work, f"{module}:{name}"))
+    await before(at_work, f"{module}:louder")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await before(at_work, f"{module}:louder"))[0] is None
+
+
+async def test_a_loop_that_closes_before_a_hook_returns_harms_nobody(module: str) -> None:
+    """The thread finds nobody to tell, and ends."""
+    ended = threading.Event()
+    gate = threading.Event()
+
+    async def main() -> None:
+        threads = hook_threads.HookThreads()
+        with pytest.raises(TimeoutError):
+            await threads.run(lambda: gate.wait(10) and ended.set(), 0.01)
+
+    await asyncio.to_thread(asyncio.run, main())
+    gate.set()
+    assert await asyncio.to_thread(ended.wait, 10)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("no_such_module_here:f", "No module named 'no_such_module_here'"),
+        ("hooks_of_test:absent", "absent is not there"),
+        ("hooks_of_test:not_callable", "not_callable is int, not a function"),
+    ],
+)
+async def test_a_hook_that_is_missing_is_named(at_work: Hooks, module: str, path: str, words: str) -> None:
+    """For whoever reads why the job paused."""
+    with pytest.raises(HookMissing, match=rf"hook_missing: {path}") as caught:
+        await before(at_work, path)
+    assert words in str(caught.value)
+
+
+async def test_a_missing_postprocess_is_found_before_the_call(at_work: Hooks) -> None:
+    """Nothing is paid for an answer that could not be stored."""
+    with pytest.raises(HookMissing):
+        await at_work.preprocess(flight(postprocess="no_such_module_here:f"))
+
+
+@pytest.mark.parametrize("text", ["raise SystemExit(1)", "import no_such_module_here", "x ="])
+async def test_a_module_that_breaks_while_it_is_imported_is_found_when_it_is_mended(
+    at_work: Hooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Nobody has to restart the workers for it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_hooks.py").write_text(text)
+    with pytest.raises(HookMissing, match="cannot be imported here"):
+        await before(at_work, "broken_hooks:f")
+    (tmp_path / "broken_hooks.py").write_text("def f(item):\n    return item  # of another length than before\n")
+    assert (await before(at_work, "broken_hooks:f"))[0] is None
+    sys.modules.pop("broken_hooks")
+
+
+async def test_hooks_are_found_in_the_folder_of_the_worker(
+    at_work: Hooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without installing anything, and never before what is installed."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hooks_beside.py").write_text("def f(item):\n    return item\n")
+    assert (await before(at_work, "hooks_beside:f"))[0] is None
+    assert sys.path[-1] == str(tmp_path)
+    sys.modules.pop("hooks_beside")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "path", "works"),
+    [
+        (["hooks_of_test"], "hooks_of_test:louder", True),
+        (["json"], "json.decoder:JSONDecoder", True),
+        (["hooks_of"], "hooks_of_test:louder", False),
+        ([], "hooks_of_test:louder", False),
+    ],
+)
+async def test_a_worker_may_allow_some_modules_only(module: str, allowed: list[str], path: str, works: bool) -> None:
+    """A module and what is inside it; names that only begin alike are others."""
+    imports = HookImports(allowed)
+    if works:
+        assert callable(await imports.get(path))
+        return
+    with pytest.raises(HookMissing, match=f"hook_modules allows {', '.join(allowed) or 'none'}"):
+        await imports.get(path)
+
+
+async def test_a_module_is_imported_once_for_all_that_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of items start together; and the functions kept are bounded."""
+    names = "".join(f"def f{number}(item): return item\n" for number in range(HOOKS_KEPT + 5))
+    (tmp_path / "counted_hooks.py").write_text(COUNTED + names)
+    monkeypatch.syspath_prepend(tmp_path)
+    imports = HookImports(None)
+    found = await asyncio.gather(*(imports.get("counted_hooks:f0") for _ in range(50)))
+    assert (len(set(found)), vars(sys)["counted"]) == (1, 1)
+    for number in range(HOOKS_KEPT + 5):
+        await imports.get("counted_hooks:f0")
+        await imports.get(f"counted_hooks:f{number}")
+    assert (len(imports._found), "counted_hooks:f0" in imports._found) == (HOOKS_KEPT, True)
+    sys.modules.pop("counted_hooks")

@@ -1,0 +1,71 @@
+"""From `package.module:function` to the function, imported when a job first needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock_workers.errors import HookMissing
+
+HOOKS_KEPT = 100  # functions; two per job that has them
+
+Hook = Callable[..., Any]
+
+
+class HookImports:
+    """``allowed`` names modules, with all inside them; None allows whatever can be imported."""
+
+    def __init__(self, allowed: Sequence[str] | None) -> None:
+        self._allowed = allowed
+        self._found: OrderedDict[str, Hook] = OrderedDict()
+        self._importing = asyncio.Lock()
+
+    async def get(self, path: str) -> Hook:
+        """Raises HookMissing, as often as it is asked for: what is mended is found then."""
+        hook = self._found.get(path)
+        if hook is not None:
+            self._found.move_to_end(path)
+            return hook
+        async with self._importing:  # hundreds of items may ask at once; and a module may take seconds to load
+            hook = self._found.get(path)
+            if hook is None:
+                self._check(path)
+                hook = self._found[path] = await asyncio.to_thread(_import, path)
+                if len(self._found) > HOOKS_KEPT:
+                    self._found.popitem(last=False)
+            return hook
+
+    def _check(self, path: str) -> None:
+        module = path.partition(":")[0]
+        if self._allowed is None or any(module == one or module.startswith(one + ".") for one in self._allowed):
+            return
+        listed = ", ".join(self._allowed) or "none"
+        raise HookMissing(f"hook_missing: {path}: this worker's setting hook_modules allows {listed}")
+
+
+def _import(path: str) -> Hook:
+    name, _, attribute = path.partition(":")
+    _add_working_folder()
+    importlib.invalidate_caches()  # the file may have been put there just now
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise HookMissing(f"hook_missing: {path} cannot be imported here: {type(error).__name__}: {error}") from error
+    hook = getattr(module, attribute, None)
+    if not callable(hook):
+        seen = "is not there" if hook is None else f"is {type(hook).__name__}, not a function"
+        raise HookMissing(f"hook_missing: {path}: {attribute} {seen}; mend {name} and restart the workers, then resume")
+    found: Hook = hook
+    return found
+
+
+def _add_working_folder() -> None:
+    """Where the worker was started, as Celery does for its own imports. Last, so that it hides no installed package."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)

@@ -1,0 +1,87 @@
+"""Threads for hooks that are plain functions. One that never returns costs its thread, not the worker.
+
+Not a ThreadPoolExecutor: there waiting for a thread would count against a hook's time, a stuck hook would keep its place
+for good, and the interpreter would wait for it at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from penstock_workers.errors import HookStuck
+
+HOOK_THREADS = 4  # hooks are small; heavier ones call libraries that use the cores by themselves
+STUCK_MAX = 16  # threads given up as stuck; with more of them the hook is broken, not one of its documents
+
+
+class HookThreads:
+    """Calls plain functions, at most HOOK_THREADS at once. All of it runs on one event loop."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(HOOK_THREADS)
+        self._idle: list[_HookThread] = []
+        self._lost: set[_HookThread] = set()
+
+    async def run(self, call: Callable[[], Any], timeout_s: float) -> Any:
+        """What ``call``, which never raises, returns. The time counts from when a thread has it.
+
+        Raises TimeoutError, and HookStuck when too many earlier calls have never returned.
+        """
+        async with self._places:
+            self._lost = {thread for thread in self._lost if thread.busy}
+            if len(self._lost) > STUCK_MAX:
+                raise HookStuck(
+                    f"hook_stuck: {len(self._lost)} calls of hooks have not returned; mend the hook, restart the workers, resume"
+                )
+            thread = self._idle.pop() if self._idle else _HookThread()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    said = await thread.run(call)
+            except BaseException:  # out of time, or the item was given up: the thread goes on by itself, and then ends
+                thread.end()
+                self._lost.add(thread)
+                raise
+            self._idle.append(thread)
+            return said
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().end()
+
+
+class _HookThread:
+    """One thread that makes one call at a time. It never keeps the process from ending."""
+
+    def __init__(self) -> None:
+        self.busy = False  # written by the loop before and by the thread after a call
+        self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        Thread(target=self._work, name="hook", daemon=True).start()
+
+    def run(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.busy = True
+        self._calls.put((call, future))
+        return future
+
+    def end(self) -> None:
+        """After the call that it makes now, if any."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (given := self._calls.get()) is not None:
+            call, future = given
+            said = call()
+            self.busy = False
+            try:
+                future.get_loop().call_soon_threadsafe(_tell, future, said)
+            except RuntimeError:
+                return  # the loop has closed: nobody listens
+
+
+def _tell(future: asyncio.Future[Any], said: Any) -> None:
+    if not future.done():
+        future.set_result(said)

@@ -1,0 +1,138 @@
+"""Who waits for the encoder, and with whom one goes: rows in buckets by length, batches of neighbours in length.
+
+An encoder computes a rectangle, as long as its longest row; what is not text in it is padding, computed for nothing.
+Batches in order of arrival spend three quarters of a CPU on that (benchmarks/RESULTS.md). No clock in here: callers
+tell the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from typing import Any
+
+from penstock_producer.spec import Priority
+
+STEPS_PER_DOUBLING = 8  # rows of one bucket differ by at most an eighth in length: little padding among themselves
+MIN_EFFICIENCY = 0.75  # a fuller batch gains a CPU nothing beyond a few rows, and padding costs it as much as text does
+# How much later than it came a row is treated as having come. Fixed when it comes, so whoever waits grows older than any
+# newcomer of a better class: low is overtaken by the urgent rows of a minute and then by nobody.
+HANDICAPS_S: Mapping[Priority, float] = {"urgent": 0.0, "normal": 5.0, "low": 60.0}
+
+TokenIds = Sequence[int]
+Vector = Any  # a row of float32: numpy's from a real encoder, any sequence of floats from another
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One text on its way to the encoder. ``future`` ends with its vector; cancelled, nobody wants it any more."""
+
+    ids: TokenIds
+    arrived: float  # seconds on the batcher's clock
+    priority: Priority
+    future: asyncio.Future[Vector]
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+    @property
+    def rank(self) -> float:
+        """Smaller goes first."""
+        return self.arrived + HANDICAPS_S[self.priority]
+
+
+def bucket_of(length: int) -> int:
+    """Grows with the length: exact up to sixteen tokens, then ``STEPS_PER_DOUBLING`` buckets from each power of two."""
+    shift = max(0, length.bit_length() - STEPS_PER_DOUBLING.bit_length())
+    return shift * STEPS_PER_DOUBLING + (length >> shift)
+
+
+def padded_tokens(rows: Sequence[Row]) -> int:
+    """Cells of the rectangle that the encoder computes for these rows."""
+    return max(row.length for row in rows) * len(rows)
+
+
+class Buckets:
+    """The rows that wait. Bounded by whoever adds them; not thread-safe."""
+
+    def __init__(self, *, batch_items: int, window_s: float) -> None:
+        self._batch_items = batch_items
+        self._window_s = window_s
+        # bucket -> priority -> rows by arrival, which within one priority is by rank, too
+        self._lines: dict[int, dict[Priority, dict[Row, None]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, row: Row) -> None:
+        line = self._lines.setdefault(bucket_of(row.length), {}).setdefault(row.priority, {})
+        line[row] = None
+        self._count += 1
+
+    def discard(self, row: Row) -> None:
+        """Nothing happens when it is gone already."""
+        number = bucket_of(row.length)
+        lines = self._lines.get(number, {})
+        line = lines.get(row.priority, {})
+        if row not in line:
+            return
+        del line[row]
+        self._count -= 1
+        if not line:
+            del lines[row.priority]
+        if not lines:
+            del self._lines[number]
+
+    def due(self) -> float:
+        """When the oldest row will have waited for the whole window: then a batch goes, full or not."""
+        return min(row.arrived for row in self._heads()) + self._window_s
+
+    def take(self, now: float, token_budget: int) -> list[Row]:
+        """The next batch, taken out; none while it pays to wait for more. Its padded tokens fit into the budget, unless
+        it is a single row that is longer than all of it."""
+        if not self._count:
+            return []
+        rows, full = self._around(min(self._heads(), key=_rank), token_budget)
+        if not full and now < self.due():
+            return []
+        for row in rows:
+            self.discard(row)
+        return rows
+
+    def clear(self) -> list[Row]:
+        rows = [row for lines in self._lines.values() for line in lines.values() for row in line]
+        self._lines.clear()
+        self._count = 0
+        return rows
+
+    def _heads(self) -> Iterator[Row]:
+        return (next(iter(line)) for lines in self._lines.values() for line in lines.values())
+
+    def _around(self, leader: Row, token_budget: int) -> tuple[list[Row], bool]:
+        """The leader and its neighbours in length, nearest first, and whether nobody of their length fits any more."""
+        rows, longest, real = [leader], leader.length, leader.length
+        for number in self._outwards(bucket_of(leader.length)):
+            for row in merge(*self._lines[number].values(), key=_rank):
+                if row is leader:
+                    continue
+                padded = max(longest, row.length) * (len(rows) + 1)
+                if len(rows) == self._batch_items or padded > token_budget:
+                    break
+                if real + row.length < MIN_EFFICIENCY * padded:
+                    break
+                rows.append(row)
+                longest, real = max(longest, row.length), real + row.length
+        full = len(rows) >= self._batch_items or longest * (len(rows) + 1) > token_budget
+        return rows, full
+
+    def _outwards(self, home: int) -> list[int]:
+        """The buckets by their distance from ``home``, of two equally far the shorter first: it makes nobody longer."""
+        return sorted(self._lines, key=lambda number: (abs(number - home), number))
+
+
+def _rank(row: Row) -> float:
+    return row.rank

@@ -1,0 +1,158 @@
+"""What turns token ids into vectors: the seam, and its real side, a sentence-transformers model on a CPU or a GPU.
+
+torch and sentence-transformers are imported when an encoder is made, never when this module is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock_workers.errors import ModelUnusable, PackageMissing
+from penstock_workers.lanes.embed.buckets import TokenIds, Vector
+
+if TYPE_CHECKING:
+    from penstock_workers.settings import EmbedSettings
+
+PACKAGE = "sentence_transformers"
+DEFAULT_MAX_TOKENS = 512  # for a model whose files name no limit: what the encoders of BERT's family were trained with
+# What torch says where it has no exception of its own: CPU allocator and cuBLAS, as of torch 2.13.
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+class OutOfMemory(Exception):
+    """This batch is too large for the memory that is left; a smaller one may not be."""
+
+
+class NotFinite(Exception):
+    """A vector holds what is no number, which JSON would keep as null."""
+
+
+class Encoder(Protocol):
+    """``tokenise`` and ``trim`` are called by one thread, ``encode`` by another, both at the same time."""
+
+    max_tokens: int  # of one text, special tokens included
+    dimensions: int
+    vocabulary: int  # token ids are below this
+    matryoshka: bool  # trained so that the first part of a vector is a vector, too
+
+    def tokenise(self, texts: Sequence[str]) -> Sequence[TokenIds]:
+        """With special tokens, and as long as the text is."""
+        ...
+
+    def trim(self, text: str) -> TokenIds:
+        """Cut to ``max_tokens`` as the model's own tokenizer cuts."""
+        ...
+
+    def encode(self, ids: Sequence[TokenIds]) -> Sequence[Vector]:
+        """One vector of float32 for each. Raises OutOfMemory, and what else the engine raises."""
+        ...
+
+
+def check_packages() -> None:
+    """Raises PackageMissing. Imports nothing, so that a command line can ask."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise PackageMissing("embed", PACKAGE.replace("_", "-"), "embed")
+
+
+class SentenceTransformersEncoder:
+    """The model's own tokenizer, forward pass, pooling and normalising: what ``SentenceTransformer.encode`` gives."""
+
+    def __init__(self, folder: Path, settings: EmbedSettings) -> None:
+        check_packages()
+        import torch  # pyright: ignore[reportMissingImports]
+        from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
+
+        _no_progress_bars()
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        try:
+            self._model: Any = SentenceTransformer(
+                str(folder),
+                device=settings.device,
+                local_files_only=True,
+                model_kwargs={} if settings.dtype is None else {"dtype": settings.dtype},
+            )
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
+            raise ModelUnusable(str(folder), f"{type(error).__name__}: {error}") from error
+        self._model.eval()
+        self._torch = torch
+        self._tokenizer = self._model.tokenizer
+        self._prompt = _prompt(self._model, folder)
+        self._pad = self._tokenizer.pad_token_id or 0
+        self._pad_left = self._tokenizer.padding_side == "left"
+        config = self._model.transformers_model.config
+        own_limit = self._model.max_seq_length or getattr(config, "max_position_embeddings", DEFAULT_MAX_TOKENS)
+        self.max_tokens: int = settings.max_tokens or own_limit
+        self.dimensions: int = self._model.get_embedding_dimension()
+        self.vocabulary: int = getattr(config, "vocab_size", len(self._tokenizer))
+        self.matryoshka = bool(
+            getattr(config, "is_matryoshka", False) or getattr(config, "matryoshka_dimensions", None)
+        )
+
+    def tokenise(self, texts: Sequence[str]) -> Sequence[TokenIds]:
+        return self._ids(texts, truncation=False)
+
+    def trim(self, text: str) -> TokenIds:
+        return self._ids([text], truncation=True, max_length=self.max_tokens)[0]
+
+    def encode(self, ids: Sequence[TokenIds]) -> Sequence[Vector]:
+        try:
+            with self._torch.inference_mode():
+                features = self._rectangle(ids)
+                vectors = self._model(features)["sentence_embedding"]
+                if not bool(self._torch.isfinite(vectors).all()):
+                    raise NotFinite(
+                        "a vector is not finite; float32 may do where a smaller dtype overflows (embed.dtype)"
+                    )
+                return [*vectors.to("cpu", self._torch.float32).numpy()]
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
+                self._give_memory_back()
+                raise OutOfMemory(str(error).partition("\n")[0]) from None
+            raise
+
+    def _ids(self, texts: Sequence[str], **options: Any) -> list[TokenIds]:
+        whole = [self._prompt + text for text in texts] if self._prompt else list(texts)
+        found: list[TokenIds] = self._tokenizer(
+            whole, padding=False, return_attention_mask=False, return_token_type_ids=False, verbose=False, **options
+        )["input_ids"]
+        return found
+
+    def _rectangle(self, ids: Sequence[TokenIds]) -> dict[str, Any]:
+        """Padded by hand: the tokenizer is at work in another thread."""
+        longest = max(map(len, ids))
+        rows, mask = [], []
+        for row in ids:
+            gap = longest - len(row)
+            padding, nothing, ones = [self._pad] * gap, [0] * gap, [1] * len(row)
+            rows.append([*padding, *row] if self._pad_left else [*row, *padding])
+            mask.append([*nothing, *ones] if self._pad_left else [*ones, *nothing])
+        device = self._model.device
+        return {
+            "input_ids": self._torch.tensor(rows, device=device),
+            "attention_mask": self._torch.tensor(mask, device=device),
+        }
+
+    def _give_memory_back(self) -> None:
+        if self._torch.cuda.is_available():
+            self._torch.cuda.empty_cache()
+
+
+def _no_progress_bars() -> None:
+    """They are for a terminal, and a worker writes a log."""
+    from transformers.utils import logging  # pyright: ignore[reportMissingImports]
+
+    logging.disable_progress_bar()
+
+
+def _prompt(model: Any, folder: Path) -> str:
+    """What the model wants before each text, as ``SentenceTransformer.encode`` puts it. Raises ModelUnusable."""
+    prompt: str = model.prompts.get(model.default_prompt_name) or "" if model.default_prompt_name else ""
+    if prompt and not all(getattr(module, "include_prompt", True) for module in model):
+        raise ModelUnusable(
+            str(folder), "its pooling leaves the prompt out, which this lane cannot; take another model"
+        )
+    return prompt

@@ -1,0 +1,138 @@
+"""The `embed` lane: prepare reads and tokenises, infer waits for the batcher."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_workers.answer import Answer, NoAnswer, Tried
+from penstock_workers.lanes.base import Prepared, Request
+from penstock_workers.lanes.embed.batcher import Batcher, EncodingFailed, NoRoom
+from penstock_workers.lanes.embed.bodies import (
+    Ask,
+    BadBody,
+    answer_body,
+    check_dimensions,
+    check_ids,
+    read_body,
+    too_long,
+)
+from penstock_workers.lanes.embed.buckets import TokenIds
+from penstock_workers.lanes.embed.budget import TokenBudget
+from penstock_workers.lanes.embed.encoder import Encoder, SentenceTransformersEncoder, check_packages
+from penstock_workers.lanes.embed.models import model_folder
+from penstock_workers.lanes.embed.tokens import Tokenising
+from penstock_workers.settings import EmbedSettings
+
+ENDPOINT = "/embeddings"
+HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
+MakeEncoder = Callable[[Path, EmbedSettings], Encoder]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What ``prepare`` leaves for ``infer``."""
+
+    ask: Ask
+    rows: Sequence[TokenIds]
+
+
+class EmbedLane:
+    """Raises ModelMissing and PackageMissing when made: a command line knows before anything has been started."""
+
+    def __init__(self, settings: EmbedSettings, make_encoder: MakeEncoder | None = None) -> None:
+        self._settings = settings
+        self._folder = model_folder(settings.model)
+        self._name = Path(settings.model or "").name
+        if make_encoder is None:
+            check_packages()
+        self._make_encoder = make_encoder or SentenceTransformersEncoder
+        self._batcher: Batcher | None = None
+
+    async def start(self) -> None:
+        """Loads the model: seconds, in which the loop has nothing else to do."""
+        settings = self._settings
+        self._encoder = await asyncio.to_thread(self._make_encoder, self._folder, settings)
+        self._tokens = Tokenising(self._encoder)
+        self._batcher = Batcher(
+            self._encoder,
+            TokenBudget(settings.token_budget),
+            batch_items=settings.batch_items,
+            window_s=settings.window_ms / 1000,
+        )
+        self._batcher.start()
+
+    async def prepare(self, request: Request) -> Prepared:
+        try:
+            ask = self._read(request)
+            rows = await self._rows(ask, trim=request.on_overflow != "fail")
+        except BadBody as error:
+            return Prepared(request, refused=error.answer())
+        return Prepared(request, tokens=sum(map(len, rows)), input=Input(ask, rows))
+
+    async def infer(self, prepared: Prepared) -> Tried:
+        assert self._batcher is not None, "start() comes first"
+        request, given = prepared.request, prepared.input
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                vectors = await self._batcher.encode(given.rows, request.priority)
+        except TimeoutError:
+            return NoAnswer("timeout", f"not encoded within {request.timeout_s:g} s", _since(started))
+        except NoRoom as error:
+            return NoAnswer("engine_busy", str(error), _since(started), sent=False)
+        except EncodingFailed as error:
+            return NoAnswer("engine_failed", str(error), _since(started))
+        body = answer_body(given.ask, vectors, model=given.ask.model or self._name, tokens=prepared.tokens)
+        return Answer(200, HEADERS, body, _since(started))
+
+    def gauges(self) -> Mapping[str, float | str]:
+        return {} if self._batcher is None else self._batcher.gauges()
+
+    def drain(self) -> None:
+        """Nothing to begin that takes long."""
+
+    async def close(self) -> None:
+        if self._batcher is not None:
+            await self._tokens.close()
+            await self._batcher.close()
+
+    def _read(self, request: Request) -> Ask:
+        if not request.endpoint.endswith(ENDPOINT):
+            raise BadBody(
+                f"the embed lane answers /v1{ENDPOINT}, not {request.endpoint}",
+                param="url",
+                code="not_found",
+                status=404,
+            )
+        ask = read_body(request.body)
+        check_dimensions(
+            ask.dimensions, self._encoder.dimensions, self._settings.matryoshka or self._encoder.matryoshka
+        )
+        return ask
+
+    async def _rows(self, ask: Ask, *, trim: bool) -> Sequence[TokenIds]:
+        limit = self._encoder.max_tokens
+        rows = await self._tokenised(ask.texts) if ask.texts else list(ask.ids)
+        for at, ids in enumerate(rows):
+            if len(ids) > limit:
+                if not trim:
+                    raise too_long(len(ids), limit)
+                rows[at] = await self._tokens.trimmed(ask.texts[at]) if ask.texts else ids[:limit]
+        if not all(rows):
+            raise BadBody("an entry of 'input' has no token")
+        check_ids(rows, self._encoder.vocabulary)
+        return rows
+
+    async def _tokenised(self, texts: Sequence[str]) -> list[TokenIds]:
+        try:
+            return await self._tokens.ids(texts)
+        except Exception as error:
+            raise BadBody(f"the tokenizer refuses this text: {type(error).__name__}: {error}") from error
+
+
+def _since(started: float) -> int:
+    return round((time.monotonic() - started) * 1000)

@@ -1,0 +1,209 @@
+"""From an OpenAI request body to a call of the engine: which model, which tokens, how long. Runs in threads."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import orjson
+
+from penstock_workers.lanes.base import Request
+from penstock_workers.lanes.gpu.engines import Call, RequestRefused
+from penstock_workers.lanes.gpu.sampling import asked_tokens, sampling_params
+from penstock_workers.lanes.gpu.upstream import upstream
+from penstock_workers.settings import GpuSettings
+
+PRIORITIES = {"urgent": -1, "normal": 0, "low": 1}  # vLLM runs lower ones first
+TRIM_ROUNDS = 4  # a shorter text may split into a few more tokens than were counted
+TRIM_MARGIN = 8  # tokens cut beyond what is too much, for the same reason
+
+
+class UnknownModel(RequestRefused):
+    """The request names a model that this worker does not host."""
+
+
+class ContextOverflow(RequestRefused):
+    """Prompt and answer do not fit into the model's context."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is needed to know of the loaded model."""
+
+    names: frozenset[str]
+    context: int  # tokens, prompt and answer together
+    defaults: Mapping[str, Any]  # sampling parameters that the model's makers recommend
+    pools: bool  # whether it embeds instead of generating
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the reply repeats of the request."""
+
+    model: str
+    chat: bool
+    base64: bool = False
+
+
+class CallBuilder:
+    """Builds calls for one loaded model. ``build`` may run in several threads: each has a tokenizer of its own."""
+
+    def __init__(self, settings: GpuSettings, tokenizer: Any, facts: ModelFacts) -> None:
+        self._model = settings.model or ""
+        self._loras = {name: (number, path) for number, (name, path) in enumerate(settings.lora.items(), 1)}
+        self._tokenizer = tokenizer
+        self._facts = facts
+        self._threads = threading.local()
+        self._copying = threading.Lock()
+        self._numbers = count()
+
+    def build(self, request: Request) -> tuple[Call, int]:
+        """The call and the tokens that it may come to occupy. Raises RequestRefused."""
+        body = orjson.loads(request.body)
+        model = body.get("model") or self._model
+        lora = self._lora(model)
+        if request.endpoint.endswith("/embeddings"):
+            return self._embedding(request, body, model, lora)
+        if self._facts.pools:
+            raise RequestRefused(f"{self._model} embeds and does not generate: send items to /v1/embeddings")
+        if request.endpoint.endswith("/chat/completions"):
+            chat = True
+        elif request.endpoint.endswith("/completions"):
+            chat = False
+        else:
+            raise RequestRefused(
+                f"the gpu lane has no {request.endpoint}: chat/completions, completions and embeddings"
+            )
+        if body.get("stream"):
+            raise RequestRefused("stream: results are stored whole; leave it out")
+        token_ids, max_tokens = self._fitted(request, body, chat)
+        params = sampling_params(body, defaults=self._facts.defaults, max_tokens=max_tokens, schema=request.schema)
+        call = Call(self._id(request), token_ids, params, lora, PRIORITIES[request.priority], Facts(model, chat))
+        return call, len(token_ids) + max_tokens * (params.n or 1)
+
+    def _id(self, request: Request) -> str:
+        return f"{request.tag}#{next(self._numbers)}"  # the same item may come again while its last try still ends
+
+    def _lora(self, model: str) -> Any:
+        if model in self._facts.names:
+            return None
+        if model in self._loras:
+            number, path = self._loras[model]
+            return upstream("vllm.lora.request", "LoRARequest")(model, number, path)
+        known = ", ".join(sorted(self._facts.names | self._loras.keys()))
+        raise UnknownModel(f"this worker hosts no model {model!r}; it has {known}")
+
+    # -- length ----------------------------------------------------------------------------------------------------
+
+    def _fitted(self, request: Request, body: dict[str, Any], chat: bool) -> tuple[list[int], int]:
+        """Tokens of the prompt, and how many the answer may have; what does not fit is mended as the job says."""
+        token_ids, asked = self._tokens(body, chat), asked_tokens(body)
+        context = self._facts.context
+        if len(token_ids) + (asked or 1) <= context:
+            return token_ids, asked or context - len(token_ids)
+        if request.on_overflow != "fail" and len(token_ids) < context:
+            return token_ids, context - len(token_ids)
+        if request.on_overflow == "trim":
+            reserved = min(asked or 1, context // 2)  # half of the context at most: the document is worth something too
+            return self._trimmed(body, chat, token_ids, reserved), reserved
+        raise ContextOverflow(
+            f"This model's maximum context length is {context} tokens. However, the prompt has {len(token_ids)} and "
+            f"max_tokens asks for {asked or 1}; shorten it, or submit with on_overflow"
+        )
+
+    def _trimmed(self, body: dict[str, Any], chat: bool, token_ids: list[int], reserved: int) -> list[int]:
+        """Cut the end of the longest text until the prompt fits beside ``reserved`` tokens of answer."""
+        room = self._facts.context - reserved
+        if not chat and not isinstance(body.get("prompt"), str):
+            return token_ids[:room]
+        tokenizer = self._own_tokenizer()
+        for _ in range(TRIM_ROUNDS):
+            excess = len(token_ids) - room
+            if excess <= 0:
+                return token_ids
+            holder, key = _longest_text(body) if chat else (body, "prompt")
+            text = tokenizer(holder[key], add_special_tokens=False).input_ids
+            if len(text) <= excess:
+                break
+            holder[key] = tokenizer.decode(text[: max(0, len(text) - excess - TRIM_MARGIN)])
+            token_ids = self._tokens(body, chat)
+        if len(token_ids) <= room:
+            return token_ids
+        raise ContextOverflow(f"trimming the longest text does not make the prompt fit {room} tokens")
+
+    # -- tokens ----------------------------------------------------------------------------------------------------
+
+    def _own_tokenizer(self) -> Any:
+        """Fast tokenizers refuse to be used by two threads at once."""
+        own = getattr(self._threads, "tokenizer", None)
+        if own is None:
+            with self._copying:
+                own = self._threads.tokenizer = copy.deepcopy(self._tokenizer)
+        return own
+
+    def _tokens(self, body: dict[str, Any], chat: bool) -> list[int]:
+        return self._chat_tokens(body) if chat else self._prompt_tokens(body.get("prompt"), "prompt")
+
+    def _chat_tokens(self, body: dict[str, Any]) -> list[int]:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise RequestRefused("messages is empty or no list: give at least one message")
+        tokenizer = self._own_tokenizer()
+        body["messages"] = [_plain(message) for message in messages]
+        try:
+            text = tokenizer.apply_chat_template(
+                body["messages"],
+                tokenize=False,
+                add_generation_prompt=body.get("add_generation_prompt", not body.get("continue_final_message", False)),
+                continue_final_message=body.get("continue_final_message", False),
+                **(body.get("chat_template_kwargs") or {}),
+            )
+        except Exception as error:  # templates are programs of the model's makers: they raise what they like
+            raise RequestRefused(f"the model's chat template refuses these messages: {error}") from error
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _prompt_tokens(self, prompt: Any, field: str) -> list[int]:
+        if isinstance(prompt, str) and prompt:
+            return list(self._own_tokenizer()(prompt).input_ids)
+        if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+            return prompt
+        raise RequestRefused(f"{field} is {type(prompt).__name__}: give one text or one list of token ids per item")
+
+    # -- embeddings ------------------------------------------------------------------------------------------------
+
+    def _embedding(self, request: Request, body: dict[str, Any], model: str, lora: Any) -> tuple[Call, int]:
+        if not self._facts.pools:
+            raise RequestRefused(f"{self._model} generates and does not embed: set gpu.engine.runner to 'pooling'")
+        token_ids = self._prompt_tokens(body.get("input"), "input")
+        if len(token_ids) > self._facts.context:
+            if request.on_overflow == "fail":
+                raise ContextOverflow(
+                    f"This model's maximum context length is {self._facts.context} tokens. However, the input has "
+                    f"{len(token_ids)}; shorten it, or submit with on_overflow"
+                )
+            token_ids = token_ids[: self._facts.context]
+        params = upstream("vllm", "PoolingParams")(task="embed", dimensions=body.get("dimensions"))
+        facts = Facts(model, chat=False, base64=body.get("encoding_format") == "base64")
+        call = Call(self._id(request), token_ids, params, lora, PRIORITIES[request.priority], facts)
+        return call, len(token_ids)
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """A message whose content is one text: what chat templates of text models take. Raises RequestRefused."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise RequestRefused("a message is an object with a role and a content")
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
+        raise RequestRefused("the gpu lane takes text only: a message has a part that is none")
+    return message | {"content": "\n".join(str(text) for text in texts)}
+
+
+def _longest_text(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    return max(body["messages"], key=lambda message: len(message.get("content") or "")), "content"

@@ -1,0 +1,22 @@
+"""Which lane a worker serves, by its name. Engines are imported by the lane that hosts them, when it starts."""
+
+from __future__ import annotations
+
+from penstock_workers.errors import UnknownLane
+from penstock_workers.lanes.api import ApiLane
+from penstock_workers.lanes.base import Lane
+from penstock_workers.lanes.embed import EmbedLane
+from penstock_workers.lanes.gpu import GpuLane
+from penstock_workers.settings import WorkerSettings
+
+
+def make_lane(settings: WorkerSettings) -> Lane:
+    """The lane that this worker serves. Raises UnknownLane, and what the lane finds wrong in its settings."""
+    match settings.lane:
+        case "api":
+            return ApiLane(settings.providers)
+        case "gpu":
+            return GpuLane(settings)
+        case "embed":
+            return EmbedLane(settings.embed)
+    raise UnknownLane(settings.lane, ["api", "gpu", "embed"])
