@@ -155,6 +155,15 @@ class Postgres:
         self.handle.psql(f"create database {name}")
         return str(self.handle.get_uri(database=name))
 
+    def restart(self) -> None:
+        """At once: every transaction is lost, every connection broken, and the log is replayed."""
+        import pgserver
+
+        log = str(self.handle.log)
+        pgserver.pg_ctl(
+            ["-w", "-m", "immediate", "-l", log, "restart"], pgdata=self.handle.pgdata, user=self.handle.system_user
+        )
+
     def stop(self) -> None:
         self.handle.cleanup()
 

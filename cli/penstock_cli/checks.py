@@ -104,7 +104,10 @@ def _database(url: str, *, migrate: bool) -> Iterator[Finding]:
         yield Finding(Verdict.BAD, "database", f"{shown}: {safe(message(error))}")
         return
     try:
-        yield _tables(database, shown, migrate=migrate)
+        tables = _tables(database, shown, migrate=migrate)
+        yield tables
+        if tables.verdict is Verdict.GOOD:
+            yield from _connections(database)
     finally:
         database.close()
 
@@ -125,6 +128,28 @@ def _tables(database: Database, shown: str, *, migrate: bool) -> Finding:
             Verdict.BAD, "database", f"{shown}: {safe(message(error))}", "check that it runs and is reachable"
         )
     return Finding(Verdict.GOOD, "database", f"{shown} answers and has its tables")
+
+
+def _connections(database: Database) -> Iterator[Finding]:
+    """Whether another worker with these settings would find room."""
+    from penstock_workers.settings import WorkerSettings
+    from penstock_workers.stores import pool_sizes
+
+    try:
+        found = database.connections()
+    except Exception as error:
+        yield Finding(Verdict.WARNING, "pool", safe(message(error)), "pg_stat_activity must be readable to count them")
+        return
+    if found is None:
+        return
+    each = sum(pool_sizes(WorkerSettings.load()).values())
+    room = max(0, found.limit - found.used) // each
+    seen = f"{found.used} of {found.limit} connections in use, {found.ours} by Penstock; a worker opens up to {each}"
+    if room:
+        yield Finding(Verdict.GOOD, "pool", f"{seen}: room for {room} more")
+        return
+    fix = "raise max_connections, put PgBouncer in front, or lower database_pool (PENSTOCK_DATABASE_POOL)"
+    yield Finding(Verdict.BAD, "pool", seen, fix)
 
 
 def _redis(url: str, *, private: bool) -> Iterator[Finding]:

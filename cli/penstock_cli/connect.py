@@ -92,6 +92,7 @@ def books(state: Path | None) -> Iterator[Books]:
     from penstock_ledger import open_database
     from penstock_producer.settings import ProducerSettings
 
+    settings = ProducerSettings.load()
     if state is not None:
         folder = StateFolder.existing(state)
         running = EmbeddedRedis.find(folder.redis)
@@ -99,9 +100,8 @@ def books(state: Path | None) -> Iterator[Books]:
         database_url = folder.database_url
     else:
         folder = None
-        settings = ProducerSettings.load()
         redis_url, database_url = settings.redis_url, settings.database_url
-    database = open_database(database_url)
+    database = open_database(database_url, waits=settings.database_waits, role="cli")
     try:
         yield Books(database, redis_url, folder)
     finally:
