@@ -38,14 +38,14 @@ class Books:
         """Raises RedisNotRunning."""
         import redis
 
-        from penstock_ledger import RedisLedger
+        from penstock_ledger import RedisAddress, RedisLedger
 
         if self.redis_url is None:
             raise RedisNotRunning(
                 f"the private Redis of {self.state.root if self.state else 'this job'} is not running; "
                 "`penstock run` on the same state starts it"
             )
-        client = redis.Redis.from_url(self.redis_url)
+        client = RedisAddress.parse(self.redis_url).connect()
         try:
             client.ping()
         except redis.ConnectionError as error:
@@ -110,9 +110,6 @@ def books(state: Path | None) -> Iterator[Books]:
 
 def without_password(url: str) -> str:
     """A URL fit to be printed."""
-    from urllib.parse import urlsplit
+    from penstock_ledger.redis_address import without_secrets
 
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return parts._replace(netloc=f"{parts.username or ''}:…@{parts.netloc.rpartition('@')[2]}").geturl()
+    return without_secrets(url)

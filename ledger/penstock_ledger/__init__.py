@@ -52,6 +52,7 @@ from penstock_ledger.model import (
 from penstock_ledger.outbox import Outbox, OutboxRow
 from penstock_ledger.outcomes import OutcomeStore
 from penstock_ledger.postgres import POOL_SIZE, Waits
+from penstock_ledger.redis_address import RedisAddress
 from penstock_ledger.redis_ledger import RedisLedger
 from penstock_ledger.spool import Spool, SpoolRow
 
@@ -87,6 +88,7 @@ __all__ = [
     "OutcomeStore",
     "Publish",
     "PublishReport",
+    "RedisAddress",
     "RedisForgot",
     "RedisLedger",
     "RedisUnfit",

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings.exceptions import SettingsError as MalformedVariable
 
-from penstock_ledger import Waits
+from penstock_ledger import RedisAddress, Waits
 from penstock_producer.errors import SettingsError, seen
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
@@ -27,6 +27,7 @@ ENV_PREFIX = "PENSTOCK_"
 DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below what hurts a small machine
 
 _PASSWORD = re.compile(r"(?<=://)([^:@/\s]*):[^@/\s]+@")
+_SECRET_OPTION = re.compile(r"(password=)[^&\s]+")
 
 
 class ProducerSettings(BaseSettings):
@@ -79,7 +80,8 @@ class ProducerSettings(BaseSettings):
     @field_validator("redis_url", check_fields=False)
     @classmethod
     def _check_redis_url(cls, url: str) -> str:
-        return _with_scheme(url, ("redis", "rediss", "unix"))
+        RedisAddress.parse(url)
+        return url
 
     @field_validator("database_url", check_fields=False)
     @classmethod
@@ -136,5 +138,5 @@ def _explain(error: ValidationError) -> Iterable[str]:
         name = ".".join(str(part) for part in detail["loc"])
         variable = ENV_PREFIX + "__".join(str(part) for part in detail["loc"]).upper()
         value = detail["input"]
-        shown = seen(_PASSWORD.sub(r"\1:…@", value) if isinstance(value, str) else value)
+        shown = seen(_SECRET_OPTION.sub(r"\1…", _PASSWORD.sub(r"\1:…@", value)) if isinstance(value, str) else value)
         yield f"setting {name} = {shown} is refused: {detail['msg']} (set {name} in {DEFAULT_CONFIG} or {variable})"

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import redis
-
-from penstock_ledger import POOL_SIZE, Database, Meta, RedisLedger, open_database
+from penstock_ledger import POOL_SIZE, Database, Meta, RedisAddress, RedisLedger, open_database
 from penstock_workers.settings import WorkerSettings
 
 CONNECT_TIMEOUT_S = 5.0
@@ -48,9 +46,8 @@ def open_stores(settings: WorkerSettings, part: Part) -> Iterator[Stores]:
         waits=settings.database_waits,
         role=part,
     )
-    tcp: dict[str, Any] = {} if settings.redis_url.startswith("unix:") else {"socket_keepalive": True}
-    client = redis.Redis.from_url(
-        settings.redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=CONNECT_TIMEOUT_S, **tcp
+    client = RedisAddress.parse(settings.redis_url).connect(
+        socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_keepalive=True
     )
     try:
         yield Stores(database, RedisLedger(client, Meta(database).epoch()))
