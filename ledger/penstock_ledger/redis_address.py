@@ -90,6 +90,10 @@ class RedisAddress:
             parameters.pop(name)
         return parameters
 
+    def __json__(self) -> str:
+        """What Celery's `inspect` shows of an option that is one of these."""
+        return repr(self)
+
     @property
     def over_tls(self) -> bool:
         return self.url.startswith("rediss:")
