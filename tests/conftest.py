@@ -64,6 +64,17 @@ def postgres_url(_shared_postgres: Postgres) -> str:
     return _shared_postgres.new_database()
 
 
+@pytest.fixture
+def own_postgres(tmp_path: Path) -> Iterator[Postgres]:
+    """A real PostgreSQL server that belongs to one test, which may restart it."""
+    try:
+        server = Postgres.start(tmp_path / "postgres")
+    except MissingServer as error:
+        _unavailable(error)
+    yield server
+    server.stop()
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """moto's S3 server over real HTTP on loopback."""

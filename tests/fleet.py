@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from redis_sets import SentinelSet
 from servers import RedisServer, free_port
 
 from penstock_ledger import keys
@@ -141,12 +142,19 @@ class Account:
 class Fleet:
     """Everything of one test. Not thread-safe but for ``submit`` through producers of your own."""
 
-    def __init__(self, folder: Path, *, database_url: str | None = None, appendonly: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        database_url: str | None = None,
+        appendonly: bool = True,
+        redis: RedisServer | SentinelSet | None = None,
+    ) -> None:
         self.folder = folder
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
         (folder / "settings.toml").touch()
-        self.redis = RedisServer.start(folder / "redis", appendonly=appendonly)
+        self.redis = redis or RedisServer.start(folder / "redis", appendonly=appendonly)
         self.database_url = database_url or f"sqlite:///{folder}/ledger.db"
         self.provider = Provider(folder)
         self.processes: list[Process] = []

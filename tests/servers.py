@@ -53,6 +53,7 @@ class RedisServer:
     appendonly: bool
     process: subprocess.Popen[bytes] | None = None
     settings: tuple[str, ...] = ()
+    binary: str = field(default_factory=redis_binary)
 
     @classmethod
     def start(cls, folder: Path, *, appendonly: bool = False, settings: tuple[str, ...] = ()) -> RedisServer:
@@ -112,7 +113,7 @@ class RedisServer:
     def _launch(self) -> None:
         self.process = subprocess.Popen(
             [
-                redis_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
+                self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
                 "--save", "", "--appendonly", "yes" if self.appendonly else "no", "--daemonize", "no",
                 "--maxmemory-policy", "noeviction", *self.settings,
             ],
@@ -154,6 +155,15 @@ class Postgres:
         name = f"test_{os.getpid()}_{next(self.names)}"
         self.handle.psql(f"create database {name}")
         return str(self.handle.get_uri(database=name))
+
+    def restart(self) -> None:
+        """At once: every transaction is lost, every connection broken, and the log is replayed."""
+        import pgserver
+
+        log = str(self.handle.log)
+        pgserver.pg_ctl(
+            ["-w", "-m", "immediate", "-l", log, "restart"], pgdata=self.handle.pgdata, user=self.handle.system_user
+        )
 
     def stop(self) -> None:
         self.handle.cleanup()

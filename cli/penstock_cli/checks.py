@@ -19,7 +19,7 @@ from penstock_cli.text import safe
 if TYPE_CHECKING:
     import redis
 
-    from penstock_ledger import Database
+    from penstock_ledger import Database, RedisAddress
     from penstock_workers.settings import ProviderSettings
 
 MINIMUM_PYTHON = (3, 11)
@@ -104,7 +104,10 @@ def _database(url: str, *, migrate: bool) -> Iterator[Finding]:
         yield Finding(Verdict.BAD, "database", f"{shown}: {safe(message(error))}")
         return
     try:
-        yield _tables(database, shown, migrate=migrate)
+        tables = _tables(database, shown, migrate=migrate)
+        yield tables
+        if tables.verdict is Verdict.GOOD:
+            yield from _connections(database)
     finally:
         database.close()
 
@@ -127,24 +130,86 @@ def _tables(database: Database, shown: str, *, migrate: bool) -> Finding:
     return Finding(Verdict.GOOD, "database", f"{shown} answers and has its tables")
 
 
+def _connections(database: Database) -> Iterator[Finding]:
+    """Whether another worker with these settings would find room."""
+    from penstock_workers.settings import WorkerSettings
+    from penstock_workers.stores import pool_sizes
+
+    try:
+        found = database.connections()
+    except Exception as error:
+        yield Finding(Verdict.WARNING, "pool", safe(message(error)), "pg_stat_activity must be readable to count them")
+        return
+    if found is None:
+        return
+    each = sum(pool_sizes(WorkerSettings.load()).values())
+    room = max(0, found.limit - found.used) // each
+    seen = f"{found.used} of {found.limit} connections in use, {found.ours} by Penstock; a worker opens up to {each}"
+    if room:
+        yield Finding(Verdict.GOOD, "pool", f"{seen}: room for {room} more")
+        return
+    fix = "raise max_connections, put PgBouncer in front, or lower database_pool (PENSTOCK_DATABASE_POOL)"
+    yield Finding(Verdict.BAD, "pool", seen, fix)
+
+
 def _redis(url: str, *, private: bool) -> Iterator[Finding]:
     import redis
 
-    client = redis.Redis.from_url(
-        url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S, decode_responses=True
+    from penstock_ledger import RedisAddress
+
+    address = RedisAddress.parse(url)
+    client = address.connect(
+        socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S, decode_responses=True
     )
     try:
+        if address.sentinels:
+            yield from _sentinels(address)
         info: Any = client.info()
         yield Finding(Verdict.GOOD, "redis", f"{without_password(url)} answers, version {info['redis_version']}")
         yield _redis_version(str(info["redis_version"]))
+        if info.get("redis_mode") == "cluster":
+            yield Finding(Verdict.BAD, "mode", "cluster", "use one Redis with replicas: a step touches several slots")
         yield _eviction(info)
         yield _durability(info)
         yield _clock(client)
-    except redis.RedisError as error:
+    except (redis.RedisError, OSError) as error:  # such as a certificate that is not there
         fix = "start it, or set redis_url (PENSTOCK_REDIS_URL)" if not private else "repeat the `penstock run` command"
         yield Finding(Verdict.BAD, "redis", f"{without_password(url)}: {safe(str(error))}", fix)
     finally:
         client.close()
+
+
+def _sentinels(address: RedisAddress) -> Iterator[Finding]:
+    """What the Sentinels know. One that does not answer is named: a failover needs most of them."""
+    import redis
+
+    known: list[dict[str, Any]] = []
+    for host, port in address.sentinels:
+        try:
+            with redis.Redis(host=host, port=port, **address.sentinel_parameters) as sentinel:
+                services: Any = sentinel.sentinel_masters()
+        except (redis.RedisError, OSError) as error:
+            fix = "start it, or leave it out of redis_url; sentinel_password is what it asks for, if it does"
+            yield Finding(Verdict.WARNING, "sentinel", f"{host}:{port}: {safe(str(error))}", fix)
+            continue
+        if address.service in services:
+            known.append(services[address.service])
+            continue
+        seen = f"{host}:{port} watches no {safe(address.service)!r}, only {', '.join(services) or 'nothing'}"
+        yield Finding(Verdict.BAD, "sentinel", seen, "correct ?service= in redis_url")
+    if known:
+        yield _master(address, len(known), known[0])
+
+
+def _master(address: RedisAddress, answers: int, state: dict[str, Any]) -> Finding:
+    replicas, quorum = int(state["num-slaves"]), int(state["quorum"])
+    seen = (
+        f"{answers} of {len(address.sentinels)} answer; {safe(address.service)!r} is {state['ip']}:{state['port']}, "
+        f"{replicas} replicas, quorum {quorum}"
+    )
+    if replicas:
+        return Finding(Verdict.GOOD, "sentinel", seen)
+    return Finding(Verdict.WARNING, "sentinel", seen, "add a replica: there is nobody to fail over to")
 
 
 def _redis_version(version: str) -> Finding:

@@ -38,14 +38,14 @@ class Books:
         """Raises RedisNotRunning."""
         import redis
 
-        from penstock_ledger import RedisLedger
+        from penstock_ledger import RedisAddress, RedisLedger
 
         if self.redis_url is None:
             raise RedisNotRunning(
                 f"the private Redis of {self.state.root if self.state else 'this job'} is not running; "
                 "`penstock run` on the same state starts it"
             )
-        client = redis.Redis.from_url(self.redis_url)
+        client = RedisAddress.parse(self.redis_url).connect()
         try:
             client.ping()
         except redis.ConnectionError as error:
@@ -92,6 +92,7 @@ def books(state: Path | None) -> Iterator[Books]:
     from penstock_ledger import open_database
     from penstock_producer.settings import ProducerSettings
 
+    settings = ProducerSettings.load()
     if state is not None:
         folder = StateFolder.existing(state)
         running = EmbeddedRedis.find(folder.redis)
@@ -99,9 +100,8 @@ def books(state: Path | None) -> Iterator[Books]:
         database_url = folder.database_url
     else:
         folder = None
-        settings = ProducerSettings.load()
         redis_url, database_url = settings.redis_url, settings.database_url
-    database = open_database(database_url)
+    database = open_database(database_url, waits=settings.database_waits, role="cli")
     try:
         yield Books(database, redis_url, folder)
     finally:
@@ -110,9 +110,6 @@ def books(state: Path | None) -> Iterator[Books]:
 
 def without_password(url: str) -> str:
     """A URL fit to be printed."""
-    from urllib.parse import urlsplit
+    from penstock_ledger.redis_address import without_secrets
 
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return parts._replace(netloc=f"{parts.username or ''}:…@{parts.netloc.rpartition('@')[2]}").geturl()
+    return without_secrets(url)

@@ -51,10 +51,13 @@ from penstock_ledger.model import (
 )
 from penstock_ledger.outbox import Outbox, OutboxRow
 from penstock_ledger.outcomes import OutcomeStore
+from penstock_ledger.postgres import POOL_SIZE, Waits
+from penstock_ledger.redis_address import RedisAddress
 from penstock_ledger.redis_ledger import RedisLedger
 from penstock_ledger.spool import Spool, SpoolRow
 
 __all__ = [
+    "POOL_SIZE",
     "Begin",
     "BeginVerdict",
     "Begun",
@@ -85,6 +88,7 @@ __all__ = [
     "OutcomeStore",
     "Publish",
     "PublishReport",
+    "RedisAddress",
     "RedisForgot",
     "RedisLedger",
     "RedisUnfit",
@@ -100,6 +104,7 @@ __all__ = [
     "Spool",
     "SpoolConflict",
     "SpoolRow",
+    "Waits",
     "WorkerSeen",
     "bucket_count",
     "buckets_for",

@@ -18,6 +18,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, 
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from penstock_ledger.errors import DatabaseUnusable, SchemaMissing, SchemaTooNew
+from penstock_ledger.postgres import COUNT_CONNECTIONS, POOL_SIZE, Connections, Waits, open_engine
 from penstock_ledger.tables import HEAD
 
 T = TypeVar("T")
@@ -35,11 +36,14 @@ _RETRYABLE_SQLSTATES: Final = frozenset({"40001", "40P01", "55P03"})  # serializ
 _UNDEFINED_TABLE: Final = "42P01"
 
 
-def open_database(url: str, *, pool_size: int = 5) -> Database:
+def open_database(
+    url: str, *, pool_size: int = POOL_SIZE, waits: Waits | None = None, role: str = "client"
+) -> Database:
     """Prepare a handle; nothing is connected or created yet.
 
     ``url`` is ``sqlite:///path/to/file`` or ``postgresql://…`` (``postgresql+psycopg://…``). ``pool_size`` bounds the
-    connections that this handle opens. Raises DatabaseUnusable.
+    connections that this handle opens; ``waits`` and ``role``, which names them, are for PostgreSQL.
+    Raises DatabaseUnusable.
     """
     parsed = _parsed(url)
     if parsed.get_backend_name() == "sqlite":
@@ -47,7 +51,7 @@ def open_database(url: str, *, pool_size: int = 5) -> Database:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     else:
-        engine = create_engine(parsed, pool_size=pool_size, max_overflow=0, pool_pre_ping=True)
+        engine = open_engine(parsed, pool_size=pool_size, waits=waits or Waits(), role=role)
     return Database(engine)
 
 
@@ -112,6 +116,13 @@ class Database:
             "(julianday('now') - 2440587.5) * 86400.0" if self.is_sqlite else "extract(epoch FROM clock_timestamp())"
         )
         return float(connection.execute(text(f"SELECT {clock}")).scalar_one())  # one of two constants
+
+    def connections(self) -> Connections | None:
+        """How full the server is; None for SQLite, which has no limit."""
+        if self.is_sqlite:
+            return None
+        with self.engine.connect() as connection:
+            return Connections(*connection.execute(text(COUNT_CONNECTIONS)).one())
 
     def close(self) -> None:
         self.engine.dispose()

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import orjson
 
-from penstock_ledger import JobNotFound, JobStore, OutcomeStore, Spool, open_database
+from penstock_ledger import POOL_SIZE, JobNotFound, JobStore, OutcomeStore, Spool, open_database
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.open_job import OpenJob
@@ -58,7 +58,12 @@ class Producer:
     def __init__(self, settings: ProducerSettings | None = None, *, database_url: str | None = None) -> None:
         self._settings = settings or ProducerSettings.load(database_url=database_url)
         url = database_url or self._settings.database_url
-        self._database = open_database(url)
+        self._database = open_database(
+            url,
+            pool_size=self._settings.database_pool or POOL_SIZE,
+            waits=self._settings.database_waits,
+            role="producer",
+        )
         if url.startswith("sqlite:"):
             self._database.migrate()  # a file of our own; a server's schema is changed on purpose, by its operator
         self._jobs = JobStore(self._database)

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings.exceptions import SettingsError as MalformedVariable
 
+from penstock_ledger import RedisAddress, Waits
 from penstock_producer.errors import SettingsError, seen
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
@@ -26,6 +27,7 @@ ENV_PREFIX = "PENSTOCK_"
 DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below what hurts a small machine
 
 _PASSWORD = re.compile(r"(?<=://)([^:@/\s]*):[^@/\s]+@")
+_SECRET_OPTION = re.compile(r"(password=)[^&\s]+")
 
 
 class ProducerSettings(BaseSettings):
@@ -37,9 +39,17 @@ class ProducerSettings(BaseSettings):
 
     redis_url: str = "redis://127.0.0.1:6379/0"
     database_url: str = "sqlite:///penstock.db"
+    # PostgreSQL only. A process opens no more connections than this; None = 4, and 6 where it also hosts control.
+    database_pool: Annotated[int, Field(ge=2, le=100)] | None = None
+    database_statement_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 60.0  # 0 = none
+    database_lock_timeout_s: Annotated[float, Field(ge=0, le=600)] = 10.0  # below the above; 0 = none
     results_url: str | None = None  # folder or s3://bucket/prefix that gets each finished job's files; None = none
     s3_endpoint_url: str | None = None  # None leaves it to AWS_ENDPOINT_URL_S3 and the profile, as boto3 does
     max_line_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_LINE_BYTES
+
+    @property
+    def database_waits(self) -> Waits:
+        return Waits(self.database_statement_timeout_s, self.database_lock_timeout_s)
 
     @classmethod
     def load(cls, **flags: Any) -> Self:
@@ -70,7 +80,8 @@ class ProducerSettings(BaseSettings):
     @field_validator("redis_url", check_fields=False)
     @classmethod
     def _check_redis_url(cls, url: str) -> str:
-        return _with_scheme(url, ("redis", "rediss", "unix"))
+        RedisAddress.parse(url)
+        return url
 
     @field_validator("database_url", check_fields=False)
     @classmethod
@@ -127,5 +138,5 @@ def _explain(error: ValidationError) -> Iterable[str]:
         name = ".".join(str(part) for part in detail["loc"])
         variable = ENV_PREFIX + "__".join(str(part) for part in detail["loc"]).upper()
         value = detail["input"]
-        shown = seen(_PASSWORD.sub(r"\1:…@", value) if isinstance(value, str) else value)
+        shown = seen(_SECRET_OPTION.sub(r"\1…", _PASSWORD.sub(r"\1:…@", value)) if isinstance(value, str) else value)
         yield f"setting {name} = {shown} is refused: {detail['msg']} (set {name} in {DEFAULT_CONFIG} or {variable})"

@@ -16,7 +16,7 @@ from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_ratelimit.limiter import Limiter, TicketScope
 from penstock_ratelimit.limits import Quota, by_id
 from penstock_ratelimit.local import LocalLimiter
-from penstock_ratelimit.loop_thread import LoopThread
+from penstock_ratelimit.loop_thread import LoopThread, RedisUrl
 from penstock_ratelimit.profiles import Usage
 from penstock_ratelimit.refusals import Signal
 from penstock_ratelimit.shared import SharedLimiter
@@ -29,11 +29,12 @@ class BlockingLimiter:
     """A ``Limiter`` whose calls block. Any number of threads may share one; so may a process that forks.
 
     With ``redis_url`` the quota is shared by all who use it (``SharedLimiter``), without by the threads of this process
-    (``LocalLimiter``). Nothing is started before the first use. A forked child starts a thread and connections of its
-    own; the tickets that its parent held stay the parent's. ``close`` it, or let the end of the interpreter do so.
+    (``LocalLimiter``); a function that makes an asyncio client may stand in its place. Nothing is started before the
+    first use. A forked child starts a thread and connections of its own; the tickets that its parent held stay the
+    parent's. ``close`` it, or let the end of the interpreter do so.
     """
 
-    def __init__(self, quotas: Iterable[Quota], redis_url: str | None = None, *, prefix: str = "penstock:") -> None:
+    def __init__(self, quotas: Iterable[Quota], redis_url: RedisUrl = None, *, prefix: str = "penstock:") -> None:
         self._quotas = by_id(quotas)
         self._redis_url, self._prefix = redis_url, prefix
         self._lock = threading.Lock()

@@ -16,6 +16,8 @@ log = logging.getLogger("penstock.ratelimit")
 
 T = TypeVar("T")
 
+RedisUrl = str | Callable[[], Any] | None  # as redis-py reads it, or what makes an asyncio client, for Sentinel say
+
 CLOSE_S: Final = 5.0
 """Closing says goodbye in two calls to Redis, which take a second each at most; then the process may end without it."""
 
@@ -23,7 +25,7 @@ CLOSE_S: Final = 5.0
 class LoopThread:
     """One event loop in a daemon thread, with the limiter that lives on it. Of use in the process that started it."""
 
-    def __init__(self, make: Callable[[Any], Limiter], redis_url: str | None) -> None:
+    def __init__(self, make: Callable[[Any], Limiter], redis_url: RedisUrl) -> None:
         self._make, self._redis_url = make, redis_url
         self._lock = threading.Lock()  # so that nothing is put on the loop after its end
         self.closed = False
@@ -158,9 +160,11 @@ class Wait(Generic[T]):
             self._undo(task.result())
 
 
-def _connected(redis_url: str | None) -> Any:
+def _connected(redis_url: RedisUrl) -> Any:
     if redis_url is None:
         return None
+    if not isinstance(redis_url, str):
+        return redis_url()
     from redis.asyncio import Redis
 
     return Redis.from_url(redis_url)

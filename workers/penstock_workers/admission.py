@@ -10,8 +10,7 @@ import contextlib
 import hashlib
 from typing import Protocol
 
-import redis.asyncio
-
+from penstock_ledger import RedisAddress
 from penstock_ratelimit import Limiter, PerMinute, Quota, SharedLimiter, Ticket
 from penstock_workers.answer import Tried
 from penstock_workers.costs import Costs, metering
@@ -91,7 +90,7 @@ class QuotaAdmission:
     def open(cls, settings: WorkerSettings) -> QuotaAdmission:
         """With everything that it takes in a worker. Call it on the event loop. Raises MissingApiKey."""
         closing = contextlib.AsyncExitStack()
-        client = redis.asyncio.Redis.from_url(settings.redis_url, socket_timeout=REDIS_TIMEOUT_S)
+        client = RedisAddress.parse(settings.redis_url).connect_async(socket_timeout=REDIS_TIMEOUT_S)
         closing.push_async_callback(client.aclose)
         limiter = SharedLimiter(client, quotas(settings))
         closing.push_async_callback(limiter.aclose)

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from celery import Celery, Task
 from kombu.entity import Queue
 
+from penstock_ledger import RedisAddress
 from penstock_producer.wire import TASK_NAME, queue_name
 from penstock_workers import transport
 from penstock_workers.doors import SubmitTask
@@ -69,7 +70,10 @@ def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = No
 
 
 def broker_url(settings: WorkerSettings) -> str:
-    """The broker as kombu reads it; ``redis_url`` is written as redis-py reads it."""
+    """The broker as kombu reads it; ``redis_url`` is written as redis-py reads it, or names Sentinels."""
+    address = RedisAddress.parse(settings.redis_url)
+    if address.sentinels:
+        return _sentinel_url(address, ours=settings.broker_transport == "penstock")
     parsed = urlsplit(settings.redis_url)
     url = settings.redis_url
     if parsed.scheme == "unix":
@@ -77,7 +81,23 @@ def broker_url(settings: WorkerSettings) -> str:
         url = f"socket://{quote(unquote(parsed.path))}?virtual_host={database}"
     if settings.broker_transport == "penstock":
         return f"penstock+{url}"
+    if parsed.scheme == "rediss" and "ssl_" not in parsed.query:  # kombu would not look at the certificate
+        url += ("&" if parsed.query else "?") + "ssl_cert_reqs=required"
     return f"redis+{url}" if parsed.scheme == "unix" else url
+
+
+def _sentinel_url(address: RedisAddress, *, ours: bool) -> str:
+    """Our transport has the address as an option, and this for its name; kombu's own wants one URL per Sentinel."""
+    host, port = address.sentinels[0]
+    if ours:
+        return f"penstock+redis://{host}:{port}/{address.parameters.get('db', 0)}"
+    server = urlsplit(address.url)
+    login = server.netloc.rpartition("@")[0]
+    urls = [
+        f"sentinel://{login}{'@' * bool(login)}{host}:{port}/{address.parameters.get('db', 0)}"
+        for host, port in address.sentinels
+    ]
+    return ";".join(urls)
 
 
 def _configuration(parts: Parts) -> dict[str, Any]:
@@ -86,6 +106,7 @@ def _configuration(parts: Parts) -> dict[str, Any]:
     return {
         "broker_url": broker_url(settings),
         "broker_transport_options": _transport_options(parts),
+        "broker_use_ssl": _stock_tls(parts.settings),
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,  # outlive any outage of Redis
         "broker_pool_acquire_timeout": 30,
@@ -124,8 +145,11 @@ def _transport_options(parts: Parts) -> dict[str, Any]:
         "queue_order_strategy": "priority",
         "priority_steps": [0],  # lanes are queues
     }
+    address = RedisAddress.parse(parts.settings.redis_url)
     if parts.settings.broker_transport == "penstock":
-        return options | {"leases": parts.leases}
+        return options | {"leases": parts.leases, "address": address}
+    if address.sentinels:
+        options |= {"master_name": address.service, "sentinel_kwargs": address.sentinel_parameters}
     # Stock kombu never renews: an item slower than this is run twice, which the ledger makes harmless but not free.
     return options | {
         "unacked_restore_interval": 10,
@@ -133,6 +157,15 @@ def _transport_options(parts: Parts) -> dict[str, Any]:
         "unacked_restore_limit": 500,
         "visibility_timeout": max(timeout_s, 3600.0),
     }
+
+
+def _stock_tls(settings: WorkerSettings) -> dict[str, Any] | None:
+    """What kombu's own transport wants apart from its URL; ours reads the address."""
+    address = RedisAddress.parse(settings.redis_url)
+    if settings.broker_transport == "penstock" or not (address.sentinels and address.over_tls):
+        return None
+    tls = {name: value for name, value in address.parameters.items() if name.startswith("ssl_")}
+    return {"ssl_cert_reqs": "required", **tls}
 
 
 def _build_engine(_: PenstockApp, settings: WorkerSettings) -> ItemEngine:

@@ -40,7 +40,7 @@ class WorkerEngine:
 
     async def start(self, bridge: Bridge) -> None:
         settings = self._settings
-        stores = self._closing.enter_context(open_stores(settings))
+        stores = self._closing.enter_context(open_stores(settings, "worker"))
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         self._runner = ItemRunner(
             lane=self._lane,

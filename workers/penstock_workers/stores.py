@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-import redis
-
-from penstock_ledger import Database, Meta, RedisLedger, open_database
+from penstock_ledger import POOL_SIZE, Database, Meta, RedisAddress, RedisLedger, open_database
 from penstock_workers.settings import WorkerSettings
 
 CONNECT_TIMEOUT_S = 5.0
+CONTROL_POOL = 2  # the control thread, and the one that writes a finished job's files
 REDIS_TIMEOUT_S = 15.0  # a silent Redis is an error that callers retry, never a thread that hangs
+
+
+Part = Literal["worker", "control"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +26,28 @@ class Stores:
     hot: RedisLedger
 
 
+def pool_sizes(settings: WorkerSettings) -> dict[Part, int]:
+    """Connections to PostgreSQL by part of a process that hosts both; together ``database_pool``, when that is set."""
+    whole = settings.database_pool
+    if not settings.control:
+        return {"worker": whole or POOL_SIZE}
+    if whole is None:
+        return {"worker": POOL_SIZE, "control": CONTROL_POOL}
+    control = min(CONTROL_POOL, whole - 1)
+    return {"worker": whole - control, "control": control}
+
+
 @contextlib.contextmanager
-def open_stores(settings: WorkerSettings) -> Iterator[Stores]:
-    """Connections of one process, closed at the end. Raises the database's and Redis's own errors."""
-    database = open_database(settings.database_url)
-    tcp: dict[str, Any] = {} if settings.redis_url.startswith("unix:") else {"socket_keepalive": True}
-    client = redis.Redis.from_url(
-        settings.redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=CONNECT_TIMEOUT_S, **tcp
+def open_stores(settings: WorkerSettings, part: Part) -> Iterator[Stores]:
+    """Connections of one part of a process, closed at the end. Raises the database's and Redis's own errors."""
+    database = open_database(
+        settings.database_url,
+        pool_size=pool_sizes(settings).get(part, CONTROL_POOL),
+        waits=settings.database_waits,
+        role=part,
+    )
+    client = RedisAddress.parse(settings.redis_url).connect(
+        socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_keepalive=True
     )
     try:
         yield Stores(database, RedisLedger(client, Meta(database).epoch()))

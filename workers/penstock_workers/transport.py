@@ -20,11 +20,12 @@ from typing import Any, Literal
 import redis
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport import redis as kombu_redis
-from kombu.utils.url import parse_url
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError
 from redis.retry import Retry
+from redis.sentinel import SentinelManagedConnection
 
+from penstock_ledger import RedisAddress
 from penstock_workers.claims import Claim, Claimed, ClaimScript
 from penstock_workers.lease_scripts import PARKED_KEY, Keys
 from penstock_workers.leases import BROKER_ERRORS, Fate, Leases
@@ -219,18 +220,30 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is untyped
 
     # -- connecting --------------------------------------------------------------------------------------------------
 
+    @property
+    def connection_class(self) -> type[Any]:
+        """What kombu derives its own connections from; TLS and unix sockets it finds out by itself."""
+        address = self.connection.address
+        if address is None or not address.sentinels:
+            return redis.SSLConnection if address is not None and address.over_tls else redis.Connection
+        return kombu_redis.SentinelManagedSSLConnection if address.over_tls else SentinelManagedConnection
+
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        parameters = dict(super()._connparams(asynchronous))
-        url = self.connection.url
-        if url is not None:
-            parameters.update(
-                host=url["hostname"] or "127.0.0.1",
-                port=url["port"] or self.connection.default_port,
-                username=url["userid"],
-                password=url["password"],
-                db=self._prepare_virtual_host(url["virtual_host"]),
-            )
-        return parameters
+        parameters: dict[str, Any] = dict(super()._connparams(asynchronous))
+        address = self.connection.address
+        if address is None:
+            return parameters
+        for name in ("host", "port", "username", "password"):
+            parameters.pop(name, None)
+        return {**parameters, **address.parameters}
+
+    def _get_pool(self, asynchronous: bool = False) -> Any:
+        address = self.connection.address
+        if address is None:
+            return super()._get_pool(asynchronous)
+        parameters = self._connparams(asynchronous)
+        self.keyprefix_fanout: str = self.keyprefix_fanout.format(db=parameters["db"])
+        return address.pool(parameters.pop("connection_class"), parameters)
 
     def _connect_keeper(self) -> redis.Redis:
         """A client for the lease keeper: it must notice a dead peer well before a lease ends."""
@@ -238,7 +251,10 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is untyped
         patience_s = max(KEEPER_TIMEOUT_MIN_S, float(self.visibility_timeout) / 6)
         parameters["socket_timeout"] = min(parameters.get("socket_timeout") or patience_s, patience_s)
         parameters["retry"] = Retry(NoBackoff(), 0)  # the keeper has retries of its own
-        return redis.Redis(connection_pool=redis.ConnectionPool(**parameters))
+        address = self.connection.address
+        if address is None:
+            return redis.Redis(connection_pool=redis.ConnectionPool(**parameters))
+        return redis.Redis(connection_pool=address.pool(parameters.pop("connection_class"), parameters))
 
 
 class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]  # kombu is untyped
@@ -255,7 +271,7 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
 
     def __init__(self, client: Any, **options: Any) -> None:
         super().__init__(client, **options)
-        self.url = _parse_inner_url(client)
+        self.address = _address(client)
         lent: Leases | None = client.transport_options.get("leases")
         self.leases = Leases() if lent is None else lent
         self.cycle = Poller()
@@ -279,14 +295,14 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
             self.leases.close()
 
 
-def _parse_inner_url(client: Any) -> dict[str, Any] | None:
-    """Of penstock+redis://… kombu keeps all behind the plus as the host name, and reads it only for unix sockets."""
-    if not (client.hostname or "").startswith(("redis://", "rediss://")):
-        return None
-    url = dict(parse_url(client.hostname))
-    if url["transport"] == "rediss" and not client.ssl:
-        client.ssl = url.get("ssl") or {"ssl_cert_reqs": "required"}
-    return url
+def _address(client: Any) -> RedisAddress | None:
+    """Lent as the option ``address``, or what stands behind the plus of penstock+redis://…, which kombu would take for a
+    host name. Of unix sockets (penstock+socket://…) it knows by itself: None."""
+    lent: RedisAddress | None = client.transport_options.get("address")
+    if lent is not None:
+        return None if lent.url.startswith("unix:") else lent
+    url = client.hostname or ""
+    return RedisAddress.parse(url) if url.startswith(("redis://", "rediss://")) else None
 
 
 def _nothing() -> None:

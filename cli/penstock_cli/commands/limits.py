@@ -189,12 +189,11 @@ def _unknown(client: redis.Redis, quota: str, prefix: str) -> UsageProblem:
 
 def _client(state: Path | None) -> redis.Redis:
     """The private Redis of a local run, or the configured one. Needs no database. Raises RedisNotRunning."""
-    import redis
-
+    from penstock_ledger import RedisAddress
     from penstock_producer.settings import ProducerSettings
 
     if state is None:
-        return redis.Redis.from_url(ProducerSettings.load().redis_url)
+        return RedisAddress.parse(ProducerSettings.load().redis_url).connect()
     from penstock_cli.embedded import EmbeddedRedis
     from penstock_cli.state import StateFolder
 
@@ -204,7 +203,7 @@ def _client(state: Path | None) -> redis.Redis:
         raise RedisNotRunning(
             f"the private Redis of {folder.root} is not running; `penstock run` on the same state starts it"
         )
-    return redis.Redis.from_url(running.endpoint.redis_url)
+    return RedisAddress.parse(running.endpoint.redis_url).connect()
 
 
 def _option(state: Path | None, prefix: str) -> str:

@@ -9,17 +9,24 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, text
 
+from penstock_ledger.postgres import Waits, wait_longer
+
 # Serialises migrations of several processes on PostgreSQL; any number that nobody else uses ("penstock" on a keypad).
 ADVISORY_LOCK: Final = 73678625
+OTHERS_S: Final = 600.0  # that another process may take to migrate; an index over millions of rows takes minutes
 
 
 def upgrade(connection: Connection) -> None:
     """Bring the schema to the newest revision inside the transaction of ``connection``.
 
     SQLite's write lock is held already; on PostgreSQL an advisory lock makes others wait, and then find nothing to do.
+    It is the transaction's, as a pooler wants it. A table that is in use is waited for no longer than by others:
+    everybody else would queue up behind us.
     """
     if connection.dialect.name == "postgresql":
+        wait_longer(connection, statement_s=0, lock_s=OTHERS_S)
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK})
+        wait_longer(connection, statement_s=0, lock_s=Waits().lock_s)
     command.upgrade(alembic_config(connection), "head")
 
 

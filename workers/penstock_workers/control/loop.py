@@ -84,7 +84,7 @@ class Control:
 def start_control(settings: WorkerSettings) -> Iterator[None]:
     """Run a control loop in a thread of its own, with connections of its own, until the block ends."""
     stop = threading.Event()
-    with open_stores(settings) as stores:
+    with open_stores(settings, "control") as stores:
         control = Control(settings, stores.database, stores.hot, owner=process_name())
         thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)
         thread.start()

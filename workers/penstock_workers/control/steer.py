@@ -7,9 +7,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import redis
-
-from penstock_ledger import Database, FeedLost, JobStore, OutcomeStore, RedisForgot, RedisLedger
+from penstock_ledger import Database, FeedLost, JobStore, OutcomeStore, RedisAddress, RedisForgot, RedisLedger
 from penstock_ledger.model import Counts, Feed, Job, JobState
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.feeder import Feeder, open_feeder
@@ -21,6 +19,7 @@ from penstock_workers.control.reconcile import Reconciler
 from penstock_workers.control.recover import stats_from
 from penstock_workers.control.room import Room
 from penstock_workers.settings import DEFAULT_PROVIDER, WorkerSettings
+from penstock_workers.stores import REDIS_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Steering:
         self._finisher = Finisher(settings, self._outcomes)
         self._led: dict[tuple[str, int], _Led] = {}
         self._paused: set[str] = set()  # jobs that were paused when last looked at
-        self._quotas = redis.Redis.from_url(settings.redis_url)
+        self._quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
 
     def steer(self, job: Job) -> None:
         """One bounded step for one job."""

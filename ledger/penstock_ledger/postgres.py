@@ -1,0 +1,95 @@
+"""How PostgreSQL is connected to: bounded waits, connections with names, and nothing that needs a session of our own.
+
+Behind PgBouncer in transaction mode each transaction may have another server connection. So nothing is prepared, no SET
+outlives its transaction, locks are the transaction's, and start-up parameters are only those that PgBouncer knows.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+
+APPLICATION: Final = "penstock"  # what our connections' names start with, in pg_stat_activity
+POOL_SIZE: Final = 4  # two threads that settle and begin, and two reads of large documents beside them
+POOL_WAIT_S: Final = 30.0  # for a connection of our own pool to come free
+CONNECT_TIMEOUT_S: Final = 10
+IDLE_IN_TRANSACTION_S: Final = 60.0  # a process that was frozen in a transaction loses its locks after this
+# A server that vanished without a word is noticed within half a minute, not after the two hours of most systems.
+KEEPALIVES: Final = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
+_NAME_BYTES: Final = 63  # PostgreSQL cuts longer ones
+
+COUNT_CONNECTIONS: Final = (
+    "SELECT count(*), count(*) FILTER (WHERE application_name LIKE 'penstock-%'),"
+    " current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
+    " FROM pg_stat_activity WHERE backend_type = 'client backend'"
+)
+
+
+class Connections(NamedTuple):
+    """Of a PostgreSQL server, to all its databases."""
+
+    used: int
+    ours: int  # of Penstock's, by their names; behind a pooler they are counted as it last named them
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long the server may spend for us on one statement, and in it on one lock, in seconds; 0 is without end."""
+
+    statement_s: float = 60.0
+    lock_s: float = 10.0  # a lock that is not had by then fails the transaction, which is tried again
+
+
+def open_engine(url: URL, *, pool_size: int, waits: Waits, role: str) -> Engine:
+    """An engine for a URL of psycopg; nothing is connected yet. What the URL's query says wins."""
+    arguments: dict[str, Any] = {
+        "application_name": application_name(role),
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        **KEEPALIVES,
+    }
+    engine = create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=POOL_WAIT_S,
+        pool_use_lifo=True,  # those beyond what is needed stay idle, and a pooler or firewall may end them
+        pool_pre_ping=True,  # one that a restart has ended is replaced before it is used
+        connect_args={name: value for name, value in arguments.items() if name not in url.query}
+        | {"prepare_threshold": None},  # psycopg prepares on one server connection what PgBouncer sends to another
+    )
+    event.listen(engine, "begin", _bounded_by(waits))
+    return engine
+
+
+def application_name(role: str) -> str:
+    """``penstock-worker@host-pid``: who it is that holds a lock."""
+    return f"{APPLICATION}-{role}@{socket.gethostname()}-{os.getpid()}"[:_NAME_BYTES]
+
+
+def wait_longer(connection: Connection, statement_s: float, lock_s: float) -> None:
+    """Other limits for the rest of this transaction."""
+    connection.exec_driver_sql(_limits(statement_s, lock_s))
+
+
+def _bounded_by(waits: Waits) -> Any:
+    limits = _limits(waits.statement_s, waits.lock_s)
+
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql(limits)
+
+    return begin
+
+
+def _limits(statement_s: float, lock_s: float) -> str:
+    """One round trip. SET LOCAL ends with the transaction: a pooler gives the connection to somebody else then."""
+    limits = {
+        "statement_timeout": statement_s,
+        "lock_timeout": lock_s,
+        "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_S,
+    }
+    return "; ".join(f"SET LOCAL {name} = {round(seconds * 1000)}" for name, seconds in limits.items())

@@ -1,0 +1,189 @@
+"""Where Redis is: the one reading of ``redis_url``, and clients for it.
+
+    redis://[user:password@]host[:6379][/db]               one server
+    rediss://…?ssl_ca_certs=/ca.pem                        the same over TLS; certificates are checked unless told otherwise
+    unix:///run/redis.sock?db=0                            a unix socket
+    sentinel://[user:password@]host[:26379][,host2[:port]…][/db]?service=mymaster
+                                                           whichever server these Sentinels call the master
+    sentinels://…                                          the same, with TLS to Sentinels and servers
+
+User and password are those of Redis; Sentinels may have their own (``sentinel_username``, ``sentinel_password``). Other
+options in the query are redis-py's: ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``, ``ssl_cert_reqs``,
+``ssl_check_hostname``, ``max_connections``, …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, Self
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import redis
+import redis.asyncio
+from redis import sentinel
+from redis.asyncio import sentinel as async_sentinel
+from redis.connection import parse_url
+
+SERVER_SCHEMES: Final = ("redis", "rediss", "unix")
+SENTINEL_SCHEMES: Final = ("sentinel", "sentinels")
+SENTINEL_PORT: Final = 26379
+SENTINEL_TIMEOUT_S: Final = 2.0  # to connect to one, and for its answer; then the next one is asked
+_OWN_OPTIONS: Final = ("service", "sentinel_username", "sentinel_password")
+_SECRETS: Final = ("password", "sentinel_password")
+
+
+@dataclass(frozen=True)
+class RedisAddress:
+    """One server, or a service that Sentinels watch. Make one with ``parse``."""
+
+    url: str = field(repr=False)  # holds passwords
+    sentinels: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+    sentinel_login: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Raises ValueError, which says what to write instead."""
+        scheme = url.partition("://")[0]
+        if scheme in SENTINEL_SCHEMES:
+            return cls._of_sentinels(url)
+        if "cluster" in scheme:
+            raise ValueError(
+                "Redis Cluster is not supported, because one step touches keys of several slots: "
+                "give one server (redis://), or Sentinels (sentinel://host:26379,host2:26379/0?service=NAME)"
+            )
+        if scheme not in SERVER_SCHEMES or "://" not in url:
+            known = " or ".join(f"{known}://" for known in (*SERVER_SCHEMES, *SENTINEL_SCHEMES))
+            raise ValueError(f"start it with {known}")
+        _read(url)
+        return cls(url)
+
+    @classmethod
+    def _of_sentinels(cls, url: str) -> Self:
+        parts = urlsplit(url)
+        login, _, hosts = parts.netloc.rpartition("@")
+        query = dict(parse_qsl(parts.query))
+        if not query.get("service"):
+            raise ValueError("name the service that the Sentinels watch: sentinel://host:26379/0?service=mymaster")
+        sentinels = tuple(_host_and_port(host) for host in hosts.split(",") if host)
+        if not sentinels:
+            raise ValueError("name at least one Sentinel: sentinel://host:26379,host2:26379/0?service=mymaster")
+        host, port = sentinels[0]
+        rest = urlencode({name: value for name, value in query.items() if name not in _OWN_OPTIONS})
+        netloc = f"{login}@" * bool(login) + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        server = urlunsplit(("rediss" if parts.scheme == "sentinels" else "redis", netloc, parts.path, rest, ""))
+        _read(server)
+        named = {"username": query.get("sentinel_username"), "password": query.get("sentinel_password")}
+        return cls(server, sentinels, query["service"], {name: value for name, value in named.items() if value})
+
+    @cached_property
+    def parameters(self) -> dict[str, Any]:
+        """Of a connection to a server, as redis-py names them. With Sentinels, host and port are theirs to tell."""
+        defaults: dict[str, Any] = {} if self.url.startswith("unix:") else {"host": "127.0.0.1", "port": 6379}
+        if self.over_tls:
+            defaults["ssl_cert_reqs"] = "required"
+        parameters = {"db": 0, **defaults, **_read(self.url)}
+        parameters.pop("connection_class", None)
+        for name in ("host", "port") if self.sentinels else ():
+            parameters.pop(name)
+        return parameters
+
+    def __json__(self) -> str:
+        """What Celery's `inspect` shows of an option that is one of these."""
+        return repr(self)
+
+    @property
+    def over_tls(self) -> bool:
+        return self.url.startswith("rediss:")
+
+    def connect(self, **options: Any) -> redis.Redis:
+        """A client that finds its server when it is first used, and the new master after a failover.
+
+        ``options`` are redis-py's.
+        """
+        if not self.sentinels:
+            return redis.Redis.from_url(self.url, **self._fitting(options))
+        client: redis.Redis = self._manager(sentinel).master_for(
+            self.service, redis.Redis, SentinelPool, **self.parameters, **options, ssl=self.over_tls
+        )
+        return client
+
+    def connect_async(self, **options: Any) -> redis.asyncio.Redis:
+        """The same for asyncio."""
+        if not self.sentinels:
+            return redis.asyncio.Redis.from_url(self.url, **self._fitting(options))
+        client: redis.asyncio.Redis = self._manager(async_sentinel).master_for(
+            self.service, redis.asyncio.Redis, AsyncSentinelPool, **self.parameters, **options, ssl=self.over_tls
+        )
+        return client
+
+    def pool(self, connection_class: type[Any], parameters: Mapping[str, Any]) -> redis.ConnectionPool:
+        """For a client that builds its own connections, as kombu does."""
+        if not self.sentinels:
+            return redis.ConnectionPool(connection_class=connection_class, **parameters)
+        make: Any = SentinelPool
+        pool: redis.ConnectionPool = make(
+            self.service, self._manager(sentinel), connection_class=connection_class, **parameters
+        )
+        return pool
+
+    @property
+    def sentinel_parameters(self) -> dict[str, Any]:
+        """Of a connection to a Sentinel."""
+        tls = {name: value for name, value in self.parameters.items() if name.startswith("ssl_")}
+        waits = {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S}
+        return {**waits, **tls, **self.sentinel_login, "ssl": self.over_tls}
+
+    def _manager(self, module: Any) -> Any:
+        """Of redis-py's sync or async flavour, neither of which is typed."""
+        return module.Sentinel(list(self.sentinels), sentinel_kwargs=self.sentinel_parameters)
+
+    def _fitting(self, options: dict[str, Any]) -> dict[str, Any]:
+        """A unix socket has no keepalive."""
+        if self.url.startswith("unix:"):
+            return {name: value for name, value in options.items() if name != "socket_keepalive"}
+        return options
+
+
+class SentinelPool(sentinel.SentinelConnectionPool):
+    """Takes the connections to Sentinels with it when it is closed."""
+
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        super().disconnect(inuse_connections)
+        self.sentinel_manager.close()
+
+
+class AsyncSentinelPool(async_sentinel.SentinelConnectionPool):
+    """Takes the connections to Sentinels with it when it is closed."""
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        await super().disconnect(inuse_connections)
+        for client in self.sentinel_manager.sentinels:
+            await client.aclose()
+
+
+def without_secrets(url: str) -> str:
+    """An address fit to be printed: passwords become an ellipsis."""
+    parts = urlsplit(url)
+    login, at, hosts = parts.netloc.rpartition("@")
+    user, colon, _ = login.partition(":")
+    query = parts.query
+    if any(name in _SECRETS for name, _ in parse_qsl(query)):
+        query = "&".join(f"{name}={'…' if name in _SECRETS else value}" for name, value in parse_qsl(query))
+    return urlunsplit(parts._replace(netloc=f"{user}{colon}{'…' * bool(colon)}{at}{hosts}", query=query))
+
+
+def _read(url: str) -> dict[str, Any]:
+    read: Any = parse_url  # redis-py has it untyped
+    return dict(read(url))
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+    if not colon:
+        return text.strip("[]"), SENTINEL_PORT
+    if not host or not port.isdigit():
+        raise ValueError(f"{text[:80]!r} is no host:port of a Sentinel")
+    return host.strip("[]"), int(port)
