@@ -54,6 +54,8 @@ class Leases:
         self.renewals = 0
         self.dropped = 0  # duplicates of messages that some worker holds
         self.put_off = 0  # retries that came before the earlier try was acknowledged
+        self.claim_heard_at: float | None = None  # when Redis last answered a claim; written by the hub thread
+        self.kept_at: float | None = None  # when the keeper last reached Redis; written by the keeper thread
         self._held: dict[str, str] = {}  # tag -> score last seen; bounded by prefetch
         self._leaving: dict[Fate, deque[Lease]] = {fate: deque() for fate in Fate}  # counted by len(), so bounded too
         self._lock = threading.Condition()
@@ -86,12 +88,14 @@ class Leases:
         with self._lock:
             if self._thread is not None:
                 return
+            self.claim_heard_at = time.monotonic()  # somebody is about to claim
             self._scripts = LeaseScripts(connect(), keys)
             self._thread = threading.Thread(target=self._run, args=(keys,), name="penstock-leases", daemon=True)
             self._thread.start()
 
     def claimed(self, tags: Iterable[str], score: str, dropped: int = 0, put_off: int = 0) -> None:
         """Note the outcome of a claim: what it brought, and how many duplicates and early retries it met."""
+        self.claim_heard_at = time.monotonic()
         with self._lock:
             self._held.update(dict.fromkeys(tags, score))
             self.dropped += dropped
@@ -197,6 +201,7 @@ class Leases:
         while group := list(islice(leases, GROUP_MAX)):
             score, lost = self._scripts.renew(group)
             gone = self._note_renewal(group, score, set(lost))
+            self.kept_at = time.monotonic()
             if gone:
                 self.on_lost(gone)
         self.renewals += 1
@@ -218,6 +223,7 @@ class Leases:
     def _sweep(self, each_s: float) -> None:
         assert self._scripts is not None
         restored = self._scripts.restore(each_s)
+        self.kept_at = time.monotonic()
         self._more_to_sweep = restored >= RESTORED_PER_SWEEP
         if restored > 0:
             self.restored += restored
