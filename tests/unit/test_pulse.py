@@ -99,14 +99,14 @@ def test_another_transport_is_judged_by_its_loop(house: House) -> None:
 def test_ready_is_from_the_first_connection_to_the_drain(tmp_path: Path) -> None:
     """Ready begins when the consumer first connects and ends with the drain; an outage does not end it."""
     house = House(tmp_path)
-    assert check(tmp_path, READY) is not None
+    assert check(str(tmp_path), READY) is not None
     house.pulse.meet()
     house.pulse.away()
-    assert check(tmp_path, READY) is None
+    assert check(str(tmp_path), READY) is None
     house.pulse.drain()
-    assert check(tmp_path, READY) is not None
+    assert check(str(tmp_path), READY) is not None
     house.pulse.meet()
-    assert check(tmp_path, READY) is not None, "a drain is final"
+    assert check(str(tmp_path), READY) is not None, "a drain is final"
 
 
 def test_only_alive_has_an_age(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +131,7 @@ def test_files_of_a_dead_process_count_for_nothing(tmp_path: Path) -> None:
     script += "files = ProbeFiles(Path(sys.argv[1])); files.started(); files.ready(); files.alive()"
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
     for state in (ALIVE, READY, STARTED):
-        assert "a process that has ended" in (check(tmp_path, state) or "")
+        assert "a process that has ended" in (check(str(tmp_path), state) or "")
     ProbeFiles(tmp_path)
     assert not list(tmp_path.iterdir()), "a new process starts from nothing"
 
@@ -139,20 +139,26 @@ def test_files_of_a_dead_process_count_for_nothing(tmp_path: Path) -> None:
 def test_the_program_needs_little(tmp_path: Path) -> None:
     """It runs every few seconds beside each worker, so it imports none of the libraries that workers stand on."""
     script = "import sys; from penstock_workers.probe import main; main(sys.argv[1:]);"
-    script += (
-        "print(sorted({'celery', 'kombu', 'redis', 'sqlalchemy', 'asyncio', 'prometheus_client'} & set(sys.modules)))"
-    )
+    heavy = {"celery", "kombu", "redis", "sqlalchemy", "asyncio", "argparse", "pathlib", "prometheus_client"}
+    script += f"print(sorted({heavy} & set(sys.modules)))"
     asked = [sys.executable, "-c", script, "alive", "--dir", str(tmp_path)]
     assert subprocess.run(asked, check=True, capture_output=True, text=True).stdout.splitlines()[-1] == "[]"
 
 
-def test_without_a_folder_nothing_is_written_and_the_question_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_nothing_is_written_and_the_question_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Off by default; a probe that knows no folder is misused, which is no statement about the worker."""
     probes = ProbeFiles(None)
     probes.started()
     probes.alive()
     probes.unready()
     monkeypatch.delenv("PENSTOCK_PROBE_DIR", raising=False)
-    with pytest.raises(SystemExit) as ended:
-        main(["alive"])
-    assert ended.value.code == 2
+    assert main(["alive"]) == 2
+    assert "PENSTOCK_PROBE_DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["well"], ["alive", "ready"], ["alive", "--max-age", "soon"], ["alive", "-v"]])
+def test_a_question_that_makes_no_sense_is_no_answer(words: list[str], tmp_path: Path) -> None:
+    """Exit status 2, so that a mistake in a chart is not taken for a dead worker."""
+    assert main([*words, f"--dir={tmp_path}"]) == 2

@@ -13,24 +13,26 @@ A worker touches ``alive`` by rules of its own (pulse.py); any other loop does i
         probes.alive()
     probes.unready()  # first thing at the end
 
-Only the standard library is imported here: the program runs every few seconds beside each worker. It is the one module
-besides settings.py that reads the environment.
+The program runs every few seconds beside each worker, so this imports next to nothing: argparse and pathlib alone would
+double what a probe costs. It is the one module besides settings.py that reads the environment.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 ALIVE, READY, STARTED = "alive", "ready", "started"
 STATES = (ALIVE, READY, STARTED)
 MAX_AGE_S = 60.0  # of ``alive``, which is touched every few seconds: a loop that is busy for so long is stuck
 DIR_VARIABLE = "PENSTOCK_PROBE_DIR"
+USAGE = "penstock-probe alive|ready|started [--dir D] [--max-age S]"
 
 
 class ProbeFiles:
@@ -40,17 +42,17 @@ class ProbeFiles:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+        self._paths = {} if folder is None else {state: os.path.join(folder, state) for state in STATES}
         self._owner = _owner(os.getpid())
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            for state in STATES:
-                (folder / state).unlink(missing_ok=True)
+            os.makedirs(folder, exist_ok=True)
+        for state in self._paths:
+            self._remove(state)
 
     def started(self) -> None:
         """Start-up is over: from now on ``alive`` is what counts."""
-        self._write(STARTED)
-        self.alive()
+        self._touch(STARTED)
+        self._touch(ALIVE)
 
     def alive(self) -> None:
         self._touch(ALIVE)
@@ -59,30 +61,38 @@ class ProbeFiles:
         self._touch(READY)
 
     def unready(self) -> None:
-        if self._folder is not None:
-            with suppress(OSError):
-                (self._folder / READY).unlink(missing_ok=True)
+        self._remove(READY)
 
     def _touch(self, state: str) -> None:
-        if self._folder is not None:
-            try:
-                os.utime(self._folder / state)
-            except FileNotFoundError:
-                self._write(state)
-            except OSError:  # a full or vanished disk: the age of the file tells
+        """A full or vanished disk is no reason to fail: the age of the file tells."""
+        if not self._paths:
+            return
+        try:
+            os.utime(self._paths[state])
+        except OSError:
+            self._write(self._paths[state])
+
+    def _write(self, path: str) -> None:
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(self._owner)
+        except OSError:
+            pass
+
+    def _remove(self, state: str) -> None:
+        if self._paths:
+            try:  # noqa: SIM105 - to import contextlib costs more than the rest of a probe
+                os.unlink(self._paths[state])
+            except OSError:
                 pass
 
-    def _write(self, state: str) -> None:
-        if self._folder is not None:
-            with suppress(OSError):
-                (self._folder / state).write_text(self._owner, "utf-8")
 
-
-def check(folder: Path, state: str, max_age_s: float = MAX_AGE_S) -> str | None:
+def check(folder: str, state: str, max_age_s: float = MAX_AGE_S) -> str | None:
     """Why the answer is no; None when it is yes."""
-    path = folder / state
+    path = os.path.join(folder, state)
     try:
-        writer, touched = path.read_text("utf-8"), path.stat().st_mtime
+        with open(path, encoding="utf-8") as file:
+            writer, touched = file.read(), os.fstat(file.fileno()).st_mtime
     except OSError as error:
         return f"not {state}: {path}: {error.strerror}"
     if not _lives(writer):
@@ -95,16 +105,35 @@ def check(folder: Path, state: str, max_age_s: float = MAX_AGE_S) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0: yes; 1: no; 2: the question is wrong. One line says why."""
-    parser = argparse.ArgumentParser(prog="penstock-probe", description="Ask a worker on this machine how it does.")
-    parser.add_argument("state", choices=STATES)
-    parser.add_argument("--dir", default=os.environ.get(DIR_VARIABLE), help=f"probe_dir of the worker; {DIR_VARIABLE}")
-    parser.add_argument("--max-age", type=float, default=MAX_AGE_S, metavar="S", help="seconds; default %(default)g")
-    asked = parser.parse_args(arguments)
-    if not asked.dir:
-        parser.error(f"give --dir or set {DIR_VARIABLE} to the worker's probe_dir")
-    no = check(Path(asked.dir), asked.state, asked.max_age)
-    sys.stdout.write(f"{no or asked.state}\n")
+    try:
+        state, folder, max_age_s = _read(sys.argv[1:] if arguments is None else list(arguments))
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n{USAGE}\n")
+        return 2
+    no = check(folder, state, max_age_s)
+    sys.stdout.write(f"{no or state}\n")
     return 0 if no is None else 1
+
+
+def _read(arguments: list[str]) -> tuple[str, str, float]:
+    """State, folder and age in seconds. Raises ValueError."""
+    options = {"--dir": os.environ.get(DIR_VARIABLE, ""), "--max-age": f"{MAX_AGE_S:g}"}
+    states = []
+    rest = iter(arguments)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name in options:
+            options[name] = value if equals else next(rest, "")
+        else:
+            states.append(word)
+    if len(states) != 1 or states[0] not in STATES:
+        raise ValueError(f"ask for one of {', '.join(STATES)}, not {' '.join(states) or 'nothing'}")
+    if not options["--dir"]:
+        raise ValueError(f"give --dir or set {DIR_VARIABLE}: the worker's probe_dir")
+    try:
+        return states[0], options["--dir"], float(options["--max-age"])
+    except ValueError:
+        raise ValueError(f"--max-age is {options['--max-age']!r}; give seconds") from None
 
 
 def _owner(pid: int) -> str:
@@ -115,7 +144,8 @@ def _owner(pid: int) -> str:
 def _start_of(pid: int) -> str | None:
     """In ticks since the machine's boot; None where there is no /proc, or no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return None
 
