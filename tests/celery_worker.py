@@ -228,11 +228,11 @@ class Fleet:
         return int(self.server.client().llen(QUEUE))
 
     def held(self) -> int:
-        return int(self.server.client().hlen("unacked"))
+        return int(self.server.client().hlen("unacked.api"))
 
     def is_empty(self) -> bool:
         client = self.server.client()
-        return bool(self.queued() == self.held() == client.zcard("unacked_index") == 0)
+        return bool(self.queued() == self.held() == client.zcard("unacked_index.api") == 0)
 
     def end(self) -> None:
         for worker in self.workers:

@@ -61,6 +61,7 @@ class Leases:
         self._lock = threading.Condition()
         self._settling = 0  # leases handed to Redis by a call under way
         self._scripts: LeaseScripts | None = None
+        self._swept: tuple[LeaseScripts, ...] = ()  # whose ended leases are returned here: ours, and older workers'
         self._thread: threading.Thread | None = None
         self._closing = False
         self._more_to_sweep = False
@@ -89,7 +90,9 @@ class Leases:
             if self._thread is not None:
                 return
             self.claim_heard_at = time.monotonic()  # somebody is about to claim
-            self._scripts = LeaseScripts(connect(), keys)
+            client = connect()
+            self._scripts = LeaseScripts(client, keys)
+            self._swept = (self._scripts, LeaseScripts(client, keys.of_older_workers()))
             self._thread = threading.Thread(target=self._run, args=(keys,), name="penstock-leases", daemon=True)
             self._thread.start()
 
@@ -221,11 +224,11 @@ class Leases:
         return gone
 
     def _sweep(self, each_s: float) -> None:
-        assert self._scripts is not None
-        restored = self._scripts.restore(each_s)
+        found = [scripts.restore(each_s) for scripts in self._swept]
         self.kept_at = time.monotonic()
-        self._more_to_sweep = restored >= RESTORED_PER_SWEEP
-        if restored > 0:
+        self._more_to_sweep = max(found) >= RESTORED_PER_SWEEP
+        restored = sum(count for count in found if count > 0)  # -1: somebody else has just swept
+        if restored:
             self.restored += restored
             log.warning("%d messages were held by workers that are gone; they are back in their queues", restored)
 
