@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from servers import RedisServer
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
 from penstock_workers.engine import Acked, Bridge, Delivery, GivenBack, Retried
+from penstock_workers.metrics.samples import Sample
 
 QUEUE = "penstock.api"
 DONE = "test:done"  # set: task ids that were concluded durably
@@ -103,6 +104,9 @@ class RecordingEngine:
 
     def stats(self) -> Mapping[str, int | float | str]:
         return {"aborted": sum(self.aborted.values()), "resized": getattr(self, "size", 0)}
+
+    def figures(self) -> Iterable[Sample]:
+        return ()
 
     async def _run(self, delivery: Delivery) -> None:
         async with self._slots:

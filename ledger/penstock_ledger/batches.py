@@ -112,6 +112,23 @@ class Depth(NamedTuple):
     delayed: int
 
 
+class Drained(NamedTuple):
+    """How a worker ended: items that it held when it was told to, by what became of them."""
+
+    lane: str
+    finished: int
+    requeued: int
+
+
+class Drains(NamedTuple):
+    """All drains of a lane so far. One is `finished` when nothing had to go back."""
+
+    items_finished: int
+    items_requeued: int
+    finished: int
+    requeued: int
+
+
 class Memory(NamedTuple):
     """Bytes that Redis uses and may use (0 = no limit), and what it does when they are used up."""
 

@@ -18,6 +18,7 @@ penstock:delayed:<queue>            zset    tag -> not before (Unix seconds, thi
 penstock:delayed:<queue>:raw        hash    tag -> raw message
 penstock:workers                    zset    worker name -> last heartbeat (Unix seconds, this server's clock)
 penstock:worker:<name>              hash    what the worker said of itself; expires
+penstock:drains:<lane>              hash    items_finished, items_requeued, finished, requeued: how workers ended, so far
 penstock:parked:unknown             list    messages that no worker could read or place, whole, for a person; unbounded on
                                             purpose, because nothing is dropped in silence
 penstock:sweep:<unacked key>        string  short-lived: some worker has looked for ended leases of a lane just now
@@ -45,6 +46,7 @@ QUEUE_PREFIX: Final = "penstock."  # of a lane's queue
 EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
 WORKERS: Final = PREFIX + "workers"
+PARKED_UNKNOWN: Final = PREFIX + "parked:unknown"
 OLDER_UNACKED: Final = "unacked"
 OLDER_UNACKED_INDEX: Final = "unacked_index"
 
@@ -104,6 +106,10 @@ def unacked_index(queue: str) -> str:
 
 def unacked_mutex(queue: str) -> str:
     return f"unacked_mutex.{queue.removeprefix(QUEUE_PREFIX)}"
+
+
+def drains(lane: str) -> str:
+    return f"{PREFIX}drains:{lane}"
 
 
 def worker(name: str) -> str:

@@ -17,6 +17,8 @@ from penstock_ledger.batches import (
     Begin,
     Begun,
     Depth,
+    Drained,
+    Drains,
     Memory,
     Publish,
     PublishReport,
@@ -194,6 +196,34 @@ class RedisLedger:
             if kept or stats:
                 pipe.hset(_stats(job_id), mapping={**kept, **stats})
             pipe.execute()
+
+    def front(self, queue: str) -> bytes | None:
+        """The message that is next in line, left where it is."""
+        raw: bytes | None = self._client.lindex(queue, -1)
+        return raw
+
+    def parked(self, job_ids: Sequence[str]) -> list[int]:
+        """Messages of each paused job outside the queue."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.llen(f"{keys.job_scope(job_id)}:parked")
+            return [int(length) for length in pipe.execute()]
+
+    def parked_unknown(self) -> int:
+        """Messages that no worker could read or place."""
+        return int(self._client.llen(keys.PARKED_UNKNOWN))
+
+    def note_drain(self, drained: Drained) -> None:
+        """A worker says how it ended, for the fleet's figures."""
+        lane, finished, requeued = drained
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.hincrby(keys.drains(lane), "items_finished", finished)
+            pipe.hincrby(keys.drains(lane), "items_requeued", requeued)
+            pipe.hincrby(keys.drains(lane), "requeued" if requeued else "finished", 1)
+            pipe.execute()
+
+    def drains(self, lane: str) -> Drains:
+        return Drains(*(int(count or 0) for count in self._client.hmget(keys.drains(lane), Drains._fields)))
 
     def memory(self) -> Memory:
         return redis_health.memory(self._redis)

@@ -14,7 +14,7 @@ from penstock_ledger import keys
 from penstock_producer.spec import LANES
 from penstock_producer.wire import queue_name
 
-PARKED_KEY = "penstock:parked:unknown"
+PARKED_KEY = keys.PARKED_UNKNOWN
 SWEEP_KEY = "penstock:sweep"
 RESTORED_PER_SWEEP = 500  # each costs Redis some 20 us: a sweep keeps everybody waiting for 10 ms at most
 
