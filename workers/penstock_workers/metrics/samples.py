@@ -22,6 +22,9 @@ class Metric:
     source: str = "worker"  # which processes have it, for the documentation
     bounds: tuple[float, ...] = ()  # of a histogram's buckets
 
+    def __str__(self) -> str:
+        return self.name
+
     def __call__(self, value: float | Spread, *labels: str) -> Sample:
         """One sample. Raises ValueError for another number of labels than the catalogue promises."""
         if len(labels) != len(self.labels):
