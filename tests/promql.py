@@ -31,6 +31,17 @@ def selectors(node: Any) -> Iterator[tuple[str, set[str]]]:
             yield from selectors(argument)
 
 
+def groupings(node: Any) -> Iterator[tuple[set[str], set[str]]]:
+    """Of every aggregation the labels that it keeps, and the series under it."""
+    if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
+        yield set(node.modifier.labels), {series for series, _ in selectors(node)}
+    for child in ("lhs", "rhs", "expr"):
+        if (part := getattr(node, child, None)) is not None:
+            yield from groupings(part)
+    for argument in getattr(node, "args", None) or ():
+        yield from groupings(argument)
+
+
 def metric_name(series: str, catalogue: set[str]) -> str:
     """The catalogue's name of a series: histograms have three."""
     for ending in ("_bucket", "_sum", "_count"):

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from fleet import Fleet, Process, until
 from prometheus_client.parser import text_string_to_metric_families
+from promql import parsed, selectors
 from servers import free_port
 
 from penstock_ledger.model import JobState
+from penstock_workers.metrics.alerts import ALERTS
 from penstock_workers.metrics.catalogue import CATALOGUE
+from penstock_workers.metrics.dashboards import DASHBOARDS
 
 DOCUMENTS = 60
 OF_ENGINES = re.compile("penstock_(engine|embed)_")  # only workers that host a model have these: tests/engines
@@ -117,6 +120,17 @@ def test_everything_in_the_catalogue_is_there_and_nothing_else(house: House) -> 
     for name, labels in expected.items():
         for sample in page[name]:
             assert {label for label, _ in sample} - {"le"} == labels, name
+
+
+def test_every_expression_asks_for_what_a_real_page_shows(house: House) -> None:
+    """Each series in a dashboard or an alert is on the page of a real worker, but for those of engines."""
+    page = scrape(house.port)
+    texts = [alert.expr for alert in ALERTS] + [
+        text for dashboard in DASHBOARDS for row in dashboard.rows for panel in row.panels for text, _ in panel.queries
+    ]
+    asked = {series for text in texts for series, _ in selectors(parsed(text)) if not OF_ENGINES.match(series)}
+    assert len(asked) > 40
+    assert asked <= page.keys()
 
 
 def test_no_label_names_a_job_an_item_or_a_process(house: House) -> None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from promql import metric_name, parsed, selectors
+from promql import groupings, metric_name, parsed, selectors
 
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.alerts import ALERTS, RUNBOOK
@@ -62,6 +62,10 @@ def test_expressions_ask_for_what_there_is(where: str, expression: str) -> None:
     for series, labels in found:
         metric = BY_NAME[metric_name(series, set(BY_NAME))]
         assert labels <= set(metric.labels) | OF_PROMETHEUS, (where, series)
+    for labels, under in groupings(parsed(expression)):
+        for series in under:
+            metric = BY_NAME[metric_name(series, set(BY_NAME))]
+            assert labels <= set(metric.labels) | OF_PROMETHEUS, (where, series)
 
 
 def test_every_metric_is_looked_at_somewhere() -> None:
