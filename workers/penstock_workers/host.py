@@ -10,10 +10,11 @@ import gc
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 from penstock_workers.engine import Delivery, GivenBack, ItemEngine, Verdict
+from penstock_workers.metrics.samples import Sample
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,9 @@ class EngineHost:
 
     def stats(self) -> Mapping[str, int | float | str]:
         return {} if self._engine is None else self._engine.stats()
+
+    def figures(self) -> Iterable[Sample]:
+        return () if self._engine is None else self._engine.figures()
 
     # -- loop thread -------------------------------------------------------------------------------------------------
 
