@@ -31,6 +31,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
+{{/* Labels of pods: without versions, which would restart every pod that an upgrade leaves as it was. */}}
+{{- define "penstock.podLabels" -}}
+{{ include "penstock.selector" . }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{/* name, namespace and labels of `dict "root" $ "name" … "component" …`. */}}
 {{- define "penstock.metadata" -}}
 name: {{ .name }}
