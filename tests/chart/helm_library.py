@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ class Refused(Exception):
     """Helm renders no such values: the schema, a validation or a template said no."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Release:
     """What one `helm template` gives: manifests by template, and the notes."""
 
@@ -30,13 +31,13 @@ class Release:
     def notes(self) -> str:
         return next(text for path, text in self.texts.items() if path.endswith(NOTES))
 
-    @property
+    @cached_property
     def manifests(self) -> list[Manifest]:
         return [
             manifest
             for path, text in sorted(self.texts.items())
             if not path.endswith(NOTES)
-            for manifest in yaml.safe_load_all(text)
+            for manifest in yaml.load_all(text, yaml.CSafeLoader)
             if manifest
         ]
 

@@ -1,7 +1,7 @@
 """The part of KEDA's and the Prometheus operator's objects that the chart emits, as JSON schemas.
 
-Kubernetes' own schemas hold no custom resources. Written from KEDA 2.17's scaledobject_types.go and the operator's v1 API; a field
-that is not here is one that the chart has no reason to emit.
+Kubernetes' own schemas hold no custom resources. Written from KEDA 2.17's scaledobject_types.go and the operator's v1 API;
+a field that is not here is one that the chart has no reason to emit.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import shutil
 from pathlib import Path
@@ -34,7 +36,8 @@ OPTIONS: dict[str, Values] = {
     "custom": {"spot": {"provider": "custom", "custom": {"labelKey": "tier", "labelValue": "cheap"}}},
 }
 WATCHED: Values = {"monitoring": {kind: {"enabled": True} for kind in ("podMonitor", "rules", "dashboards")}}
-MATRIX = [(name, option) for name in EXAMPLES for option in OPTIONS]
+OPTED = ("minimal", "gke", "karpenter", "gpu-sidecar")
+MATRIX = [(name, option) for name in EXAMPLES for option in OPTIONS if option == "plain" or name in OPTED]
 
 
 @pytest.fixture(params=MATRIX, ids="-".join)
@@ -43,25 +46,32 @@ def release(request: pytest.FixtureRequest, render: Render) -> Release:
     return render(name, OPTIONS[option])
 
 
+@functools.cache
+def _check_one(text: str, version: str) -> None:
+    """Once for manifests that many releases share: each check reads Kubernetes' whole schema."""
+    manifest = json.loads(text)
+    if manifest["kind"] in SCHEMAS:
+        jsonschema.validate(manifest, SCHEMAS[manifest["kind"]])
+    else:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
 def _check(release: Release, version: str) -> int:
     for manifest in release.manifests:
-        if manifest["kind"] in SCHEMAS:
-            jsonschema.validate(manifest, SCHEMAS[manifest["kind"]])
-        else:
-            kubernetes_validate.validate(manifest, version, strict=True)
+        _check_one(json.dumps(manifest, sort_keys=True), version)
     return len(release.manifests)
 
 
 def test_the_newest_cluster_takes_every_manifest(release: Release) -> None:
     """No field is unknown, misspelt or of the wrong type, strictly, for Kubernetes, KEDA and the Prometheus operator."""
-    assert _check(release, NEWEST) >= 7
+    assert _check(release, NEWEST) >= 6
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_oldest_cluster_takes_every_example(name: str, render: Render) -> None:
     """The kubeVersion that Chart.yaml promises is one whose API has all that is used."""
     assert f'kubeVersion: ">={OLDEST}.0-0"' in (CHART / "Chart.yaml").read_text()
-    assert _check(render(name), OLDEST) >= 7
+    assert _check(render(name), OLDEST) >= 6
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -145,9 +155,7 @@ def chart_with_files(tmp_path: Path) -> Path:
     return chart
 
 
-def test_alerts_and_dashboards_are_wrapped_as_they_are(
-    render: Render, chart_with_files: Path
-) -> None:
+def test_alerts_and_dashboards_are_wrapped_as_they_are(render: Render, chart_with_files: Path) -> None:
     """Prometheus' and Grafana's own braces survive Helm, and every dashboard is found by Grafana's label."""
     release = render("minimal", WATCHED, chart_with_files)
     _check(release, NEWEST)
