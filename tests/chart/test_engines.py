@@ -73,7 +73,7 @@ def test_gpu_pods_reach_gpu_nodes(render: Render) -> None:
 
 
 def test_every_place_for_models(render: Render) -> None:
-    """emptyDir, hostPath, a claim of the chart's and one of the user's all end at the mount path; a claim outlives the release."""
+    """emptyDir, hostPath, the chart's own claim and a user's are what pods mount; a claim outlives the release."""
     cases = {
         "emptyDir": ({}, {"emptyDir": {"sizeLimit": "50Gi"}}),
         "hostPath": ({"hostPath": "/mnt/m"}, {"hostPath": {"path": "/mnt/m", "type": "Directory"}}),

@@ -84,7 +84,7 @@ def test_a_fresh_install_starts_at_the_minimum(render: Render) -> None:
 
 
 def test_the_live_number_is_asked_for_at_an_upgrade() -> None:
-    """Offline `lookup` finds nothing, so this holds only that it is asked; test_cluster.py upgrades for real."""
+    """Offline `lookup` finds nothing, so all that can be held here is that the live Deployment is asked for."""
     text = (CHART / "templates" / "workers" / "_replicas.tpl").read_text()
     assert 'lookup "apps/v1" "Deployment"' in text
 

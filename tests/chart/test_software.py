@@ -15,7 +15,7 @@ from tornado.options import options as tornado_options
 from typer.main import get_command
 
 from penstock_cli.main import app
-from penstock_workers.settings import EmbedSettings, GpuSettings, WorkerSettings
+from penstock_workers.settings import DEFAULT_PROVIDER, EmbedSettings, GpuSettings, WorkerSettings
 
 # Agreed on and not merged yet: take a line out as soon as the test that names it says so.
 AGREED_COMMANDS = {"control", "migrate", "flower"}
@@ -80,7 +80,7 @@ def test_settings_load_as_rendered(name: str, render: Render, monkeypatch: pytes
         assert settings.concurrency == int(variables["PENSTOCK_CONCURRENCY"])
         assert settings.control is False
         if settings.lane == "api":
-            assert settings.providers
+            assert DEFAULT_PROVIDER in settings.providers  # what jobs use that name none
             assert {provider.api_key(name) for name, provider in settings.providers.items()} == {"key"}
         if settings.lane == "gpu" and "PENSTOCK_GPU__UPSTREAM_URL" not in variables:
             assert settings.gpu.model is not None
