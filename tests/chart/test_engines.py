@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from chart.conftest import Render
-from chart.helm_library import Release
+from chart.helm_library import Release, Values
 from chart.pods import container, containers, env, pod_spec, pool
 
 
@@ -110,8 +110,22 @@ def test_prefetched_models_need_no_hub(render: Render) -> None:
     assert worker["PENSTOCK_GPU__MODEL"] == env(fetch)["FOLDER"]
     assert '"Qwen/Qwen3-8B"' in worker["PENSTOCK_GPU__NAMES"]
     assert "nvidia.com/gpu" not in fetch["resources"]["limits"]
-    other = render("gpu", {"workerPools": {"gpu": {"model": {"revision": "f" * 40}}}})
-    assert job["metadata"]["name"] not in other.all("Job")
+
+
+def test_another_prefetch_is_another_job(render: Render) -> None:
+    """A Job cannot be changed: a new revision or image gives a new one; the same model keeps its folder."""
+    one = _prefetch(render, {})
+    revised = _prefetch(render, {"workerPools": {"gpu": {"model": {"revision": "f" * 40}}}})
+    upgraded = _prefetch(render, {"vllmImage": {"tag": "v0.33.0"}})
+    scaled = _prefetch(render, {"workerPools": {"gpu": {"keda": {"maxReplicas": 3}}}})
+    assert len({one["name"], revised["name"], upgraded["name"]}) == 3
+    assert one["folder"] == upgraded["folder"] != revised["folder"]
+    assert scaled == one
+
+
+def _prefetch(render: Render, changes: Values) -> dict[str, str]:
+    (job,) = (found for name, found in render("gpu", changes).all("Job").items() if "fetch" in name)
+    return {"name": job["metadata"]["name"], "folder": env(pod_spec(job)["containers"][0])["FOLDER"]}
 
 
 def test_pods_wait_for_the_model_and_not_for_ever(render: Render, tmp_path: Path) -> None:

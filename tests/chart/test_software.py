@@ -150,7 +150,7 @@ def test_flowers_variables_are_options_of_flower(render: Render) -> None:
 
 
 def test_what_is_agreed_on_is_still_to_come() -> None:
-    """The lists above hold nothing that the software has by now."""
+    """The lists above hold nothing that the software has by now: what is merged is checked, not believed."""
     group: Any = get_command(app)
     scripts = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
     assert AGREED_COMMANDS & set(group.commands) == set()

@@ -205,7 +205,7 @@
     - |
       left={{ $seconds }}
       until [ -f "$MARK" ]; do
-        if [ "$left" -le 0 ]; then echo "$MARK is not there after {{ $seconds }} s; look at the job {{ include "penstock.prefetchJob" .pool }}" >&2; exit 1; fi
+        if [ "$left" -le 0 ]; then echo "$MARK is not there after {{ $seconds }} s; look at the job {{ include "penstock.prefetchJob" . }}" >&2; exit 1; fi
         left=$((left - 5)); sleep 5
       done
   env:
@@ -218,6 +218,12 @@
     - {name: models, mountPath: {{ .pool.modelCache.mountPath | quote }}}
 {{- end -}}
 
+{{/*
+Of `dict "root" $ "pool" pool`. A Job cannot be changed, so whatever is in its pod is in its name: another image is another job,
+which finds its files there.
+*/}}
 {{- define "penstock.prefetchJob" -}}
-{{- printf "%s-fetch-%s" (.fullname | trunc 44 | trimSuffix "-") (include "penstock.modelKey" .) -}}
+{{- $values := .root.Values -}}
+{{- $inputs := list .pool.model .pool.modelCache $values.vllmImage $values.podSecurity $values.spot $values.imagePullSecrets $values.commonLabels -}}
+{{- printf "%s-fetch-%s" (.pool.fullname | trunc 44 | trimSuffix "-") (toJson $inputs | sha256sum | trunc 12) -}}
 {{- end -}}
