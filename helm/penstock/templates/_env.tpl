@@ -97,11 +97,11 @@ api_key_env = {{ include "penstock.providerKeyVariable" $name | toJson }}
   value: {{ int64 .root.Values.metrics.port | quote }}
 - name: PENSTOCK_PROBE_DIR
   value: /run/penstock
+- name: PENSTOCK_DRAIN_SECONDS
+  value: {{ int64 .pool.drain | quote }}
 {{- if ne .pool.kind "control" }}
 - name: PENSTOCK_CONCURRENCY
   value: {{ int64 .pool.slots | quote }}
-- name: PENSTOCK_DRAIN_SECONDS
-  value: {{ int64 .pool.drain | quote }}
 {{- if include "penstock.hasControlPool" .root }}
 - name: PENSTOCK_CONTROL
   value: "false"
