@@ -15,7 +15,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-servers test-vllm check format bench bench-vllm soak clean
+.PHONY: help demo demo-embed demo-clean test test-servers test-vllm chart check format bench bench-vllm soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ $(ENGINES)/.installed: pyproject.toml constraints.txt
 	@$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@$(ENGINES)/bin/python $(INSTALL) --editable '.[all]' --group dev
 	@touch $@
+
+chart: $(STAMP) ## renew the chart's golden files and its table of values (look at the diff)
+	@PYTHONPATH=tests $(BIN)/python -m chart.renew
 
 check: $(STAMP) ## lint, format, types (mypy strict and pyright) and package boundaries
 	@$(BIN)/ruff check .

@@ -1,0 +1,119 @@
+{{/* How processes of ours are told their settings: secrets and derived values as PENSTOCK_*, the rest in penstock.toml. */}}
+
+{{- define "penstock.brokerSecret" -}}
+{{- if .Values.redis.enabled -}}
+{{- default (printf "%s-redis" (include "penstock.fullname" .)) .Values.redis.auth.existingSecret -}}
+{{- else -}}
+{{- .Values.broker.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "penstock.databaseSecret" -}}
+{{- if .Values.postgres.enabled -}}
+{{- default (printf "%s-postgres" (include "penstock.fullname" .)) .Values.postgres.auth.existingSecret -}}
+{{- else -}}
+{{- .Values.database.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "penstock.databaseEnv" -}}
+- name: PENSTOCK_DATABASE_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "penstock.databaseSecret" . }}
+      key: {{ ternary "url" .Values.database.urlKey .Values.postgres.enabled }}
+{{- end -}}
+
+{{- define "penstock.storesEnv" -}}
+- name: PENSTOCK_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "penstock.brokerSecret" . }}
+      key: {{ ternary "url" .Values.broker.urlKey .Values.redis.enabled }}
+{{ include "penstock.databaseEnv" . }}
+- name: PENSTOCK_CONFIG
+  value: /etc/penstock/penstock.toml
+{{- end -}}
+
+{{/* The variable in which processes find a provider's key. */}}
+{{- define "penstock.providerKeyVariable" -}}
+{{- printf "PROVIDER_KEY_%s" (. | upper | replace "-" "_") -}}
+{{- end -}}
+
+{{- define "penstock.providerKeysEnv" -}}
+{{- range $name, $provider := .Values.providers }}
+{{- with $provider.apiKey }}
+- name: {{ include "penstock.providerKeyVariable" $name }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ .existingSecret }}
+      key: {{ .key }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* penstock.toml. JSON's strings, numbers, booleans and lists of them are TOML's too; maps become inline tables. */}}
+{{- define "penstock.toml" -}}
+{{- range $name, $value := .Values.settings }}
+{{ $name }} = {{ include "penstock.tomlValue" $value }}
+{{- end }}
+{{- range $name, $provider := .Values.providers }}
+
+[providers.{{ $name | toJson }}]
+{{- range $field, $value := omit $provider "apiKey" }}
+{{ $field }} = {{ $value | toJson }}
+{{- end }}
+{{- if $provider.apiKey }}
+api_key_env = {{ include "penstock.providerKeyVariable" $name | toJson }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.tomlValue" -}}
+{{- if kindIs "map" . -}}
+{ {{- range $index, $key := keys . | sortAlpha }}{{ if $index }},{{ end }} {{ $key | toJson }} = {{ include "penstock.tomlValue" (get $ $key) }}{{ end }} }
+{{- else -}}
+{{- toJson . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Variables of a map of settings: strings as they are, everything else as JSON. */}}
+{{- define "penstock.settingsEnv" -}}
+{{- range $name, $value := . }}
+- name: PENSTOCK_{{ upper $name }}
+  value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* Of one pool: `dict "root" $ "pool" pool`. */}}
+{{- define "penstock.poolEnv" -}}
+{{ include "penstock.storesEnv" .root }}
+{{- if eq .pool.kind "api" }}
+{{- include "penstock.providerKeysEnv" .root }}
+{{- end }}
+- name: PENSTOCK_METRICS_HOST
+  value: "0.0.0.0"
+- name: PENSTOCK_METRICS_PORT
+  value: {{ int64 .root.Values.metrics.port | quote }}
+- name: PENSTOCK_PROBE_DIR
+  value: /run/penstock
+- name: PENSTOCK_DRAIN_SECONDS
+  value: {{ int64 .pool.drain | quote }}
+{{- if ne .pool.kind "control" }}
+- name: PENSTOCK_CONCURRENCY
+  value: {{ int64 .pool.slots | quote }}
+{{- if include "penstock.hasControlPool" .root }}
+- name: PENSTOCK_CONTROL
+  value: "false"
+{{- end }}
+{{- end }}
+{{- include "penstock.engineEnv" .pool }}
+{{- include "penstock.settingsEnv" .pool.settings }}
+{{- range $name, $value := .pool.env }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- with .pool.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

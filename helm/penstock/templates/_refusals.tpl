@@ -1,0 +1,164 @@
+{{/* What cannot work, each with its fix: one per line. validations.yaml fails with all of them at once. */}}
+
+{{- define "penstock.refuseStores" -}}
+{{- if and .Values.redis.enabled .Values.broker.existingSecret }}
+- redis.enabled is true and broker.existingSecret is {{ .Values.broker.existingSecret | quote }}: two brokers; unset one of them
+{{- else if not (or .Values.redis.enabled .Values.broker.existingSecret) }}
+- no broker: set broker.existingSecret to a Secret with Redis' URL (kubectl create secret generic penstock-broker --from-literal=url=rediss://…), or redis.enabled=true to evaluate
+{{- end }}
+{{- if and .Values.postgres.enabled .Values.database.existingSecret }}
+- postgres.enabled is true and database.existingSecret is {{ .Values.database.existingSecret | quote }}: two databases; unset one of them
+{{- else if not (or .Values.postgres.enabled .Values.database.existingSecret) }}
+- no database: set database.existingSecret to a Secret with PostgreSQL's URL (kubectl create secret generic penstock-database --from-literal=url=postgresql+psycopg://…), or postgres.enabled=true to evaluate
+{{- end }}
+{{- if and .Values.flower.enabled (not .Values.flower.auth.existingSecret) }}
+- flower.enabled is true without a password, and Flower shows what documents say; set flower.auth.existingSecret to a Secret with {{ .Values.flower.auth.key }}=user:password
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.refuseSettings" -}}
+{{- range $name, $fix := dict
+  "redis_url" "broker.existingSecret" "database_url" "database.existingSecret" "providers" "providers" "lane" "workerPools.<name>.kind"
+  "concurrency" "workerPools.<name>.concurrency" "drain_seconds" "workerPools.<name>.drainSeconds" "control" "a pool of kind control"
+  "probe_dir" "nothing: the chart sets it" "metrics_host" "nothing: the chart sets it" "metrics_port" "metrics.port"
+}}
+{{- if hasKey $.Values.settings $name }}
+- settings.{{ $name }} would be overruled; use {{ $fix }}
+{{- end }}
+{{- range $pool, $values := $.Values.workerPools }}
+{{- if hasKey (default dict $values.settings) $name }}
+- workerPools.{{ $pool }}.settings.{{ $name }} would be set twice; use {{ $fix }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $pool, $values := .Values.workerPools }}
+{{- range $name, $_ := $values.env }}
+{{- if hasPrefix "PENSTOCK_" $name }}
+- workerPools.{{ $pool }}.env.{{ $name }} is a setting; use workerPools.{{ $pool }}.settings.{{ $name | trimPrefix "PENSTOCK_" | lower }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and (eq .Values.spot.provider "custom") (not (and .Values.spot.custom.labelKey .Values.spot.custom.labelValue)) }}
+- spot.provider is custom, but nothing says which nodes are spot; set spot.custom.labelKey and spot.custom.labelValue
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.refuseCluster" -}}
+{{- if .Values.checkClusterApis }}
+{{- $apis := .Capabilities.APIVersions }}
+{{- if and .Values.keda.enabled (not ($apis.Has "keda.sh/v1alpha1/ScaledObject")) }}
+- keda.enabled is true, but the cluster knows no ScaledObject; install KEDA (helm install keda kedacore/keda -n keda --create-namespace), or set checkClusterApis=false where charts are rendered offline
+{{- end }}
+{{- if and .Values.monitoring.podMonitor.enabled (not ($apis.Has "monitoring.coreos.com/v1/PodMonitor")) }}
+- monitoring.podMonitor.enabled is true, but the cluster knows no PodMonitor; install the Prometheus operator, or set checkClusterApis=false where charts are rendered offline
+{{- end }}
+{{- if and .Values.monitoring.rules.enabled (not ($apis.Has "monitoring.coreos.com/v1/PrometheusRule")) }}
+- monitoring.rules.enabled is true, but the cluster knows no PrometheusRule; install the Prometheus operator, or set checkClusterApis=false where charts are rendered offline
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.refuseFleet" -}}
+{{- $pools := include "penstock.pools" . | fromJson }}
+{{- $kinds := list }}
+{{- $scaled := dict }}
+{{- range $name, $pool := $pools }}
+{{- $kinds = append $kinds $pool.kind }}
+{{- if and $pool.scaled (ne $pool.kind "control") }}
+{{- with get $scaled $pool.kind }}
+- workerPools.{{ . }} and workerPools.{{ $name }} both scale on the queue penstock.{{ $pool.kind }}: each would grow for all of it; set keda.enabled=false and replicas on one, as the fixed base
+{{- end }}
+{{- $_ := set $scaled $pool.kind $name }}
+{{- end }}
+{{- end }}
+{{- if not $pools }}
+- no pool is enabled; set workerPools.api.enabled=true
+{{- end }}
+{{- if and (has "api" $kinds) (not .Values.providers) }}
+- api pools have nobody to ask; set providers.<name>.base_url and providers.<name>.apiKey, or workerPools.api.enabled=false
+{{- end }}
+{{- if and (has "api" $kinds) .Values.networkPolicy.enabled (eq .Values.networkPolicy.egress.providers.mode "cidrs") (not .Values.networkPolicy.egress.providers.cidrs) }}
+- networkPolicy.egress.providers.mode is cidrs and there are none: no provider could be reached; set networkPolicy.egress.providers.cidrs
+{{- end }}
+{{- if hasKey $pools "flower" }}
+- workerPools.flower: Flower's own Deployment has that name; rename the pool
+{{- end }}
+{{- end -}}
+
+{{/* Of one pool: `dict "root" $ "pool" pool "at" "workerPools.name"`. */}}
+{{- define "penstock.refuseSpot" -}}
+{{- $notice := include "penstock.notice" .root | int64 }}
+{{- if ge (int64 .pool.drain) (int64 .pool.grace) }}
+- {{ .at }}.drainSeconds is {{ int64 .pool.drain }}, but SIGKILL comes after {{ int64 .pool.grace }} s; set drainSeconds to {{ max 0 (sub (int64 .pool.grace) 5) }} or raise terminationGracePeriodSeconds{{ if .pool.onSpot }} (no further than the notice of {{ $notice }} s){{ end }}
+{{- end }}
+{{- if and .pool.sidecar (gt (add (int64 .pool.drain) (int64 .pool.vllm.shutdownTimeoutSeconds)) (int64 .pool.grace)) }}
+- {{ .at }}: the worker's {{ int64 .pool.drain }} s and vLLM's {{ int64 .pool.vllm.shutdownTimeoutSeconds }} s after it exceed the grace period of {{ int64 .pool.grace }} s; lower vllm.shutdownTimeoutSeconds or drainSeconds
+{{- end }}
+{{- if .pool.onSpot }}
+{{- if gt (int64 .pool.grace) $notice }}
+- {{ .at }}.terminationGracePeriodSeconds is {{ int64 .pool.grace }}, but a spot node of {{ .root.Values.spot.provider }} is gone after {{ $notice }} s; lower it, set spot.noticeSeconds if your nodes really give more, or {{ .at }}.spot=false
+{{- end }}
+{{- if .pool.pdb.enabled }}
+- {{ .at }}.pdb.enabled on spot: a budget holds the eviction while the notice runs out; leave it null
+{{- end }}
+{{- if hasKey .pool.podAnnotations "karpenter.sh/do-not-disrupt" }}
+- {{ .at }}.podAnnotations has karpenter.sh/do-not-disrupt: on spot the pod would get no SIGTERM and die with its node; remove it, and set consolidationPolicy: WhenEmpty in the NodePool
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.refuseScaling" -}}
+{{- if .pool.scaled }}
+{{- $keda := .pool.keda }}
+{{- if eq .pool.kind "control" }}
+- {{ .at }}.keda.enabled: a control pool has no queue to scale by; set replicas
+{{- end }}
+{{- if gt (int64 $keda.minReplicas) (int64 $keda.maxReplicas) }}
+- {{ .at }}.keda.minReplicas is {{ int64 $keda.minReplicas }}, above maxReplicas, {{ int64 $keda.maxReplicas }}; raise maxReplicas
+{{- end }}
+{{- if eq (int64 $keda.minReplicas) 0 }}
+{{- if not (include "penstock.hasControlPool" .root) }}
+- {{ .at }}.keda.minReplicas is 0 and no control pool runs: nobody would fill the queue that wakes it; set workerPools.control.enabled=true or minReplicas=1
+{{- end }}
+{{- if and .root.Values.redis.enabled (not .root.Values.redis.persistence.enabled) }}
+- {{ .at }}.keda.minReplicas is 0 and the bundled Redis forgets its queue at each restart; set redis.persistence.enabled=true or minReplicas=1
+{{- end }}
+{{- end }}
+{{- if and (not .root.Values.redis.enabled) (not .root.Values.broker.addressKey) }}
+- keda.enabled is true, but KEDA reads no URLs; add host:port to the Secret {{ .root.Values.broker.existingSecret }} and name its key in broker.addressKey
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.refuseModel" -}}
+{{- if has .pool.kind (list "gpu" "embed") }}
+{{- $cache := .pool.modelCache }}
+{{- $pods := ternary .pool.keda.maxReplicas .pool.replicas .pool.scaled | int64 }}
+{{- $prefetch := .pool.model.prefetch.enabled }}
+{{- if not .pool.model.name }}
+- {{ .at }}.model.name is empty; name the model to host, such as a folder below {{ $cache.mountPath }}
+{{- else if and (eq .pool.kind "embed") (not $prefetch) (contains "/" .pool.model.name) (not (hasPrefix "/" .pool.model.name)) }}
+- {{ .at }}.model.name is {{ .pool.model.name | quote }}, but the embed lane downloads nothing; give a folder (/models/…) or set model.prefetch.enabled=true
+{{- end }}
+{{- if and (eq $cache.type "hostPath") (not $cache.hostPath) }}
+- {{ .at }}.modelCache.type is hostPath without one; set modelCache.hostPath
+{{- end }}
+{{- if and (eq $cache.type "existingClaim") (not $cache.claimName) }}
+- {{ .at }}.modelCache.type is existingClaim without one; set modelCache.claimName
+{{- end }}
+{{- if and (eq $cache.type "pvc") (eq $cache.accessMode "ReadWriteOnce") (or (gt $pods 1) $prefetch) }}
+- {{ .at }}: a ReadWriteOnce claim serves one node, and this pool may have {{ $pods }} pods{{ if $prefetch }} and a prefetch job{{ end }}; use modelCache.accessMode=ReadWriteMany or modelCache.type=emptyDir
+{{- end }}
+{{- if $prefetch }}
+{{- if not (has $cache.type (list "pvc" "existingClaim")) }}
+- {{ .at }}.model.prefetch.enabled needs a claim that its job and all pods share; set modelCache.type=pvc or existingClaim (ReadWriteMany)
+{{- end }}
+{{- if not .pool.model.revision }}
+- {{ .at }}.model.prefetch.enabled without model.revision would fetch whatever the hub has that day; set the commit
+{{- end }}
+{{- end }}
+{{- if and .pool.sidecar .pool.vllm.lora }}
+- {{ .at }}.vllm.lora is for engine=in-process; with a sidecar use vllm.args, such as {enable_lora: true, lora_modules: name=/folder}
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,43 @@
+{{/* Pods of this release: `dict "root" $ "component" name`. */}}
+{{- define "penstock.peer" -}}
+podSelector:
+  matchLabels:
+    {{- include "penstock.selector" .root | nindent 4 }}
+    {{- with .component }}
+    app.kubernetes.io/component: {{ . }}
+    {{- end }}
+{{- end -}}
+
+{{/* One egress rule to a store: `dict "root" $ "bundled" bool "component" name "at" {cidrs, port}`. */}}
+{{- define "penstock.storeEgress" -}}
+- ports:
+    - {protocol: TCP, port: {{ ternary .bundledPort (int64 .at.port) .bundled }}}
+  {{- if .bundled }}
+  to:
+    - {{ include "penstock.peer" . | nindent 6 | trim }}
+  {{- else if .at.cidrs }}
+  to:
+    {{- range .at.cidrs }}
+    - ipBlock: {cidr: {{ . | quote }}}
+    {{- end }}
+  {{- end }}
+{{- end -}}
+
+{{/* Providers, object stores and the hub. `open` still leaves out the address where clouds hand out credentials. */}}
+{{- define "penstock.providerEgress" -}}
+{{- $providers := .Values.networkPolicy.egress.providers -}}
+{{- if eq $providers.mode "open" }}
+- to:
+    - ipBlock: {cidr: 0.0.0.0/0, except: [169.254.169.254/32]}
+    - ipBlock: {cidr: "::/0", except: ["fd00:ec2::254/128"]}
+{{- else if $providers.cidrs }}
+- to:
+    {{- range $providers.cidrs }}
+    - ipBlock: {cidr: {{ . | quote }}}
+    {{- end }}
+  ports:
+    {{- range $providers.ports }}
+    - {protocol: TCP, port: {{ int64 . }}}
+    {{- end }}
+{{- end }}
+{{- end -}}

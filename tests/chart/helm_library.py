@@ -1,0 +1,70 @@
+"""Helm, behind one door. The library from PyPI holds Helm's own code; a `helm` binary could stand in for this module alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import yaml
+
+RELEASE, NAMESPACE = "fleet", "penstock"
+NOTES = "NOTES.txt"
+
+Values = dict[str, Any]
+Manifest = dict[str, Any]
+
+
+class Refused(Exception):
+    """Helm renders no such values: the schema, a validation or a template said no."""
+
+
+@dataclass
+class Release:
+    """What one `helm template` gives: manifests by template, and the notes."""
+
+    texts: dict[str, str]
+
+    @property
+    def notes(self) -> str:
+        return next(text for path, text in self.texts.items() if path.endswith(NOTES))
+
+    @cached_property
+    def manifests(self) -> list[Manifest]:
+        return [
+            manifest
+            for path, text in sorted(self.texts.items())
+            if not path.endswith(NOTES)
+            for manifest in yaml.load_all(text, yaml.CSafeLoader)
+            if manifest
+        ]
+
+    def all(self, kind: str) -> dict[str, Manifest]:
+        """The manifests of a kind, by name."""
+        return {manifest["metadata"]["name"]: manifest for manifest in self.manifests if manifest["kind"] == kind}
+
+    def one(self, kind: str, name: str | None = None) -> Manifest:
+        found = self.all(kind)
+        if name is not None:
+            return found[name]
+        assert len(found) == 1, f"{kind}: {sorted(found)}"
+        return next(iter(found.values()))
+
+
+def render(chart: Path, values: Values) -> Release:
+    """Raises Refused."""
+    with helm_python.Chart.load(chart) as loaded:
+        try:
+            loaded.validate_schema(values)
+            texts = loaded.render(values, name=RELEASE, namespace=NAMESPACE)
+        except helm_python.HelmError as error:
+            raise Refused(str(error)) from None
+    return Release(texts)
+
+
+def lint(chart: Path, values: Values, kube_version: str) -> list[str]:
+    """What `helm lint --strict` finds; nothing is best."""
+    report = helm_python.lint(chart, values, strict=True, kube_version=kube_version)
+    return [*report["errors"], *(message["error"] for message in report["messages"] if message["severity"] > 1)]

@@ -1,0 +1,115 @@
+"""KEDA sees all work, wakes pools from zero, and an upgrade takes nothing of what it chose."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from chart.conftest import CHART, Render
+from chart.pods import worker_env
+
+from penstock_producer.wire import queue_name
+
+ZERO = {"keda": {"enabled": True}, "workerPools": {"api": {"keda": {"minReplicas": 0}}}}
+
+
+def _scaled(render: Render, name: str = "karpenter", changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    spec: dict[str, Any] = render(name, changes).one("ScaledObject")["spec"]
+    return spec
+
+
+def test_scaling_is_off_unless_asked_for(render: Render) -> None:
+    """Nobody's cluster needs KEDA."""
+    release = render("minimal")
+    assert not release.all("ScaledObject")
+    assert not release.all("TriggerAuthentication")
+
+
+def test_queued_and_in_flight_are_added(render: Render) -> None:
+    """Both triggers make one sum: work in flight holds its pods even when the queue is empty."""
+    spec = _scaled(render)
+    keys = {trigger["name"]: trigger["metadata"]["listName"] for trigger in spec["triggers"]}
+    assert keys == {"queued": queue_name("api"), "inflight": "unacked.api"}
+    formula = spec["advanced"]["scalingModifiers"]["formula"]
+    assert set(re.findall(r"[a-z]+", formula)) == set(keys)
+
+
+def test_a_pod_is_worth_its_slots(render: Render) -> None:
+    """The target per pod is what one holds in flight, unless the pool says otherwise."""
+    assert (
+        _scaled(render)["advanced"]["scalingModifiers"]["target"]
+        == worker_env(render("karpenter"), "api")["PENSTOCK_CONCURRENCY"]
+    )
+    own = {"workerPools": {"api": {"keda": {"itemsPerReplica": 40}}}}
+    assert _scaled(render, changes=own)["advanced"]["scalingModifiers"]["target"] == "40"
+
+
+def test_a_pool_at_zero_wakes_by_what_exists_at_zero(render: Render) -> None:
+    """The first item activates a pool without pods: nothing that is asked needs one."""
+    spec = _scaled(render, "minimal", ZERO)
+    assert spec["minReplicaCount"] == 0
+    assert spec["advanced"]["scalingModifiers"]["activationTarget"] == "0"
+    assert {trigger["type"] for trigger in spec["triggers"]} == {"redis"}
+
+
+def test_an_outage_of_redis_scales_nothing_down(render: Render) -> None:
+    """While KEDA cannot ask, the pods that are there stay."""
+    assert _scaled(render)["fallback"]["behavior"] == "currentReplicasIfHigher"
+
+
+def test_pods_go_one_by_one(render: Render) -> None:
+    """Five minutes of little work, then one pod a minute: each drains."""
+    down = _scaled(render)["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+    assert down["stabilizationWindowSeconds"] == 300
+    assert down["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
+
+
+def test_a_warm_gpu_is_kept_for_longer(render: Render) -> None:
+    """A GPU's cold start is minutes long, so its pool waits thrice as long before it goes to zero."""
+    assert (_scaled(render)["cooldownPeriod"], _scaled(render, "gpu")["cooldownPeriod"]) == (300, 900)
+
+
+def test_kinds_scale_on_their_own_queue(render: Render) -> None:
+    """A gpu pool looks at the gpu lane's keys alone."""
+    spec = _scaled(render, "gpu")
+    assert {trigger["metadata"]["listName"] for trigger in spec["triggers"]} == {queue_name("gpu"), "unacked.gpu"}
+    assert spec["maxReplicaCount"] == 4
+
+
+def test_a_fresh_install_starts_at_the_minimum(render: Render) -> None:
+    """Where nothing runs yet, a scaled pool starts at minReplicas, and an unscaled one at replicas."""
+    release = render("karpenter")
+    replicas = {name: found["spec"]["replicas"] for name, found in release.all("Deployment").items()}
+    assert replicas == {"fleet-penstock-api": 0, "fleet-penstock-base": 1, "fleet-penstock-control": 2}
+
+
+def test_the_live_number_is_asked_for_at_an_upgrade() -> None:
+    """Offline `lookup` finds nothing, so all that can be held here is that the live Deployment is asked for."""
+    text = (CHART / "templates" / "workers" / "_replicas.tpl").read_text()
+    assert 'lookup "apps/v1" "Deployment"' in text
+
+
+def test_keda_gets_what_it_needs_from_the_secret(render: Render) -> None:
+    """Address and password come from the broker's Secret; nothing of them is written into manifests."""
+    (external,) = render("karpenter").all("TriggerAuthentication").values()
+    (bundled,) = render("minimal", ZERO).all("TriggerAuthentication").values()
+    for found, secret in ((external, "penstock-broker"), (bundled, "fleet-penstock-redis")):
+        references = found["spec"]["secretTargetRef"]
+        assert {(ref["parameter"], ref["name"]) for ref in references} == {("address", secret), ("password", secret)}
+    assert {"address", "password", "url"} == set(render("minimal").one("Secret", "fleet-penstock-redis")["stringData"])
+
+
+def test_tls_and_database_number_reach_keda(render: Render) -> None:
+    """KEDA reads no URLs, so what stands in ours is told apart."""
+    for trigger in _scaled(render, changes={"broker": {"databaseIndex": 3}})["triggers"]:
+        assert trigger["metadata"]["enableTLS"] == "true"
+        assert trigger["metadata"]["databaseIndex"] == "3"
+    for trigger in _scaled(render, "minimal", ZERO)["triggers"]:
+        assert trigger["metadata"]["enableTLS"] == "false"
+
+
+def test_workers_leave_feeding_to_the_control_pool(render: Render) -> None:
+    """With a control pool no worker feeds; without one each does."""
+    assert worker_env(render("minimal"), "api")["PENSTOCK_CONTROL"] == "false"
+    alone = render("minimal", {"workerPools": {"control": {"enabled": False}}})
+    assert "PENSTOCK_CONTROL" not in worker_env(alone, "api")
