@@ -49,6 +49,7 @@ class Settings:
     name: str = "w"
     runs: str = ""  # file: one line with the task id for every start
     fails_to_start: bool = False
+    control: bool = True
 
 
 class RecordingEngine:

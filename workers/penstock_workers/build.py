@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from penstock_ledger import JobStore, OutcomeStore
 from penstock_workers.admission import Admission, QuotaAdmission, Unpaced
 from penstock_workers.bodies import Bodies
-from penstock_workers.control import start_control
+from penstock_workers.control import ControlEngine, start_control
 from penstock_workers.decide import RetryPolicy
 from penstock_workers.engine import Bridge, Delivery, ItemEngine
 from penstock_workers.failpoints import Failpoints
@@ -20,7 +20,7 @@ from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission
 from penstock_workers.lanes.make import make_lane
 from penstock_workers.quarantine import ChildQuarantine, Quarantine
 from penstock_workers.runner import ItemRunner
-from penstock_workers.settings import WorkerSettings, process_name
+from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 from penstock_workers.settle import Settler
 from penstock_workers.shelves import Shelves
 from penstock_workers.starts import Starts
@@ -119,4 +119,4 @@ def _quarantine(settings: WorkerSettings, lane: Lane) -> Quarantine:
 
 
 def build_engine(settings: WorkerSettings) -> ItemEngine:
-    return WorkerEngine(settings)
+    return ControlEngine(settings) if settings.lane == CONTROL_LANE else WorkerEngine(settings)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -19,6 +19,9 @@ from penstock_workers.errors import MissingApiKey, UnknownProvider
 DEFAULT_PROVIDER = "default"
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
+# The lane of processes that run no documents: they keep jobs moving, and take those that Celery clients send.
+CONTROL_LANE: Final = "control"
+CONTROL_CONCURRENCY = 4  # jobs taken in at once: one thread each
 
 SLOTS_PER_SEQUENCE = 2  # of a gpu worker: those in its engine, and as many whose prompts are made meanwhile
 
@@ -115,7 +118,7 @@ class EmbedSettings(BaseModel):
 class WorkerSettings(ProducerSettings):
     """Everything a worker process needs to know. Make one with ``load()``."""
 
-    lane: Lane = "api"
+    lane: Lane | Literal["control"] = "api"
     concurrency: Annotated[int, Field(ge=1, le=10_000)] = 256  # items in flight in one process, on one loop
     prefetch_multiplier: Annotated[int, Field(ge=1, le=16)] = 2  # claimed = running + waiting for the group commit
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 25.0  # below the shortest spot notice (30 s)
@@ -126,7 +129,7 @@ class WorkerSettings(ProducerSettings):
     retry_base_s: Annotated[float, Field(ge=0, le=60)] = 1.0  # full jitter: wait U(0, min(cap, base * 2^attempt))
     retry_cap_s: Annotated[float, Field(gt=0, le=900)] = 60.0
     max_retry_after_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # a longer Retry-After pauses the job instead
-    control: bool = True  # this worker also feeds, promotes, reconciles and finishes jobs (one leader per job)
+    control: bool = True  # this worker also keeps jobs moving (one leader each) and takes new ones from Celery clients
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
     window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
@@ -139,8 +142,13 @@ class WorkerSettings(ProducerSettings):
     @model_validator(mode="before")
     @classmethod
     def _fill_the_engine(cls, given: Any) -> Any:
-        """A gpu worker holds what its engine runs and as many that are being prepared, unless it is told otherwise."""
-        if isinstance(given, dict) and given.get("lane") == "gpu" and given.get("concurrency") is None:
+        """A gpu worker holds what its engine runs and as many that are being prepared, unless it is told otherwise;
+        a control process as many jobs as it has threads."""
+        if not isinstance(given, dict) or given.get("concurrency") is not None:
+            return given
+        if given.get("lane") == CONTROL_LANE:
+            return given | {"concurrency": CONTROL_CONCURRENCY}
+        if given.get("lane") == "gpu":
             gpu = given.get("gpu") or {}
             chosen = gpu.get("max_num_seqs") if isinstance(gpu, dict) else gpu.max_num_seqs
             seqs = int(chosen or GpuSettings().max_num_seqs)
