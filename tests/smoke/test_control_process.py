@@ -29,29 +29,27 @@ def job_of(fleet: Fleet, key: str) -> Job | None:
         return None
 
 
-def test_jobs_of_celery_clients_are_taken_in_and_finished(fleet: Fleet) -> None:
-    """With workers that have no part in control, two control processes serve the door; one that is killed is not missed."""
-    first, second = fleet.control(), fleet.control()
+def test_jobs_of_celery_clients_are_taken_in_and_handed_over(fleet: Fleet) -> None:
+    """With workers that have no part in control, a control process serves the door and leads.
+
+    Told to end in the middle it ends with 0, and the next one leads at once: no lease is waited for.
+    """
+    first = fleet.control(window=20)
     fleet.worker(8)
     client = Celery("somebody-else", broker=fleet.redis.url, set_as_current=False)
-
-    def send(key: str) -> Job:
-        order = [str(fleet.source(200, key)), {"prompt": "Summarise: {text}", "model": "m"}]
-        client.send_task("penstock.submit", args=order, kwargs={"job_key": key}, queue="penstock.control")
-        until(lambda: job_of(fleet, key), 30, "the job is accepted")
-        job = job_of(fleet, key)
-        assert job is not None
-        return job
-
-    job = send("first")
+    order = [str(fleet.source(300)), {"prompt": "Summarise: {text}", "model": "m"}]
+    client.send_task("penstock.submit", args=order, kwargs={"job_key": "night"}, queue="penstock.control")
+    until(lambda: job_of(fleet, "night"), 30, "the job is accepted")
+    job = job_of(fleet, "night")
+    assert job is not None
     fleet.wait_for_outcomes(job, 20)
-    first.kill()
-    later = send("second")
-    for one in (job, later):
-        fleet.wait_for(one, JobState.COMPLETED, 60)
-        assert fleet.account(one, 200).extra_calls == 0
-    second.send(signal.SIGTERM)
-    assert second.wait(10) == 0
+    first.send(signal.SIGTERM)
+    assert first.wait(10) == 0
+    assert fleet.finished(job) < 300
+    assert fleet.producer._jobs.lease_feed(job.job_id, 1, "the next one", 0.1) is not None
+    fleet.control()
+    fleet.wait_for(job, JobState.COMPLETED, 60)
+    assert fleet.account(job, 300).extra_calls == 0
 
 
 def test_an_item_in_the_queue_for_jobs_is_kept_aside(fleet: Fleet) -> None:

@@ -16,7 +16,7 @@ from penstock_workers.heartbeat import Heartbeat
 from penstock_workers.hooks import Hooks
 from penstock_workers.jobbook import JobBook, read_job
 from penstock_workers.lanes.base import Lane
-from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission
+from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission, SidecarLane
 from penstock_workers.lanes.make import make_lane
 from penstock_workers.quarantine import ChildQuarantine, Quarantine
 from penstock_workers.runner import ItemRunner
@@ -106,7 +106,7 @@ class WorkerEngine:
 
 def _admission(settings: WorkerSettings, lane: Lane) -> Admission:
     """Providers are shared by the fleet and paced together; an engine of our own tells itself when it has room."""
-    if isinstance(lane, GpuLane):
+    if isinstance(lane, GpuLane | SidecarLane):
         return RoomAdmission(lane.room)
     if settings.lane == "embed":
         return Unpaced()
@@ -115,7 +115,7 @@ def _admission(settings: WorkerSettings, lane: Lane) -> Admission:
 
 def _quarantine(settings: WorkerSettings, lane: Lane) -> Quarantine:
     """A suspect runs in a child process; where the engine is in one already, alone in the engine."""
-    return EngineQuarantine(lane) if isinstance(lane, GpuLane) else ChildQuarantine(settings.lane)
+    return EngineQuarantine(lane) if isinstance(lane, GpuLane | SidecarLane) else ChildQuarantine(settings.lane)
 
 
 def build_engine(settings: WorkerSettings) -> ItemEngine:

@@ -89,6 +89,8 @@ class GpuSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model: str | None = None  # a folder, or a name that vLLM can resolve
+    upstream_url: str | None = None  # ask this vLLM server (…/v1) instead of hosting an engine
+    upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0  # for its model to be loaded: weights may travel
     names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
     lora: dict[str, str] = Field(default_factory=dict)  # adapter name, as requests give it for `model` -> folder
     max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
@@ -97,6 +99,17 @@ class GpuSettings(BaseModel):
     in_process: bool = False  # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
     prepare_threads: Annotated[int, Field(ge=1, le=64)] = 2  # that render templates and count tokens
     rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 10  # engines built anew in an hour; a culprit takes four
+
+    @model_validator(mode="after")
+    def _check_upstream(self) -> Self:
+        if self.upstream_url is None:
+            return self
+        if not self.upstream_url.startswith(("http://", "https://")) or not self.upstream_url.endswith("/v1"):
+            raise ValueError("upstream_url: give a vLLM server's address with its /v1, as in http://127.0.0.1:8000/v1")
+        given = [name for name in ("model", "lora", "engine") if getattr(self, name)]
+        if given:
+            raise ValueError(f"with upstream_url the server has the model: leave out {', '.join(given)}")
+        return self
 
 
 class EmbedSettings(BaseModel):
