@@ -50,6 +50,12 @@ class ProviderSettings(BaseModel):
     usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
     usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
 
+    @field_validator("api_key_env", mode="before")
+    @classmethod
+    def _no_name_is_none(cls, name: Any) -> Any:
+        """A compose file or a chart can leave a variable empty more easily than out."""
+        return name or None
+
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, url: str) -> str:
