@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
-import sysconfig
+import tempfile
 import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-
-from corpus import documents
 
 from penstock_ledger.model import JobState
 from penstock_producer import JobSpec, Producer
@@ -37,10 +37,19 @@ def main() -> int:
     asked = parser.parse_args()
     with Producer() as producer:
         with producer.open_job(SPEC, job_key=f"demo-{time.time():.0f}") as job:
-            for record in islice(documents(Path(sysconfig.get_path("stdlib"))), asked.docs):
+            for record in records(asked.docs):
                 job.enqueue(record["id"], {"text": record["text"]})
             tell(f"{job.close()} documents are in job {job.job_id}")
         return watch(producer, job.job_id, until=time.monotonic() + asked.timeout)
+
+
+def records(limit: int) -> Iterator[dict[str, str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "corpus.jsonl"
+        corpus = Path(__file__).with_name("corpus.py")
+        subprocess.run([sys.executable, corpus, path, "--limit", str(limit)], check=True, stdout=subprocess.DEVNULL)
+        with path.open(encoding="utf-8") as lines:
+            yield from map(json.loads, lines)
 
 
 def watch(producer: Producer, job_id: str, *, until: float) -> int:
