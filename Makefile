@@ -15,7 +15,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-servers test-vllm chart check format bench bench-vllm soak clean
+.PHONY: help demo demo-embed demo-clean test test-images test-servers test-vllm chart check format bench bench-vllm soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,10 +44,14 @@ demo-clean: ## forget the demos, so that the next one starts from nothing
 	rm -rf $(DEMO) $(DEMO)-embed
 
 test: $(STAMP) ## run every test that CI runs
-	@$(BIN)/python -m pytest -q -m "not soak and not engine and not servers"
+	@$(BIN)/python -m pytest -q -m "not soak and not engine and not servers and not images"
 
 test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, a Redis with TLS and its Sentinel (what is missing skips)
 	@$(BIN)/python -m pytest -q -m servers tests/stores
+
+test-images: $(STAMP) ## build the images and run the compose file with podman (needs podman as root; debootstrap without a registry)
+	@$(BIN)/python $(INSTALL) --group images
+	@$(BIN)/python -m pytest -q -s -m images tests/images
 
 test-vllm: $(ENGINES)/.installed ## run the tests that host real models, on the CPU (installs 2.5 GB once)
 	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 $(ENGINES)/bin/python -m pytest -q -m engine tests/engines

@@ -55,6 +55,7 @@ class Settings:
     metrics_host: str = "127.0.0.1"
     stalled_s: float = 45.0  # see pulse.STALLED_S
     starts_s: float = 0.0  # how long the engine takes to start
+    control: bool = True
 
 
 class RecordingEngine:

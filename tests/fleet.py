@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -192,9 +192,14 @@ class Fleet:
 
     def worker(self, concurrency: int = 8, *, lane: str = "api", **settings: object) -> Process:
         """Start a worker; it is ready when it says so, which ``ready`` awaits. ``settings`` are PENSTOCK_* variables."""
-        command = [*PENSTOCK, "worker", "--lane", lane]
-        if lane != "control":
-            command += ["-c", str(concurrency)]
+        return self._start(lane, ["worker", "--lane", lane, "-c", str(concurrency)], settings)
+
+    def control(self, **settings: object) -> Process:
+        """The control loop in a process of its own."""
+        return self._start("control", ["control"], settings)
+
+    def _start(self, lane: str, arguments: Sequence[str], settings: Mapping[str, object]) -> Process:
+        command = [*PENSTOCK, *arguments]
         name = f"{lane}-{len(self.processes)}"
         log = self.logs / f"{name}.log"
         with log.open("ab") as out:
@@ -205,10 +210,6 @@ class Fleet:
         process = Process(name, log, popen)
         self.processes.append(process)
         return process
-
-    def control(self, **settings: object) -> Process:
-        """The control loop in a process of its own."""
-        return self.worker(lane="control", **settings)
 
     def penstock(self, *arguments: str) -> str:
         """What a command of ours says, with the settings of this fleet."""

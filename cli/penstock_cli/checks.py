@@ -121,7 +121,7 @@ def _tables(database: Database, shown: str, *, migrate: bool) -> Finding:
             database.migrate()
         JobStore(database).list(limit=1)
     except SchemaMissing as error:
-        fix = "`penstock doctor --migrate` creates or upgrades the tables"
+        fix = "`penstock migrate` creates or upgrades the tables"
         return Finding(Verdict.BAD, "database", f"{shown}: {safe(str(error).partition(':')[0])}", fix)
     except Exception as error:
         return Finding(

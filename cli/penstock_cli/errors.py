@@ -7,6 +7,7 @@ CliError                     1  failed
 ├── EmbeddedRedisFailed      1  the private Redis did not start, or did not stop
 ├── ForeignRedis             1  what answers on the private socket is not ours
 ├── RedisNotRunning          1  the command needs a Redis that is not there
+├── DatabaseAway             1  the database did not answer within the time given
 ├── WorkersKeepCrashing      1  worker processes end right after their start, again and again
 ├── JobStopped               1  the job is paused, cancelled or failed: says what to fix
 └── Interrupted            130  Ctrl-C or SIGTERM; resumable
@@ -53,6 +54,16 @@ class ForeignRedis(CliError):
 
 class RedisNotRunning(CliError):
     """This command needs Redis, and no Redis answers."""
+
+
+class DatabaseAway(CliError):
+    """The database did not answer within the time given."""
+
+    def __init__(self, shown: str, wait_s: float, why: str) -> None:
+        super().__init__(
+            f"{shown} did not answer within {wait_s:g} s ({why}): start it, correct database_url "
+            "(PENSTOCK_DATABASE_URL), or wait longer with --wait"
+        )
 
 
 class WorkersKeepCrashing(CliError):

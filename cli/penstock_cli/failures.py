@@ -45,7 +45,7 @@ def message(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if "SchemaMissing" in names:
-        return f"{str(error).partition(':')[0]}: `penstock doctor --migrate` creates or upgrades the tables"
+        return f"{str(error).partition(':')[0]}: `penstock migrate` creates or upgrades the tables"
     if isinstance(error, CliError) or names & _OUR_ROOTS:
         return str(error)
     if _from(error, "redis"):

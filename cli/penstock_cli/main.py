@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from penstock_cli.commands import dlq, doctor, jobs, limits, purge, results, run, submit, worker
+from penstock_cli.commands import control, dlq, doctor, jobs, limits, migrate, purge, results, run, submit, worker
 from penstock_cli.errors import EXIT_FAILED
 from penstock_cli.failures import exit_status, message
 from penstock_cli.settings import debug
@@ -35,7 +35,9 @@ app.command(rich_help_panel="Jobs")(jobs.resume)
 app.command(rich_help_panel="Jobs")(jobs.cancel)
 app.add_typer(dlq.app, name="dlq", rich_help_panel="Jobs")
 app.command(rich_help_panel="Jobs")(purge.purge)
+app.command(rich_help_panel="Fleet")(migrate.migrate)
 app.command(rich_help_panel="Fleet")(worker.worker)
+app.command(rich_help_panel="Fleet")(control.control)
 app.command(rich_help_panel="Fleet")(limits.limits)
 app.command(rich_help_panel="Fleet")(doctor.doctor)
 app.command(rich_help_panel="One machine")(simulate)

@@ -18,14 +18,9 @@ from penstock_cli.main import app
 from penstock_workers.settings import DEFAULT_PROVIDER, EmbedSettings, GpuSettings, WorkerSettings
 
 # Agreed on and not merged yet: take a line out as soon as the test that names it says so.
-AGREED_COMMANDS = {"control", "migrate", "flower"}
-AGREED_PROGRAMS = {"penstock-probe"}
-AGREED_VARIABLES = {
-    "PENSTOCK_METRICS_HOST",
-    "PENSTOCK_METRICS_PORT",
-    "PENSTOCK_PROBE_DIR",
-    "PENSTOCK_GPU__UPSTREAM_URL",
-}
+AGREED_COMMANDS = {"flower"}
+AGREED_PROGRAMS: set[str] = set()
+AGREED_VARIABLES: set[str] = set()
 
 OURS = ("penstock:", "penstock-gpu:")
 SECRETS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from celery import Celery, Task
@@ -16,13 +16,11 @@ from penstock_workers import transport
 from penstock_workers.doors import SubmitTask
 from penstock_workers.engine import ItemEngine
 from penstock_workers.leases import Leases
-
-if TYPE_CHECKING:
-    from penstock_workers.settings import WorkerSettings
+from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
 EngineFactory = Callable[["PenstockApp", "WorkerSettings"], ItemEngine]
 
-CONTROL_QUEUE = "penstock.control"
+CONTROL_QUEUE = queue_name(CONTROL_LANE)
 SOCKET_TIMEOUT_S = 15.0  # a dead peer blocks forever without one
 CONNECT_TIMEOUT_S = 5.0
 HEALTH_CHECK_S = 25  # kombu's: half-open consumer connections are noticed within some 50 s
@@ -102,7 +100,9 @@ def _sentinel_url(address: RedisAddress, *, ours: bool) -> str:
 
 def _configuration(parts: Parts) -> dict[str, Any]:
     settings = parts.settings
-    queues = [CONTROL_QUEUE, queue_name(settings.lane)]  # in this order: control messages are few and must not wait
+    queues = [queue_name(settings.lane)]
+    if settings.control and CONTROL_QUEUE not in queues:
+        queues.insert(0, CONTROL_QUEUE)  # before items: such messages are few and must not wait
     return {
         "broker_url": broker_url(settings),
         "broker_transport_options": _transport_options(parts),
@@ -186,7 +186,5 @@ def __getattr__(name: str) -> Any:
     """``app``, made from the settings of this process when Celery's command line asks for it."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from penstock_workers.settings import WorkerSettings
-
     app = globals()["app"] = create_app(WorkerSettings.load())
     return app

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
 from penstock_workers.admission import Admission, QuotaAdmission, Unpaced
 from penstock_workers.bodies import Bodies
-from penstock_workers.control import Control, start_control
+from penstock_workers.control import Control, ControlEngine, start_control
 from penstock_workers.decide import RetryPolicy
 from penstock_workers.engine import Bridge, Delivery, ItemEngine
 from penstock_workers.failpoints import Failpoints
@@ -19,7 +19,7 @@ from penstock_workers.heartbeat import Heartbeat
 from penstock_workers.hooks import Hooks
 from penstock_workers.jobbook import JobBook, read_job
 from penstock_workers.lanes.base import Lane
-from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission
+from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission, SidecarLane
 from penstock_workers.lanes.make import make_lane
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.engine import bound_figures, engine_figures
@@ -27,7 +27,7 @@ from penstock_workers.metrics.samples import Sample
 from penstock_workers.metrics.tally import Tally
 from penstock_workers.quarantine import ChildQuarantine, Quarantine
 from penstock_workers.runner import ItemRunner
-from penstock_workers.settings import WorkerSettings, process_name
+from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 from penstock_workers.settle import Settler
 from penstock_workers.shelves import Shelves
 from penstock_workers.starts import Starts
@@ -147,7 +147,7 @@ class WorkerEngine:
 
 def _admission(settings: WorkerSettings, lane: Lane) -> Admission:
     """Providers are shared by the fleet and paced together; an engine of our own tells itself when it has room."""
-    if isinstance(lane, GpuLane):
+    if isinstance(lane, GpuLane | SidecarLane):
         return RoomAdmission(lane.room)
     if settings.lane == "embed":
         return Unpaced()
@@ -156,8 +156,8 @@ def _admission(settings: WorkerSettings, lane: Lane) -> Admission:
 
 def _quarantine(settings: WorkerSettings, lane: Lane) -> Quarantine:
     """A suspect runs in a child process; where the engine is in one already, alone in the engine."""
-    return EngineQuarantine(lane) if isinstance(lane, GpuLane) else ChildQuarantine(settings.lane)
+    return EngineQuarantine(lane) if isinstance(lane, GpuLane | SidecarLane) else ChildQuarantine(settings.lane)
 
 
 def build_engine(settings: WorkerSettings) -> ItemEngine:
-    return WorkerEngine(settings)
+    return ControlEngine(settings) if settings.lane == CONTROL_LANE else WorkerEngine(settings)

@@ -56,10 +56,10 @@ class Drain:
 
     def _drain(self) -> None:
         drained = self._host.drain(self._seconds)
-        until = monotonic() + self._seconds + GRACE_S
-        while monotonic() < until and not self._hurried.is_set():
+        until = monotonic() + self._seconds
+        while monotonic() < until + GRACE_S and not self._hurried.is_set():
             self._turn()
-            if drained.done() and self._pool.is_idle():
+            if drained.done() and (self._pool.is_idle() or monotonic() >= until):
                 break
         drained.cancel()
         self._turn()

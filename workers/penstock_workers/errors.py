@@ -8,6 +8,7 @@ WorkerError
 ├── HookStuck           calls of a job's hooks never return
 ├── UnknownProvider     a job names a provider that this worker's settings do not have
 ├── BadEngineSettings   the settings of an engine that a worker is to host cannot work
+├── EngineAway          the server that a gpu worker asks has not loaded its model in time
 ├── MissingApiKey       a provider's `api_key_env` names a variable that is not set
 ├── ModelMissing        a setting names no model that is here
 ├── ModelUnusable       a model is here, and cannot be loaded or not be used as this lane does
@@ -50,6 +51,16 @@ class HookMissing(WorkerError):
 
 class BadEngineSettings(WorkerError):
     """The settings of an engine that a worker is to host cannot work."""
+
+
+class EngineAway(WorkerError):
+    """The server that a gpu worker asks has not loaded its model in time."""
+
+    def __init__(self, url: str, wait_s: float) -> None:
+        super().__init__(
+            f"gpu.upstream_url = {url!r}: no model was loaded there within gpu.upstream_wait_s = {wait_s:g} s; "
+            "look at that server's log, correct the address, or allow more time (PENSTOCK_GPU__UPSTREAM_WAIT_S)"
+        )
 
 
 class HookStuck(WorkerError):

@@ -33,8 +33,8 @@ def read_gauges(text: str) -> tuple[float, float] | None:
 class GaugeWatch:
     """One task that asks each server in turn. Owned by the worker's loop."""
 
-    def __init__(self, urls: Mapping[str, str], tell: Tell) -> None:
-        self._urls, self._tell = dict(urls), tell
+    def __init__(self, urls: Mapping[str, str], tell: Tell, *, every_s: float = EVERY_S) -> None:
+        self._urls, self._tell, self._every_s = dict(urls), tell, every_s
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -59,7 +59,7 @@ class GaugeWatch:
                 gauges = None
             if gauges is not None:
                 self._tell(name, *gauges)
-            await asyncio.sleep(EVERY_S if gauges is not None else AWAY_S)
+            await asyncio.sleep(self._every_s if gauges is not None else AWAY_S)
 
 
 async def _ask(session: aiohttp.ClientSession, url: str) -> tuple[float, float]:

@@ -6,6 +6,7 @@ What crosses over goes through deques with one wake-up each: many items per thre
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import logging
 import threading
@@ -13,11 +14,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
+from celery.exceptions import WorkerShutdown
+from celery.worker import state
+
 from penstock_workers.engine import Delivery, GivenBack, ItemEngine, Verdict
 from penstock_workers.metrics.samples import Sample
 
 log = logging.getLogger(__name__)
 
+START_LOOK_S = 0.5  # how soon a SIGTERM is heeded while the engine starts
 STARTS_LINGER_S = 0.02  # how late Celery hears that an item runs: for task-started, and to revoke it in time
 
 
@@ -41,8 +46,12 @@ class EngineHost:
     # -- hub thread --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Raises what the engine raises when it cannot start."""
+        """Raises what the engine raises when it cannot start, and WorkerShutdown when it need not any more."""
         self._thread.start()
+        while not self._ready.done():
+            concurrent.futures.wait([self._ready], START_LOOK_S)
+            if state.should_stop is not None:  # told to end while a model loads: nothing is here that must be drained
+                raise WorkerShutdown(state.should_stop)
         self._ready.result()
         _spare_the_collector()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -20,6 +20,9 @@ from penstock_workers.errors import MissingApiKey, UnknownProvider
 DEFAULT_PROVIDER = "default"
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
+# The lane of processes that run no documents: they keep jobs moving, and take those that Celery clients send.
+CONTROL_LANE: Final = "control"
+CONTROL_CONCURRENCY = 4  # jobs taken in at once: one thread each
 
 SLOTS_PER_SEQUENCE = 2  # of a gpu worker: those in its engine, and as many whose prompts are made meanwhile
 
@@ -47,6 +50,12 @@ class ProviderSettings(BaseModel):
     metrics_url: str | None = None  # vLLM's /metrics, where reachable: its waiting requests steer how many are sent
     usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
     usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
+
+    @field_validator("api_key_env", mode="before")
+    @classmethod
+    def _no_name_is_none(cls, name: Any) -> Any:
+        """A compose file or a chart can leave a variable empty more easily than out."""
+        return name or None
 
     @field_validator("base_url")
     @classmethod
@@ -87,6 +96,8 @@ class GpuSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model: str | None = None  # a folder, or a name that vLLM can resolve
+    upstream_url: str | None = None  # ask this vLLM server (…/v1) instead of hosting an engine
+    upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0  # for its model to be loaded: weights may travel
     names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
     lora: dict[str, str] = Field(default_factory=dict)  # adapter name, as requests give it for `model` -> folder
     max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
@@ -95,6 +106,17 @@ class GpuSettings(BaseModel):
     in_process: bool = False  # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
     prepare_threads: Annotated[int, Field(ge=1, le=64)] = 2  # that render templates and count tokens
     rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 10  # engines built anew in an hour; a culprit takes four
+
+    @model_validator(mode="after")
+    def _check_upstream(self) -> Self:
+        if self.upstream_url is None:
+            return self
+        if not self.upstream_url.startswith(("http://", "https://")) or not self.upstream_url.endswith("/v1"):
+            raise ValueError("upstream_url: give a vLLM server's address with its /v1, as in http://127.0.0.1:8000/v1")
+        given = [name for name in ("model", "lora", "engine") if getattr(self, name)]
+        if given:
+            raise ValueError(f"with upstream_url the server has the model: leave out {', '.join(given)}")
+        return self
 
 
 class EmbedSettings(BaseModel):
@@ -116,7 +138,7 @@ class EmbedSettings(BaseModel):
 class WorkerSettings(ProducerSettings):
     """Everything a worker process needs to know. Make one with ``load()``."""
 
-    lane: Lane = "api"
+    lane: Lane | Literal["control"] = "api"
     concurrency: Annotated[int, Field(ge=1, le=10_000)] = 256  # items in flight in one process, on one loop
     prefetch_multiplier: Annotated[int, Field(ge=1, le=16)] = 2  # claimed = running + waiting for the group commit
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 25.0  # below the shortest spot notice (30 s)
@@ -127,7 +149,7 @@ class WorkerSettings(ProducerSettings):
     retry_base_s: Annotated[float, Field(ge=0, le=60)] = 1.0  # full jitter: wait U(0, min(cap, base * 2^attempt))
     retry_cap_s: Annotated[float, Field(gt=0, le=900)] = 60.0
     max_retry_after_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # a longer Retry-After pauses the job instead
-    control: bool = True  # this worker also feeds, promotes, reconciles and finishes jobs (one leader per job)
+    control: bool = True  # this worker also keeps jobs moving (one leader each) and takes new ones from Celery clients
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
     window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
@@ -143,8 +165,13 @@ class WorkerSettings(ProducerSettings):
     @model_validator(mode="before")
     @classmethod
     def _fill_the_engine(cls, given: Any) -> Any:
-        """A gpu worker holds what its engine runs and as many that are being prepared, unless it is told otherwise."""
-        if isinstance(given, dict) and given.get("lane") == "gpu" and given.get("concurrency") is None:
+        """A gpu worker holds what its engine runs and as many that are being prepared, unless it is told otherwise;
+        a control process as many jobs as it has threads."""
+        if not isinstance(given, dict) or given.get("concurrency") is not None:
+            return given
+        if given.get("lane") == CONTROL_LANE:
+            return given | {"concurrency": CONTROL_CONCURRENCY}
+        if given.get("lane") == "gpu":
             gpu = given.get("gpu") or {}
             chosen = gpu.get("max_num_seqs") if isinstance(gpu, dict) else gpu.max_num_seqs
             seqs = int(chosen or GpuSettings().max_num_seqs)

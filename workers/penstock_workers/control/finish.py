@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from concurrent.futures import Future
 
 from penstock_ledger import OutcomeStore
 from penstock_ledger.model import Job
@@ -14,13 +15,16 @@ log = logging.getLogger(__name__)
 
 
 class Finisher:
-    """Writes outputs in a thread, one job after the other, so that a large job holds up no other job's feeding."""
+    """Writes outputs in threads, one job after the other, so that a large job holds up no other job's feeding.
+
+    The threads are daemons: whoever leads the job next writes all of it anew, so no end of a process waits for them.
+    """
 
     def __init__(self, settings: WorkerSettings, outcomes: OutcomeStore) -> None:
         self._settings = settings
         self._outcomes = outcomes
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="outputs")
-        self._writing: dict[tuple[str, int], Future[Written]] = {}
+        self._turn = threading.Lock()  # of the one thread that writes
+        self._writing: dict[tuple[str, int], Future[Written]] = {}  # bounded by the jobs that are live
 
     def finished(self, job: Job) -> bool:
         """Start writing, or ask how it goes; True once the files are there (or none are wanted).
@@ -32,7 +36,8 @@ class Finisher:
         name = (job.job_id, job.generation)
         writing = self._writing.get(name)
         if writing is None:
-            self._writing[name] = self._thread.submit(self._write, job)
+            writing = self._writing[name] = Future()
+            threading.Thread(target=self._write, args=(job, writing), name="outputs", daemon=True).start()
             return False
         if not writing.done():
             return False
@@ -42,8 +47,20 @@ class Finisher:
         return True
 
     def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        """What has not begun does not begin any more."""
+        for writing in self._writing.values():
+            writing.cancel()
 
-    def _write(self, job: Job) -> Written:
+    def _write(self, job: Job, writing: Future[Written]) -> None:
         destination = f"{str(self._settings.results_url).rstrip('/')}/{job.job_id}"
-        return write_outputs(self._outcomes, job.job_id, destination, s3_endpoint_url=self._settings.s3_endpoint_url)
+        with self._turn:
+            if not writing.set_running_or_notify_cancel():
+                return
+            try:
+                writing.set_result(
+                    write_outputs(
+                        self._outcomes, job.job_id, destination, s3_endpoint_url=self._settings.s3_endpoint_url
+                    )
+                )
+            except Exception as error:
+                writing.set_exception(error)

@@ -17,7 +17,6 @@ from penstock_workers.control.lookout import Lookout
 from penstock_workers.control.recover import Recovery
 from penstock_workers.control.steer import Steering
 from penstock_workers.metrics.samples import Sample
-from penstock_workers.probe import ProbeFiles
 from penstock_workers.settings import WorkerSettings, process_name
 from penstock_workers.stores import open_stores
 
@@ -32,17 +31,8 @@ FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
 class Control:
     """Owns its own connections, so that it can live in any process and any thread. ``tick`` is not thread-safe."""
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        database: Database,
-        hot: RedisLedger,
-        *,
-        owner: str,
-        probes: ProbeFiles | None = None,
-    ) -> None:
+    def __init__(self, settings: WorkerSettings, database: Database, hot: RedisLedger, *, owner: str) -> None:
         self._settings = settings
-        self._probes = probes or ProbeFiles(None)
         self._jobs = JobStore(database)
         self._outbox = Outbox(database)
         outcomes = OutcomeStore(database)
@@ -86,7 +76,6 @@ class Control:
                 faults += 1
                 self._counted.ticks["failed"] += 1
             self._counted.tick_s = time.monotonic() - began
-            self._probes.alive()  # whatever a store says: a loop that turns is a loop that lives
             stop.wait(wait_s)
         self._steering.release_all()
 
@@ -117,14 +106,11 @@ class Control:
 
 
 @contextlib.contextmanager
-def start_control(settings: WorkerSettings, probes: ProbeFiles | None = None) -> Iterator[Control]:
-    """Run a control loop in a thread of its own, with connections of its own, until the block ends.
-
-    It touches ``probes`` where no other loop of the process does.
-    """
+def start_control(settings: WorkerSettings) -> Iterator[Control]:
+    """Run a control loop in a thread of its own, with connections of its own, until the block ends."""
     stop = threading.Event()
     with open_stores(settings, "control") as stores:
-        control = Control(settings, stores.database, stores.hot, owner=process_name(), probes=probes)
+        control = Control(settings, stores.database, stores.hot, owner=process_name())
         thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)
         thread.start()
         try:

@@ -6,7 +6,7 @@ from penstock_workers.errors import UnknownLane
 from penstock_workers.lanes.api import ApiLane
 from penstock_workers.lanes.base import Lane
 from penstock_workers.lanes.embed import EmbedLane
-from penstock_workers.lanes.gpu import GpuLane
+from penstock_workers.lanes.gpu import GpuLane, SidecarLane
 from penstock_workers.settings import WorkerSettings
 
 
@@ -16,7 +16,7 @@ def make_lane(settings: WorkerSettings) -> Lane:
         case "api":
             return ApiLane(settings.providers)
         case "gpu":
-            return GpuLane(settings)
+            return GpuLane(settings) if settings.gpu.upstream_url is None else SidecarLane(settings)
         case "embed":
             return EmbedLane(settings.embed)
     raise UnknownLane(settings.lane, ["api", "gpu", "embed"])

@@ -7,6 +7,7 @@ from penstock_workers.flight import Flight
 from penstock_workers.judge import Failure, Reply
 from penstock_workers.lanes.gpu.lane import GpuLane
 from penstock_workers.lanes.gpu.room import EngineRoom, Guest
+from penstock_workers.lanes.gpu.sidecar import SidecarLane
 from penstock_workers.quarantine import SUSPECT_AFTER_CRASHES
 
 
@@ -54,7 +55,7 @@ class EngineQuarantine:
     dies then, there is no doubt left.
     """
 
-    def __init__(self, lane: GpuLane) -> None:
+    def __init__(self, lane: GpuLane | SidecarLane) -> None:
         self._lane = lane
 
     async def infer(self, flight: Flight) -> Tried | None:

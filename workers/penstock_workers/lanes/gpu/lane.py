@@ -53,7 +53,7 @@ class GpuLane:
         self.room = EngineRoom()
         self._settings = settings.gpu
         self._drain_seconds = settings.drain_seconds
-        self._give_up = give_up or _end_this_worker
+        self._give_up = give_up or end_this_worker
         self._figures = EngineFigures(self.room.heard)
         self._engine: Engine | None = None
         self._calls: CallBuilder | None = None
@@ -217,6 +217,6 @@ def _since(started: float) -> int:
     return round((time.monotonic() - started) * 1000)
 
 
-def _end_this_worker() -> None:
+def end_this_worker() -> None:
     """A drain like any other: what is here goes back to the queue."""
     os.kill(os.getpid(), signal.SIGTERM)

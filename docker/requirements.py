@@ -1,0 +1,52 @@
+"""Print what the project needs, extras by name: `requirements.py worker s3`.
+
+With ``--beside FILE`` (``pip list --format=freeze`` of an environment that is not ours), print constraints instead: the
+versions that are there stay, and ours hold for all that is not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+
+def requirements(project: Path, extras: Iterable[str]) -> list[str]:
+    """The base install and these extras. Raises KeyError for an extra that there is not."""
+    table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+    named = [entry for extra in extras for entry in table["optional-dependencies"][extra]]
+    return sorted({*table["dependencies"], *named})
+
+
+def constraints_beside(theirs: str, ours: str) -> Iterator[str]:
+    """All pins of ``theirs``, and those of ``ours`` for packages that ``theirs`` lacks."""
+    pinned = {_name(line): line for line in theirs.splitlines() if "==" in line}
+    yield from pinned.values()
+    for line in ours.splitlines():
+        if "==" in line and not line.startswith("#") and _name(line) not in pinned:
+            yield line
+
+
+def _name(pin: str) -> str:
+    return re.sub(r"[-_.]+", "-", pin.partition("==")[0].partition("[")[0].strip()).lower()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("extras", nargs="*")
+    parser.add_argument("--project", type=Path, default=Path("pyproject.toml"))
+    parser.add_argument("--constraints", type=Path, default=Path("constraints.txt"))
+    parser.add_argument("--beside", type=Path)
+    asked = parser.parse_args()
+    if asked.beside is None:
+        lines: Iterable[str] = requirements(asked.project, asked.extras)
+    else:
+        lines = constraints_beside(asked.beside.read_text(), asked.constraints.read_text())
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The compose files: what the specification says of their form, and what we promise of every service."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from compose_file import FILES, Service, VariableMissing, example_environment, raw, services
+
+ALL = list(chain.from_iterable(services(file).values() for file in FILES))
+PINNED = re.compile(r"^[\w./-]+:v?\d+\.\d+[\w.-]*$")
+CLOSING_S = 12  # beyond drain_seconds: a last commit, closing connections, telling Redis (drain.py)
+
+
+def names(service: Service) -> str:
+    return service.name
+
+
+@pytest.fixture(scope="module")
+def specification() -> Any:
+    """The compose specification's own schema, as a package carries it."""
+    found = resources.files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
+    return jsonschema.validators.validator_for(schema := json.loads(found.read_text()))(schema)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_the_specification_accepts_the_file(file: Path, specification: Any) -> None:
+    """Every field exists, and has the type that compose wants."""
+    assert [f"{error.json_path}: {error.message}" for error in specification.iter_errors(raw(file))] == []
+    broken = raw(file) | {"services": {"one": {"image": "x", "read_onli": True}}}
+    assert not specification.is_valid(broken), "the schema lets misspelt fields pass: it proves nothing"
+
+
+def test_every_service_of_a_fleet_is_there() -> None:
+    """And each behind the profile that the documentation names."""
+    profiles = {service.name: service.profiles for service in ALL}
+    assert profiles == {
+        "redis": set(), "postgres": set(), "migrate": set(), "control": set(), "worker-api": set(),
+        "cli": {"tools"}, "flower": {"tools"}, "prometheus": {"monitoring"}, "grafana": {"monitoring"},
+        "simulate": {"demo"}, "demo": {"demo"},
+        "vllm": {"gpu"}, "worker-gpu": {"gpu"}, "worker-gpu-hosted": {"gpu-hosted"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("service", ALL, ids=names)
+def test_no_service_can_do_more_than_it_must(service: Service) -> None:
+    """Read-only root, no capability, no way to get one, a user that is not root, /tmp in memory."""
+    fields = service.fields
+    assert fields["read_only"] is True
+    assert fields["cap_drop"] == ["ALL"]
+    assert fields["security_opt"] == ["no-new-privileges:true"]
+    assert int(fields["user"].split(":")[0]) > 0
+    assert fields["tmpfs"][0].startswith("/tmp:")
+    assert not {"privileged", "network_mode", "pid", "ipc", "cap_add"} & fields.keys()
+
+
+@pytest.mark.parametrize("service", ALL, ids=names)
+def test_logs_are_rotated_and_images_pinned(service: Service) -> None:
+    """No log fills a disk, and no pull brings another version."""
+    assert service.fields["logging"]["options"] == {"max-size": "10m", "max-file": "3"}
+    assert PINNED.match(service.fields["image"]), service.fields["image"]
+
+
+@pytest.mark.parametrize("service", ALL, ids=names)
+def test_ports_are_open_on_this_machine_only(service: Service) -> None:
+    """What is published at all is published on loopback."""
+    assert all(port.startswith("127.0.0.1:") for port in service.fields.get("ports", ()))
+
+
+@pytest.mark.parametrize("service", [one for one in ALL if "PENSTOCK_DRAIN_SECONDS" in one.environment], ids=names)
+def test_a_drain_fits_into_its_grace(service: Service) -> None:
+    """Docker kills after stop_grace_period: whoever drains has the time to, and then to conclude."""
+    if service.argv[3] in ("worker", "control"):
+        assert service.seconds("stop_grace_period") >= float(service.environment["PENSTOCK_DRAIN_SECONDS"]) + CLOSING_S
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_without_passwords_nothing_starts(file: Path) -> None:
+    """The refusal says what to do; the example of an environment has every variable that is insisted on."""
+    assert services(file)
+    for name in ("REDIS_PASSWORD", "POSTGRES_PASSWORD"):
+        with pytest.raises(VariableMissing, match=rf"{name}: run cp \.env\.example \.env"):
+            services(file, example_environment() | {name: ""})
+
+
+def test_everything_that_is_mounted_is_in_the_repository() -> None:
+    """Docker makes an empty folder of a file that is not there, and the service starts with nothing."""
+    users = {"data", "model"}  # the user's own folders
+    mounted = {path for service in ALL for path in service.bind_sources() if path.name not in users}
+    assert len(mounted) >= 5
+    assert sorted(path for path in mounted if not path.exists()) == []
+
+
+def test_both_files_give_workers_the_same_servers() -> None:
+    """The GPU's file repeats the addresses, because anchors end with their file."""
+    one, other = (next(s.environment for s in ALL if s.name == name) for name in ("worker-api", "worker-gpu"))
+    shared = [name for name in other if not name.startswith("PENSTOCK_GPU__")]
+    assert {name: other[name] for name in shared} == {name: one[name] for name in shared}
+
+
+def test_prometheus_asks_every_service_that_has_figures() -> None:
+    """The scrape configuration names each service with a metrics port, and that port."""
+    import yaml
+    from compose_file import ROOT
+
+    config = yaml.safe_load((ROOT / "docker" / "prometheus.yml").read_text())
+    (found,) = config["scrape_configs"][0]["dns_sd_configs"]
+    roles = {
+        one.name for one in ALL if one.is_ours and one.argv[2:4] in (["penstock", "worker"], ["penstock", "control"])
+    }
+    assert set(found["names"]) == roles
+    assert {one.environment["PENSTOCK_METRICS_PORT"] for one in ALL if one.name in roles} == {str(found["port"])}
+    mounts = [volume for one in ALL if one.name == "prometheus" for volume in one.fields["volumes"]]
+    assert all(any(f":{path}:" in mount for mount in mounts) for path in config["rule_files"])

@@ -1,0 +1,157 @@
+"""The `gpu` lane over a vLLM server beside the worker: the engine in a container of its own, our worker small.
+
+The door is that of a hosted engine (room.py), held open as far as vLLM's own gauges say that it keeps up. What the server
+cannot be told over HTTP is left out: bodies travel as they are, and priorities count in our line only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from penstock_workers.answer import NoAnswer, Tried
+from penstock_workers.errors import BadEngineSettings, EngineAway
+from penstock_workers.gauges import GaugeWatch
+from penstock_workers.lanes.api import ApiLane
+from penstock_workers.lanes.base import Prepared, Request
+from penstock_workers.lanes.gpu.figures import bound
+from penstock_workers.lanes.gpu.lane import end_this_worker
+from penstock_workers.lanes.gpu.room import EngineRoom, EngineState
+from penstock_workers.settings import ProviderSettings, WorkerSettings
+
+log = logging.getLogger(__name__)
+
+SERVER = "server"  # the one provider of the HTTP client: items of all providers go to it
+ASK_AGAIN_S = 1.0  # while the model loads, which takes half a minute at least
+ASK_TIMEOUT_S = 5.0
+LISTEN_EACH_S = 1.0  # its gauges: the server is beside us, and its line must not grow long between two looks
+
+
+class SidecarLane:
+    """Implements ``lanes.base.Lane``. ``give_up`` ends the worker, for its orchestrator to replace."""
+
+    def __init__(self, settings: WorkerSettings, give_up: Callable[[], None] = end_this_worker) -> None:
+        assert settings.gpu.upstream_url is not None, "else the worker hosts the engine itself"
+        self.room = EngineRoom()
+        self._url = settings.gpu.upstream_url
+        self._wait_s = settings.gpu.upstream_wait_s
+        self._max_seqs = settings.gpu.max_num_seqs
+        self._give_up = give_up
+        self._client = ApiLane({SERVER: ProviderSettings(base_url=self._url)})
+        self._gauges = GaugeWatch({SERVER: _metrics_url(self._url)}, self._hear, every_s=LISTEN_EACH_S)
+        self._asking: aiohttp.ClientSession | None = None
+        self._model = b""  # as JSON: what the server calls the model that it serves
+        self._state = EngineState()
+        self._is_up = self._draining = False
+        self._returning: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns once the model is loaded. Raises EngineAway when that takes longer than ``gpu.upstream_wait_s``."""
+        await self._client.start()
+        self._asking = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_TIMEOUT_S))
+        await self._await_model()
+        self._gauges.start()
+
+    async def prepare(self, request: Request) -> Prepared:
+        """Jobs of this lane need not name a model; a server may insist."""
+        body = request.body
+        if b'"model"' not in body and body[:1] == b"{" and body[1:2] != b"}":
+            body = b'{"model":' + self._model + b"," + body[1:]
+        return Prepared(replace(request, provider=SERVER, body=body))
+
+    async def infer(self, prepared: Prepared) -> Tried:
+        tried = await self._client.infer(prepared)
+        if not isinstance(tried, NoAnswer) or tried.failure not in ("connect_failed", "connection_lost"):
+            return tried
+        if tried.failure == "connection_lost" and await self._serves() is None:
+            tried = replace(tried, failure="engine_died", detail=f"the server ended: {tried.detail}")
+        if tried.failure != "connection_lost":
+            self._note_away(tried.detail)
+        return tried
+
+    def gauges(self) -> Mapping[str, float | str]:
+        lined_up = self.room.waiting
+        return {
+            "running": float(self._state.running),
+            "waiting": float(self._state.waiting + lined_up),
+            "bound": bound(self._state, max_seqs=self._max_seqs if self._is_up else 0, lined_up=lined_up),
+        }
+
+    def drain(self) -> None:
+        self._draining = True
+
+    async def close(self) -> None:
+        self._draining = True
+        self.room.close()
+        if self._returning is not None:
+            self._returning.cancel()
+            await asyncio.gather(self._returning, return_exceptions=True)
+        await self._gauges.close()
+        await self._client.close()
+        if self._asking is not None:
+            await self._asking.close()
+
+    # -- the server's life -----------------------------------------------------------------------------------------
+
+    async def _await_model(self) -> None:
+        """The door opens when the server has its model."""
+        began = time.monotonic()
+        log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
+        while (model := await self._serves()) is None:
+            if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
+                raise EngineAway(self._url, self._wait_s)
+            await asyncio.sleep(ASK_AGAIN_S)
+        self._model, self._is_up = orjson.dumps(model), True
+        self.room.open(self._max_seqs, 0)
+        log.warning("%s serves %s after %.0f s", self._url, model, time.monotonic() - began)
+
+    async def _serves(self) -> str | None:
+        """The name of the model that is loaded; None while none is. Raises BadEngineSettings for another kind of server."""
+        assert self._asking is not None, "start() comes first"
+        try:
+            async with self._asking.get(self._url + "/models") as answer:
+                if answer.status >= 500:  # what stands before a server that is not up says so
+                    return None
+                body = await answer.read()
+        except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
+            return None
+        try:
+            return str(orjson.loads(body)["data"][0]["id"])
+        except (orjson.JSONDecodeError, LookupError, TypeError) as error:
+            raise BadEngineSettings(
+                f"gpu.upstream_url = {self._url!r}: GET {self._url}/models answers {answer.status} and lists no models; "
+                "give the address of vLLM's OpenAI server with its /v1, started without --api-key"
+            ) from error
+
+    def _note_away(self, why: str) -> None:
+        """Called by each item that found nobody there; the first one has the door closed until the server is back."""
+        if not self._is_up or self._draining:
+            return
+        self._is_up, self._state = False, EngineState()
+        self.room.close()
+        log.error("nobody answers at %s (%s); items wait here until its model is loaded again", self._url, why)
+        self._returning = asyncio.create_task(self._await_return(), name="server return")
+
+    async def _await_return(self) -> None:
+        try:
+            await self._await_model()
+        except (EngineAway, BadEngineSettings) as error:
+            log.error("%s; this worker ends, for another to take over", error)
+            self._give_up()
+
+    def _hear(self, _: str, running: float, waiting: float) -> None:
+        self._state = EngineState(int(running), int(waiting))
+        if self._is_up:
+            self.room.heard(self._state)
+
+
+def _metrics_url(url: str) -> str:
+    """vLLM has its page at the root of the server whose API is under /v1."""
+    return urlsplit(url)._replace(path="/metrics").geturl()
