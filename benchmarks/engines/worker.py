@@ -92,11 +92,13 @@ class WorkerFleet:
 
     def wait(self, job: Job, outcomes: int) -> None:
         """Looks at one counter in Redis, which moves after the ledger has the outcome: it costs the worker nothing."""
-        last, moved_at = -1, time.monotonic()
+        last, moved_at, patience_s = -1, time.monotonic(), START_TIMEOUT_S
         while (done := self.done(job)) < outcomes:
+            if patience_s != STALLED_S and self._heard():
+                last, patience_s = -1, STALLED_S  # from now on: the time of a start is no silence
             if done != last:
                 last, moved_at = done, time.monotonic()
-            elif time.monotonic() - moved_at > STALLED_S + self._patience():
+            elif time.monotonic() - moved_at > patience_s:
                 raise GroundError(f"{done} of {outcomes} outcomes, then silence:\n{self._log_end()}")
             self._check_alive()
             time.sleep(LOOK_EACH_S)
@@ -140,9 +142,6 @@ class WorkerFleet:
     def _cpu_s(self) -> float:
         assert self._worker is not None, "start() comes first"
         return cpu_seconds(self._worker.pid, self._server.pid)
-
-    def _patience(self) -> float:
-        return 0.0 if self._heard() else START_TIMEOUT_S
 
     def _log_end(self) -> str:
         return (self._place / "worker.log").read_text(errors="replace")[-LOG_END:]
