@@ -1,0 +1,127 @@
+"""Images that are built and containers that are run, for real, with podman: `make test-images`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from compose_file import EXAMPLE, FILES, ROOT, services
+from podman import NoPodman, Podman, Project
+from servers import free_port
+
+pytestmark = pytest.mark.images
+
+MAX_ADDED_MB = 250  # over its base; nothing in it is large, and nothing large may creep in
+HARDENED = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--tmpfs=/tmp"]
+DEMO_S = 300.0
+
+# Said in the worker's container to the simulated provider: every answer takes 40 s from now on.
+SLOW_DOWN = """
+import urllib.request
+urllib.request.urlopen("http://simulate:8399/control", b'{"latency_ms": 40000}')
+"""
+# Messages that workers hold, over the keys of all lanes.
+COUNT_HELD = """
+local held = 0
+for _, name in ipairs(redis.call('keys', 'unacked*')) do
+    if redis.call('type', name).ok == 'hash' then held = held + redis.call('hlen', name) end
+end
+return held
+"""
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """Its storage stays where IMAGES_STORAGE says, for the next run; else it goes with the test."""
+    kept = os.environ.get("IMAGES_STORAGE")
+    folder = Path(kept) if kept else tmp_path_factory.mktemp("podman")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        podman = Podman(folder)
+        base = podman.provide("python:3.12-slim", "python")
+    except NoPodman as error:
+        pytest.skip(str(error))
+    podman.build("penstock:0.1.0", ROOT / "docker" / "Dockerfile", ROOT, PYTHON_IMAGE=f"localhost/{base}")
+    yield podman
+    if not kept:
+        podman.run("system", "reset", "--force", check=False)
+
+
+def size_mb(podman: Podman, name: str) -> float:
+    return float(str(podman.inspect(name)["Size"])) / 1e6
+
+
+def test_the_image_is_small_and_holds_no_tools(podman: Podman) -> None:
+    """uid 10001, tini first, exec form; no torch, no installer beside our packages; little more than its base."""
+    added = size_mb(podman, "localhost/penstock:0.1.0") - size_mb(podman, "localhost/python:3.12-slim")
+    print(f"\npenstock:0.1.0: {size_mb(podman, 'localhost/penstock:0.1.0'):.0f} MB, {added:.0f} MB over its base")
+    assert added < MAX_ADDED_MB
+    config = podman.inspect("localhost/penstock:0.1.0")["Config"]
+    assert isinstance(config, dict)
+    assert (config["User"], config["Entrypoint"]) == ("10001:10001", ["tini", "--", "penstock"])
+    assert config["Labels"]["org.opencontainers.image.version"] == "0.1.0"
+
+    def inside(*argv: str) -> str:
+        entry, *rest = argv
+        return podman.run("run", "--rm", *HARDENED, f"--entrypoint={entry}", "penstock:0.1.0", *rest, check=False)
+
+    assert inside("id", "-u").strip() == "10001"
+    for module in ("torch", "vllm", "pip"):
+        assert "ModuleNotFoundError" in inside("/opt/penstock/bin/python", "-c", f"import {module}")
+    for tool in ("cc", "gcc", "make"):
+        assert not inside("sh", "-c", f"command -v {tool}").strip()
+
+
+@pytest.mark.parametrize("role", ["worker", "control", "migrate", "simulate"])
+def test_each_role_is_the_first_argument(podman: Podman, role: str) -> None:
+    """With a read-only root, no capability and no user of the host, each command at least explains itself."""
+    assert f"penstock {role} [OPTIONS]" in podman.run("run", "--rm", *HARDENED, "penstock:0.1.0", role, "--help")
+
+
+@pytest.fixture
+def project(podman: Podman, tmp_path: Path) -> Project:
+    """The repository's compose file in a folder of its own, as a user has it, on ports that are free."""
+    for one in services(FILES[0]).values():
+        name = one.fields["image"]
+        if not one.is_ours and not one.profiles:
+            podman.provide(name, one.name)
+    shutil.copy(FILES[0], tmp_path)
+    for folder in ("docker", "examples"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "data").mkdir()
+    ports = f"REDIS_PORT={free_port()}\nPOSTGRES_PORT={free_port()}\n"
+    (tmp_path / ".env").write_text(EXAMPLE.read_text() + ports + "DEMO_DOCS=100\n")
+    return Project(podman, tmp_path, f"pt{os.getpid()}")
+
+
+def test_the_demo_ends_and_a_worker_is_stopped_without_loss(podman: Podman, project: Project) -> None:
+    """`docker compose --profile demo up`: the job finishes without a key. Then a worker is stopped with calls in flight:
+
+    its container exits 0 within its grace, and nothing that it held is left in Redis.
+    """
+    with project.up("--profile", "demo"):
+        assert project.exit_status("demo", DEMO_S) == 0, project.logs("demo")
+        print("\n" + project.logs("demo"))
+        assert "the job is completed" in project.logs("demo")
+
+        project.compose("exec", "-T", "worker-api", "/opt/penstock/bin/python", "-c", SLOW_DOWN)
+        podman.run("start", project.container("demo"))
+        deadline = time.monotonic() + 120
+        while held(project) == 0:
+            assert time.monotonic() < deadline, "no worker has taken anything"
+            time.sleep(0.2)
+
+        worker, began = project.container("worker-api"), time.monotonic()
+        project.compose("stop", "--timeout", "45", "worker-api")
+        took = time.monotonic() - began
+        assert project.exit_status("worker-api", 5) == 0, podman.run("logs", worker, check=False)[-3_000:]
+        print(f"podman stop of a worker with calls of 40 s in flight: exit 0 after {took:.1f} s")
+        assert held(project) == 0
+
+
+def held(project: Project) -> int:
+    return int(project.compose("exec", "-T", "redis", "redis-cli", "--raw", "EVAL", COUNT_HELD, "0").split()[-1])
