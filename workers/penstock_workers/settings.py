@@ -131,6 +131,7 @@ class WorkerSettings(ProducerSettings):
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
     window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
     hook_modules: tuple[str, ...] | None = None  # modules that jobs may name hooks of; None = any that can be imported
+    event_sample: Annotated[float, Field(ge=0, le=1)] | None = None  # share of items Flower hears of; None: sampling.py
     failpoints: str = ""  # see failpoints.py; for tests and for proving a point
     gpu: GpuSettings = GpuSettings()
     embed: EmbedSettings = EmbedSettings()
