@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,11 @@ class Settings:
     name: str = "w"
     runs: str = ""  # file: one line with the task id for every start
     fails_to_start: bool = False
+    probe_dir: Path | None = None
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    stalled_s: float = 45.0  # see pulse.STALLED_S
+    starts_s: float = 0.0  # how long the engine takes to start
 
 
 class RecordingEngine:
@@ -68,6 +73,7 @@ class RecordingEngine:
     async def start(self, bridge: Bridge) -> None:
         if self._settings.fails_to_start:
             raise RuntimeError("the engine has no key")
+        await asyncio.sleep(self._settings.starts_s)
         self._bridge = bridge
 
     def accept(self, delivery: Delivery) -> None:
@@ -147,16 +153,20 @@ class WorkerProcess:
     log: Path
 
     @classmethod
-    def start(cls, settings: Settings, folder: Path, *options: str) -> WorkerProcess:
+    def launch(cls, settings: Settings, folder: Path, *options: str) -> WorkerProcess:
         log = folder / f"{settings.name}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, __file__, json.dumps(asdict(settings)), *options], stdout=out, stderr=subprocess.STDOUT
+                [sys.executable, __file__, json.dumps(asdict(settings), default=str), *options],
+                stdout=out,
+                stderr=subprocess.STDOUT,
             )
-        worker = cls(settings, process, log)
-        client = redis.Redis.from_url(settings.redis_url)
-        until(lambda: worker.is_alive() and client.sismember(READY, settings.name), 30, worker.text)
-        return worker
+        return cls(settings, process, log)
+
+    def until_ready(self) -> WorkerProcess:
+        client = redis.Redis.from_url(self.settings.redis_url)
+        until(lambda: self.is_alive() and client.sismember(READY, self.settings.name), 30, self.text)
+        return self
 
     def is_alive(self) -> bool:
         assert self.process.poll() is None, f"the worker has ended:\n{self.text()}"
@@ -189,9 +199,13 @@ class Fleet:
     workers: list[WorkerProcess] = field(default_factory=list)
 
     def start(self, *options: str, **settings: Any) -> WorkerProcess:
+        return self.launch(*options, **settings).until_ready()
+
+    def launch(self, *options: str, **settings: Any) -> WorkerProcess:
+        """A worker that may not be ready yet."""
         settings.setdefault("name", f"w{len(self.workers)}")
         settings["runs"] = str(self.folder / f"{settings['name']}.runs")
-        worker = WorkerProcess.start(Settings(self.server.url, **settings), self.folder, *options)
+        worker = WorkerProcess.launch(Settings(self.server.url, **settings), self.folder, *options)
         self.workers.append(worker)
         return worker
 
@@ -215,11 +229,11 @@ class Fleet:
         return int(self.server.client().llen(QUEUE))
 
     def held(self) -> int:
-        return int(self.server.client().hlen("unacked"))
+        return int(self.server.client().hlen("unacked.api"))
 
     def is_empty(self) -> bool:
         client = self.server.client()
-        return bool(self.queued() == self.held() == client.zcard("unacked_index") == 0)
+        return bool(self.queued() == self.held() == client.zcard("unacked_index.api") == 0)
 
     def end(self) -> None:
         for worker in self.workers:
@@ -246,18 +260,30 @@ def until(condition: Callable[[], Any], timeout_s: float = 20, explain: Callable
 def main() -> None:
     from celery.signals import worker_ready
 
+    from penstock_workers import pool, pulse
     from penstock_workers.app import create_app
 
     settings = Settings(**json.loads(sys.argv[1]))
+    probes = settings.probe_dir and Path(settings.probe_dir)
+    settings = replace(settings, probe_dir=probes)
+    pool.BEAT_S, pulse.STALLED_S = 0.1, settings.stalled_s
     client = redis.Redis.from_url(settings.redis_url)
     app = create_app(settings, lambda _app, _settings: RecordingEngine(settings))
+
+    hubs: list[Any] = []
 
     @app.task(name="test.add")
     def add(a: int, b: int) -> None:
         client.set("test:sum", a + b)
 
+    @app.task(name="test.go_deaf")
+    def go_deaf() -> None:
+        """What a reconnect that went half wrong leaves behind: a hub that turns, and never asks for messages again."""
+        hubs[0].call_soon(hubs[0].on_tick.clear)
+
     @worker_ready.connect(weak=False)
-    def tell(**_: Any) -> None:
+    def tell(sender: Any, **_: Any) -> None:
+        hubs.append(sender.hub)
         client.sadd(READY, settings.name)
 
     app.worker_main([

@@ -105,7 +105,7 @@ class SettleReport(NamedTuple):
 
 
 class Depth(NamedTuple):
-    """How much waits where. ``unacked`` is that of all queues of this Redis: kombu keeps one hash."""
+    """How much waits where. ``unacked`` are with workers."""
 
     queued: int
     unacked: int

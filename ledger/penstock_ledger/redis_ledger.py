@@ -36,8 +36,6 @@ HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery
 WORKER_FORGOTTEN_S: Final = 60  # a worker that was silent for so long is not listed
 FOREIGN_TO_SQL: Final = ("skipped", "rate_limited")  # counters that only Redis has: a reset keeps them
 
-UNACKED: Final = "unacked"  # kombu's hash of messages that a worker holds
-
 _STATES: Final = {
     JobState.PAUSED: b"paused",
     JobState.CANCELLING: b"cancelled",
@@ -54,14 +52,13 @@ class RedisLedger:
     Besides RedisForgot and RedisUnfit, calls raise redis.RedisError.
     """
 
-    def __init__(self, client: redis.Redis, epoch: str, *, unacked: str = UNACKED) -> None:
+    def __init__(self, client: redis.Redis, epoch: str) -> None:
         self._client: Any = (
             client  # redis-py types the sync and async client as one, so that nothing can be awaited or used
         )
         self._redis = client
         self._epoch = epoch
-        self._unacked = unacked
-        self._scripts = Scripts(client, self._unacked)
+        self._scripts = Scripts(client)
         self._run_seen: str | None = None  # written by check_epoch, read by install_epoch
 
     # -- the life of an item -------------------------------------------------------------------------------------------
@@ -149,17 +146,22 @@ class RedisLedger:
         A document that moves between two places during the look may be named wrongly: believe it the second time.
         """
         window = {ItemKey(job_id, generation, doc): position for doc, position in self.window(job_id, generation)}
-        lost = find_missing(self._client, self._scripts, self._unacked, queue, {tag_of(key): key for key in window})
+        lost = find_missing(self._client, self._scripts, queue, {tag_of(key): key for key in window})
         still = self._still_in_window(job_id, generation, [key.doc_id for key in lost])
         return [(key.doc_id, window[key]) for key in lost if key.doc_id in still]
 
-    def under_way(self, job_id: str, generation: int, tag_of: Callable[[ItemKey], str], lease_s: float) -> int:
+    def under_way(
+        self, queue: str, job_id: str, generation: int, tag_of: Callable[[ItemKey], str], lease_s: float
+    ) -> int:
         """Items that were begun, and whose worker lives: its lease is younger than ``lease_s`` seconds."""
         begun = self._client.hkeys(f"{keys.feed_scope(job_id, generation)}:starts")
         tags = [tag_of(ItemKey(job_id, generation, doc.decode())) for doc in begun]
         dead_before = self._now() - lease_s
         leases = (
-            at for chunk in _chunks(tags, BATCH_MAX) for at in self._client.zmscore(f"{self._unacked}_index", chunk)
+            at
+            for index in (keys.unacked_index(queue), keys.OLDER_UNACKED_INDEX)
+            for chunk in _chunks(tags, BATCH_MAX)
+            for at in self._client.zmscore(index, chunk)
         )
         return sum(at is not None and at > dead_before for at in leases)
 
@@ -175,7 +177,7 @@ class RedisLedger:
     def depth(self, queue: str) -> Depth:
         with self._client.pipeline(transaction=False) as pipe:
             pipe.llen(queue)
-            pipe.hlen(self._unacked)
+            pipe.hlen(keys.unacked(queue))
             pipe.zcard(keys.delayed(queue))
             return Depth(*pipe.execute())
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from penstock_ledger.keys import QUEUE_PREFIX
 from penstock_ledger.model import ItemKey
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
 
@@ -54,7 +55,7 @@ class Envelope(NamedTuple):
 
 
 def queue_name(lane: str) -> str:
-    return f"penstock.{lane}"
+    return f"{QUEUE_PREFIX}{lane}"
 
 
 def item_tag(key: ItemKey) -> str:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from penstock_workers.probe import ProbeFiles
 from penstock_workers.settings import WorkerSettings, process_name
 
 CONTROL_LANE = "control"
@@ -39,12 +40,17 @@ def run_worker(
 def run_control_alone(settings: WorkerSettings) -> None:
     """Feed, promote, reconcile and finish, and nothing else: a fleet's control pool."""
     from penstock_workers.control import start_control
+    from penstock_workers.metrics import start_metrics
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with start_control(settings):
+    probes = ProbeFiles(settings.probe_dir)
+    with start_control(settings, probes) as control, start_metrics(settings, control.figures):
+        probes.started()
+        probes.ready()
         stop.wait()
+        probes.unready()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from penstock_workers.engine import Delivery, GivenBack, Retried, SetAside, Verd
 from penstock_workers.host import EngineHost
 from penstock_workers.hosted import Hosted, HostedItems, LateAcks
 from penstock_workers.leases import Fate, Leases
+from penstock_workers.probe import ProbeFiles
+from penstock_workers.pulse import BEAT_S, Pulse
 from penstock_workers.reports import failure_report, retry_report
 from penstock_workers.sampling import Sample
 from penstock_workers.task_threads import TaskThreads
@@ -67,8 +69,12 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         self._consumer: Any = None
         self._drain: Drain | None = None
         self._host = EngineHost(partial(parts.build_engine, self.app, parts.settings), self._wake)
+        probes = ProbeFiles(parts.settings.probe_dir)
+        self.pulse = Pulse(probes, self._leases, may_rest=self._may_rest)
         self._host.start()
         self._is_hosting = True
+        probes.started()
+        hub.call_repeatedly(BEAT_S, self.pulse.beat)
 
     def on_stop(self) -> None:
         """Warm shutdown, or the end of a cold one. Called again (a second signal) it ends the drain at once."""
@@ -77,6 +83,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         if self._drain is not None:
             self._drain.hurry()
             return
+        self.pulse.drain()
         self._drain = Drain(self, self._host, self._hub, self._drain_seconds)
         self._drain.run()
 
@@ -99,6 +106,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
     def meet(self, consumer: Any) -> None:
         """Called at start and after each reconnect."""
         self._consumer = consumer
+        self.pulse.meet()
 
     def flush(self) -> None:
         """The consumer has lost its connection and forgets what it has not handed to this pool: give that back."""
@@ -148,6 +156,11 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
             self._acks.bind(message)()
             return True
         return False
+
+    def _may_rest(self) -> bool:
+        """No room for messages, or an operator has cancelled every queue."""
+        limit = self._consumer.qos.value if self._consumer is not None else 0
+        return bool(limit and len(self._leases) >= limit) or not self.app.amqp.queues.consume_from
 
     def _accept(self, request: Any) -> None:
         message, headers = request.message, request.request_dict

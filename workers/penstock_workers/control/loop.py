@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from penstock_ledger import Database, JobStore, Outbox, OutcomeStore, RedisLedger
 from penstock_ledger.model import Job
@@ -13,6 +13,8 @@ from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
 from penstock_workers.control.recover import Recovery
 from penstock_workers.control.steer import Steering
+from penstock_workers.metrics.samples import Sample
+from penstock_workers.probe import ProbeFiles
 from penstock_workers.settings import WorkerSettings, process_name
 from penstock_workers.stores import open_stores
 
@@ -26,8 +28,17 @@ FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
 class Control:
     """Owns its own connections, so that it can live in any process and any thread. ``tick`` is not thread-safe."""
 
-    def __init__(self, settings: WorkerSettings, database: Database, hot: RedisLedger, *, owner: str) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        database: Database,
+        hot: RedisLedger,
+        *,
+        owner: str,
+        probes: ProbeFiles | None = None,
+    ) -> None:
         self._settings = settings
+        self._probes = probes or ProbeFiles(None)
         self._jobs = JobStore(database)
         self._outbox = Outbox(database)
         outcomes = OutcomeStore(database)
@@ -63,8 +74,13 @@ class Control:
                     "control: %s: %s; next look in %.1f s", type(error).__name__, error, wait_s, exc_info=faults == 0
                 )
                 faults += 1
+            self._probes.alive()  # whatever a store says: a loop that turns is a loop that lives
             stop.wait(wait_s)
         self._steering.release_all()
+
+    def figures(self) -> Iterable[Sample]:
+        """Any thread."""
+        return ()
 
     def _steer(self, job: Job) -> None:
         """One job's trouble must not hold up the others."""
@@ -81,15 +97,18 @@ class Control:
 
 
 @contextlib.contextmanager
-def start_control(settings: WorkerSettings) -> Iterator[None]:
-    """Run a control loop in a thread of its own, with connections of its own, until the block ends."""
+def start_control(settings: WorkerSettings, probes: ProbeFiles | None = None) -> Iterator[Control]:
+    """Run a control loop in a thread of its own, with connections of its own, until the block ends.
+
+    It touches ``probes`` where no other loop of the process does.
+    """
     stop = threading.Event()
     with open_stores(settings) as stores:
-        control = Control(settings, stores.database, stores.hot, owner=process_name())
+        control = Control(settings, stores.database, stores.hot, owner=process_name(), probes=probes)
         thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)
         thread.start()
         try:
-            yield
+            yield control
         finally:
             stop.set()
             thread.join()

@@ -157,7 +157,9 @@ class Steering:
             return
         self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)  # for workers to see that they are cancelled
         lease_s = self._settings.visibility_timeout_s
-        if any(self._hot.under_way(job.job_id, feed.generation, item_tag, lease_s) for feed, _ in feeds):
+        if any(
+            self._hot.under_way(self._queue(job), job.job_id, feed.generation, item_tag, lease_s) for feed, _ in feeds
+        ):
             return  # what is being paid for may still have its result; nothing more starts
         try:
             if any(not led.feeder.write_off(WRITE_OFF_MAX).exhausted for _, led in feeds):
