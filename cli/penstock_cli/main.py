@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from penstock_cli.commands import dlq, doctor, jobs, limits, purge, results, run, submit, worker
+from penstock_cli.commands import dlq, doctor, flower, jobs, limits, purge, results, run, submit, worker
 from penstock_cli.errors import EXIT_FAILED
 from penstock_cli.failures import exit_status, message
 from penstock_cli.settings import debug
@@ -36,6 +36,7 @@ app.command(rich_help_panel="Jobs")(jobs.cancel)
 app.add_typer(dlq.app, name="dlq", rich_help_panel="Jobs")
 app.command(rich_help_panel="Jobs")(purge.purge)
 app.command(rich_help_panel="Fleet")(worker.worker)
+app.command(rich_help_panel="Fleet")(flower.flower)
 app.command(rich_help_panel="Fleet")(limits.limits)
 app.command(rich_help_panel="Fleet")(doctor.doctor)
 app.command(rich_help_panel="One machine")(simulate)
