@@ -29,6 +29,12 @@ class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
         self.dropped = 0
         self._told_at = 0.0
 
+    def start(self) -> None:
+        """Flower first asks for events after five seconds."""
+        super().start()
+        if self.enable_events:
+            self.io_loop.add_callback(self.on_enable_events)
+
     def on_event(self, event: Mapping[str, Any]) -> None:
         """Called by the reading thread. Heartbeats always pass."""
         if self.waiting >= WAITING_MAX and event["type"].startswith("task-"):
