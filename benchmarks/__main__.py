@@ -1,4 +1,4 @@
-"""`python -m benchmarks [a b c d e m n q] [--quick]`: each benchmark prints one table; without letters, all of them in order."""
+"""`python -m benchmarks [a b c d e f m n q] [--quick]`: each prints one table; without letters, all of them in order."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from benchmarks.report import machine, show
 
 MODULES = {
     "a": "feed", "b": "queue_path", "n": "noop_path", "c": "http_path", "d": "redis_bytes", "e": "memory", "q": "pace",
-    "m": "embed",
+    "m": "embed", "f": "flower",
 }  # fmt: skip
 EXPLAINED = {
     "a": "feed rate", "b": "queue path against stock Celery", "n": "queue path with both stores, no-op lane",
     "c": "whole path over HTTP", "d": "bytes of Redis", "e": "peak memory", "q": "shared quota beside other limiters",
-    "m": "embed lane beside fixed batches and an offline run",
+    "m": "embed lane beside fixed batches and an offline run", "f": "Flower attached and detached",
 }  # fmt: skip
 
 

@@ -34,6 +34,7 @@ class JobCost:
     redis_ms: float
     worker_peak: int
     control_peak: int
+    dead: int = 0
 
     @property
     def ours_ms(self) -> float:
@@ -65,8 +66,9 @@ class Fleet:
         after = self._usages()
         worker, control, server = ((b.cpu_s - a.cpu_s) * 1000 / items for a, b in zip(before, after, strict=True))
         return JobCost(
-            items, wall_s, submit_s * 1000 / items, worker, control, server, after[0].peak_bytes, after[1].peak_bytes
-        )
+            items, wall_s, submit_s * 1000 / items, worker, control, server, after[0].peak_bytes, after[1].peak_bytes,
+            int(self._client.hget(_stats(job), "dead") or 0),
+        )  # fmt: skip
 
     def wait_ready(self) -> None:
         with contextlib.closing(open_database(_database_url(self._place))) as database:
@@ -79,9 +81,9 @@ class Fleet:
 
     def _wait(self, producer: Producer, job: Job, items: int) -> None:
         """Looks at one counter in Redis, so that waiting costs the measured processes nothing."""
-        name, last, moved_at = f"penstock:{job.job_id}:stats", -1, time.monotonic()
+        last, moved_at = -1, time.monotonic()
         while True:
-            done = int(self._client.hget(name, "succeeded") or 0)
+            done = sum(int(count or 0) for count in self._client.hmget(_stats(job), ["succeeded", "dead"]))
             if done >= items and producer.status(job.job_id).job.state.final:
                 return
             if done != last:
@@ -96,9 +98,15 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(
-    place: Path, server: RunningRedis, *, worker: str, concurrency: int, base_url: str = "http://127.0.0.1:9/v1"
+    place: Path,
+    server: RunningRedis,
+    *,
+    worker: str,
+    concurrency: int,
+    base_url: str = "http://127.0.0.1:9/v1",
+    lane: str = "api",
 ) -> Iterator[Fleet]:
-    """``worker`` is the module of the worker process: the real one, or one with another lane."""
+    """``worker`` is the module of the worker process, the real one or one with another lane; ``lane`` its argument."""
     place.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(open_database(_database_url(place))) as database:
         database.migrate()
@@ -107,7 +115,7 @@ def fleet(
         process(
             [sys.executable, "-m", "penstock_workers", "control"], variables=variables, log=place / "c.log"
         ) as control,
-        process([sys.executable, "-m", worker, "api"], variables=variables, log=place / "w.log") as worker_process,
+        process([sys.executable, "-m", worker, lane], variables=variables, log=place / "w.log") as worker_process,
     ):
         running = Fleet(place, server, worker_process.pid, control.pid)
         running.wait_ready()
@@ -130,3 +138,7 @@ def _variables(place: Path, server: RunningRedis, concurrency: int, base_url: st
 
 def _database_url(place: Path) -> str:
     return f"sqlite:///{place / 'ledger.db'}"
+
+
+def _stats(job: Job) -> str:
+    return f"penstock:{job.job_id}:stats"

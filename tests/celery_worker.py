@@ -46,6 +46,7 @@ class Settings:
     prefetch_multiplier: int = 2
     drain_seconds: float = 5.0
     visibility_timeout_s: float = 3.0
+    event_sample: float | None = None
     seconds: float = 0.0  # how long each item runs
     name: str = "w"
     runs: str = ""  # file: one line with the task id for every start

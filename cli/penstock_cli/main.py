@@ -8,7 +8,20 @@ import traceback
 
 import typer
 
-from penstock_cli.commands import control, dlq, doctor, jobs, limits, migrate, purge, results, run, submit, worker
+from penstock_cli.commands import (
+    control,
+    dlq,
+    doctor,
+    flower,
+    jobs,
+    limits,
+    migrate,
+    purge,
+    results,
+    run,
+    submit,
+    worker,
+)
 from penstock_cli.errors import EXIT_FAILED
 from penstock_cli.failures import exit_status, message
 from penstock_cli.settings import debug
@@ -38,6 +51,7 @@ app.command(rich_help_panel="Jobs")(purge.purge)
 app.command(rich_help_panel="Fleet")(migrate.migrate)
 app.command(rich_help_panel="Fleet")(worker.worker)
 app.command(rich_help_panel="Fleet")(control.control)
+app.command(rich_help_panel="Fleet")(flower.flower)
 app.command(rich_help_panel="Fleet")(limits.limits)
 app.command(rich_help_panel="Fleet")(doctor.doctor)
 app.command(rich_help_panel="One machine")(simulate)

@@ -27,6 +27,11 @@ def variable_is_set(name: str) -> bool:
     return bool(os.environ.get(name))
 
 
+def flower_variables() -> dict[str, str]:
+    """Flower's own variables, as its documentation names them."""
+    return {name: value for name, value in os.environ.items() if name.startswith("FLOWER_")}
+
+
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """Our environment with exactly these Penstock settings: what the parent has merged must not merge again."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS_PREFIX)}

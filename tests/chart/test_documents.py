@@ -17,11 +17,6 @@ from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 VALUES = (CHART / "values.yaml").read_text("utf-8")
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text("utf-8"))
-# Settings of the chart's schema that the workers' settings do not have yet. Empty once everything is merged.
-AGREED_SETTINGS = {
-    *("metrics_host", "metrics_port", "probe_dir"),
-    *("database_pool", "database_statement_timeout_s", "database_lock_timeout_s"),
-} - set(WorkerSettings.model_fields)
 
 
 @pytest.mark.parametrize("name", golden.EXAMPLES)
@@ -82,7 +77,7 @@ def test_no_map_takes_any_key() -> None:
 def test_settings_that_can_be_given_are_settings() -> None:
     """The schema names the workers' settings and their providers' fields: all of them, and no others."""
     names = set(SCHEMA["$defs"]["settings"]["propertyNames"]["enum"])
-    assert names == set(WorkerSettings.model_fields) | AGREED_SETTINGS, "$defs.settings of values.schema.json"
+    assert names == set(WorkerSettings.model_fields), "$defs.settings of values.schema.json"
     fields = set(SCHEMA["$defs"]["provider"]["properties"]) - {"apiKey"}
     assert fields == set(ProviderSettings.model_fields) - {"api_key_env"}
 

@@ -46,6 +46,8 @@ class ItemTask(Task):  # type: ignore[misc]  # Celery is untyped
 
     name = TASK_NAME
     Strategy = "penstock_workers.strategy:item_strategy"
+    Request = "penstock_workers.requests:ItemRequest"
+    send_events = False  # Celery's own: its request sends what is worth sending
     acks_late = True
     acks_on_failure_or_timeout = True
     ignore_result = True

@@ -20,6 +20,7 @@ class SubmitTask(Task):  # type: ignore[misc]  # Celery is untyped
     """Accept a job. Sending it twice with the same ``job_key`` is one job."""
 
     name = SUBMIT
+    Request = "penstock_workers.requests:QuietRequest"
     acks_late = True  # a worker that dies while it surveys a source leaves the task to another
     ignore_result = True
 

@@ -32,6 +32,7 @@ from penstock_workers.metrics.samples import Sample
 from penstock_workers.probe import ProbeFiles
 from penstock_workers.pulse import BEAT_S, Pulse
 from penstock_workers.reports import failure_report, retry_report
+from penstock_workers.sampling import EventSample
 from penstock_workers.task_threads import TaskThreads
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         self._hub: Any = hub
         parts = self.app.parts
         self._drain_seconds: float = parts.settings.drain_seconds
+        self.sample = EventSample(parts.settings.event_sample)
         self._leases: Leases = parts.leases
         self._leases.on_lost = partial(self._post, self._lose)
         self._leases.on_late = partial(self._post, self._note_late)
@@ -179,6 +181,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
             queue=request.delivery_info["routing_key"] or "",
             raw=getattr(message, "raw", None),
         )
+        request.receive(self.sample)
         self._hosted.add(delivery, request)
         self._host.accept(delivery)
 
@@ -301,6 +304,6 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
             "items": len(self._hosted), "acks": self._acks.acked, "ack-groups": self._acks.groups,
             "commits": self._host.commits, "leases": len(leases), "renewals": leases.renewals,
             "duplicates-dropped": leases.dropped, "retries-put-off": leases.put_off, "restored": leases.restored,
-            **self._counts, **self._host.stats(),
+            "event-share": round(self.sample.share, 4), **self._counts, **self._host.stats(),
         })  # fmt: skip
         return info

@@ -8,6 +8,8 @@ from celery.exceptions import Retry
 
 from penstock_workers.engine import Acked, Retried
 
+ERROR_MAX_CHARS = 300  # a provider's words may quote the request; whole they are in the ledger
+
 
 class ItemFailed(Exception):
     """The item is a dead letter."""
@@ -26,9 +28,13 @@ class Report:
 
 
 def failure_report(verdict: Acked) -> Report:
-    return Report(ItemFailed(verdict.error or "failed"), "")
+    return Report(ItemFailed(_cut(verdict.error or "failed")), "")
 
 
 def retry_report(verdict: Retried) -> Report:
-    reason = ItemWillRetry(verdict.error)
-    return Report(Retry(verdict.error, exc=reason, when=verdict.after_s), "")
+    error = _cut(verdict.error)
+    return Report(Retry(error, exc=ItemWillRetry(error), when=verdict.after_s), "")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= ERROR_MAX_CHARS else text[: ERROR_MAX_CHARS - 1] + "…"

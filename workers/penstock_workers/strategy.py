@@ -20,7 +20,7 @@ def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
     if not isinstance(pool, AsyncioPool):
         raise ImproperlyConfigured(f"{task.name} runs in the pool that penstock configures: leave out -P/--pool")
     pool.meet(consumer)
-    gather_events(consumer)
+    gather_events(consumer, pool.sample)
     handle = celery_strategy.default(task, app, consumer, **options)
 
     def on_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any) -> Any:

@@ -1,0 +1,221 @@
+"""(f) Flower beside a fleet at full pace: what its events cost the worker, and what they cost Flower.
+
+One worker with the no-op lane, one item of a thousand a dead letter. First each way of sending events by itself; then jobs in
+pairs, without Flower and with it, and a long stretch with it. Flower shares the machine with all the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]  # it ships no types
+
+from benchmarks.fleet import Fleet, JobCost, fleet
+from benchmarks.flower_worker import FAILS_EACH
+from benchmarks.ground import GroundError, RunningRedis, folder, process, redis_server, usage
+from benchmarks.noop_path import CONCURRENCY, enable_events
+from benchmarks.report import Report, Row, median
+
+WORKER = "benchmarks.flower_worker"
+PACE_TARGET = 0.9  # items a second with Flower attached, over those without
+GROWTH_MAX = 1.25  # of Flower's memory from the mark where its table is full to the end
+OFF = "events off"
+WAYS: dict[str, tuple[str, bool, dict[str, str]]] = {
+    OFF: ("api", False, {}),
+    "Celery's own events, nobody reads": ("stock", True, {}),
+    "grouped, of every item": ("api", True, {"PENSTOCK_EVENT_SAMPLE": "1"}),
+    "grouped and sampled by pace (the default)": ("api", True, {}),
+}  # the worker's argument, whether task events are on, and settings
+UP_TIMEOUT_S = 30.0
+SETTLE_S = 3.0  # for the last events to be read
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Flower after so many items."""
+
+    items: int
+    rss: int
+    events: float
+    failed: float
+    cpu_s: float
+
+
+def run(quick: bool) -> Report:
+    sizes = Sizes(10_000, 1, 5_000, 2, 10_000, 2) if quick else Sizes(15_000, 1, 20_000, 5, 100_000, 9)
+    with folder() as place, redis_server(place) as server:
+        ways = _ways(place, server, sizes)
+        report = _attached(place, server, sizes)
+    return Report(f"(f) Flower at {sizes.attached:,} items", [*ways, *report.rows], report.notes)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Items per job and number of jobs: of each way alone, of neighbours with and without Flower, of the long stretch."""
+
+    alone: int
+    rounds: int
+    neighbour: int
+    pairs: int
+    long: int
+    longs: int
+
+    @property
+    def attached(self) -> int:
+        return self.neighbour * self.pairs + self.long * self.longs
+
+
+# -- each way of sending events, with nobody reading --------------------------------------------------------------------
+
+
+def _ways(place: Path, server: RunningRedis, sizes: Sizes) -> list[Row]:
+    """Each round runs all of them in turn: the machine may be busier in one round than in the next."""
+    found: dict[str, list[tuple[JobCost, int]]] = {name: [] for name in WAYS}
+    for number in range(sizes.rounds):
+        for name, (lane, on, variables) in WAYS.items():
+            where = place / f"{number}-{len(found[name])}-{lane}-{len(variables)}-{on}"
+            found[name].append(_cost(where, server, sizes.alone, lane, on=on, **variables))
+    off = [cost for cost, _ in found[OFF]]
+    return [_way(name, costs, off) for name, costs in found.items()]
+
+
+def _cost(
+    place: Path, server: RunningRedis, items: int, lane: str, *, on: bool, **variables: str
+) -> tuple[JobCost, int]:
+    """And the number of PUBLISHes."""
+    server.client().flushall()
+    with _variables(variables), fleet(place, server, worker=WORKER, concurrency=CONCURRENCY, lane=lane) as running:
+        if on:
+            enable_events(server)
+        before = _publishes(server)
+        return running.run(items), _publishes(server) - before
+
+
+def _way(name: str, costs: list[tuple[JobCost, int]], off: list[JobCost]) -> Row:
+    pace = median([cost.items / cost.wall_s for cost, _ in costs])
+    worker, redis = (median(figures) for figures in zip(*[(c.worker_ms, c.redis_ms) for c, _ in costs], strict=True))
+    publishes = median([publishes / cost.items for cost, publishes in costs])
+    ratio = median([cost.worker_ms / beside.worker_ms for (cost, _), beside in zip(costs, off, strict=True)])
+    measured = f"{pace:,.0f}/s, worker {worker:.3f} ms, redis {redis:.3f} ms, {publishes:.4f} PUBLISH per item"
+    return Row(name, measured, "", f"CPU {ratio:.2f}x")
+
+
+# -- with Flower -------------------------------------------------------------------------------------------------------
+
+
+def _attached(place: Path, server: RunningRedis, sizes: Sizes) -> Report:
+    server.client().flushall()
+    off: list[JobCost] = []
+    on: list[JobCost] = []
+    with (
+        fleet(place / "fleet", server, worker=WORKER, concurrency=CONCURRENCY) as running,
+        _flower(place, server) as (pid, url),
+    ):
+        marks = [_mark(pid, url, 0)]
+        published = 0
+        for size in [sizes.neighbour] * sizes.pairs + [sizes.long] * sizes.longs:
+            if size == sizes.neighbour:
+                off.append(_without(pid, server, running, size))
+            enable_events(server)
+            before = _publishes(server)
+            on.append(running.run(size))
+            published += _publishes(server) - before
+            time.sleep(SETTLE_S)
+            marks.append(_mark(pid, url, sum(cost.items for cost in on)))
+            print(_told(marks[-1]), file=sys.stderr, flush=True)
+    return _report(off, on, marks, published)
+
+
+def _without(pid: int, server: RunningRedis, running: Fleet, items: int) -> JobCost:
+    """As if there were no Flower: it is held still, and nobody sends it anything."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        _disable_events(server)
+        return running.run(items)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _report(off: list[JobCost], on: list[JobCost], marks: list[Mark], publishes: int) -> Report:
+    total, last = sum(cost.items for cost in on), marks[-1]
+    full = next((mark for mark in marks if mark.items >= total / 3), last)
+    dead, events = sum(cost.dead for cost in on), last.events - marks[0].events
+    pairs = list(zip(off, on, strict=False))  # each detached job and the one after it
+    ratio = median([a.wall_s / b.wall_s for a, b in pairs])
+    cpu_ratio = median([b.worker_ms / a.worker_ms for a, b in pairs])
+    paces = [median([cost.items / cost.wall_s for cost in costs]) for costs in zip(*pairs, strict=True)]
+    cpus = [median([cost.worker_ms for cost in costs]) for costs in zip(*pairs, strict=True)]
+    growth = last.rss / full.rss
+    cpu_s, wall_s = last.cpu_s - marks[0].cpu_s, sum(cost.wall_s for cost in on)
+    rows = [
+        Row("items per second, Flower attached", f"{paces[1]:,.0f}", f"detached {paces[0]:,.0f}", f"{ratio:.2f}x",
+            f">= {PACE_TARGET}x", ratio >= PACE_TARGET),
+        Row("CPU per item, worker", f"{cpus[1]:.3f} ms", f"{cpus[0]:.3f} ms", f"{cpu_ratio:.2f}x"),
+        Row("task events and PUBLISHes per item", f"{events / total:.3f}, {publishes / total:.4f}"),
+        Row("dead letters that Flower was told of", f"{last.failed:,.0f}", f"{dead:,}", "", "all", last.failed == dead),
+        Row("Flower's memory at the end", f"{last.rss / MIB:.0f} MiB", f"{full.rss / MIB:.0f} MiB at {full.items:,}",
+            f"{growth:.2f}x", f"<= {GROWTH_MAX}x", growth <= GROWTH_MAX),
+        Row("Flower's CPU, share of one core", f"{cpu_s / wall_s:.0%}", "", f"{cpu_s / max(1, events) * 1e6:.0f} us per event"),
+    ]  # fmt: skip
+    notes = [f"{len(pairs)} pairs of {off[0].items:,} items; one of {FAILS_EACH:,} items fails", *map(_told, marks)]
+    return Report("", rows, notes)
+
+
+def _told(mark: Mark) -> str:
+    return f"at {mark.items:>9,} items: Flower {mark.rss / MIB:.0f} MiB, {mark.events:,.0f} task events, {mark.cpu_s:.0f} s CPU"
+
+
+@contextlib.contextmanager
+def _flower(place: Path, server: RunningRedis) -> Iterator[tuple[int, str]]:
+    log = place / "flower.log"
+    command = [sys.executable, "-m", "penstock_cli", "flower", "--port", "0"]
+    with process(command, variables={"PENSTOCK_REDIS_URL": server.url}, log=log) as running:
+        deadline = time.monotonic() + UP_TIMEOUT_S
+        while (found := re.search(r"serves (\S+?)/ for", log.read_text())) is None:
+            if time.monotonic() > deadline or running.poll() is not None:
+                raise GroundError(f"Flower does not serve: {log.read_text()[-2000:]}")
+            time.sleep(0.1)
+        yield running.pid, found[1]
+
+
+def _mark(pid: int, url: str, items: int) -> Mark:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    counted = {
+        kind: float(n) for kind, n in re.findall(r'flower_events_total\{.*?type="(task-[a-z]+)".*?\} (\S+)', text)
+    }
+    rss = int(psutil.Process(pid).memory_info().rss)
+    return Mark(items, rss, sum(counted.values()), counted.get("task-failed", 0.0), usage(pid).cpu_s)
+
+
+def _publishes(server: RunningRedis) -> int:
+    stats: Any = server.client().info("commandstats")
+    return int(stats.get("cmdstat_publish", {}).get("calls", 0))
+
+
+def _disable_events(server: RunningRedis) -> None:
+    from celery import Celery
+
+    with Celery("bench", broker=server.url, set_as_current=False) as app:
+        app.control.disable_events(reply=True, timeout=2)
+
+
+@contextlib.contextmanager
+def _variables(variables: dict[str, str]) -> Iterator[None]:
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]

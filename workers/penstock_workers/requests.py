@@ -1,0 +1,90 @@
+"""Celery's requests as events and `inspect` show them: ids and reasons, never a document, a prompt or a job's spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import time
+from typing import Any
+
+from celery.worker.request import Request
+
+from penstock_producer.wire import CALLS_HEADER
+from penstock_workers.sampling import EventSample
+
+ROUTINE = frozenset({"task-started", "task-succeeded"})  # what all items have in common; the rest is always told
+ID_MAX_CHARS = 64  # of a document's or a job's id, beside the task id
+
+
+class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
+    """Shows nothing of its arguments but the names in ``SHOWN``: Celery's own clients put a kilobyte of them into headers."""
+
+    SHOWN: tuple[str, ...] = ("job_key",)
+
+    @property
+    def argsrepr(self) -> str:
+        return "()"
+
+    @property
+    def kwargsrepr(self) -> str:
+        given = self._kwargs if isinstance(self._kwargs, Mapping) else {}
+        return repr({name: _short(given[name]) for name in self.SHOWN if name in given})
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """For `inspect` and Flower: 500 items with their bodies would be megabytes, each time that somebody looks."""
+        shown: dict[str, Any] = super().info(safe=True)
+        return shown | {"args": self.argsrepr, "kwargs": self.kwargsrepr}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.humaninfo()}>"
+
+
+class ItemRequest(QuietRequest):
+    """An item's events: all of them, or none but what goes wrong. ``ItemTask.send_events`` is off, so Celery adds none."""
+
+    SHOWN = ("job", "gen", "doc")
+
+    _received_at = 0.0
+    _announced = False  # task-received is sent
+
+    def receive(self, sample: EventSample) -> None:
+        """The one decision. An item that came before is told to its end, so that Flower shows no retry for ever."""
+        self._received_at = time()
+        if self._is_heard() and (sample.takes(self.id) or self._came_before()):
+            self._announce()
+
+    def send_event(self, type: str, **fields: Any) -> None:
+        if not self._is_heard():
+            return
+        if not self._announced:
+            if type in ROUTINE:
+                return
+            self._announce()
+            if self.time_start:
+                self._eventer.send("task-started", uuid=self.id, timestamp=self.time_start)
+        self._eventer.send(type, uuid=self.id, **fields)
+
+    def _is_heard(self) -> bool:
+        """Task events are on: somebody watches."""
+        eventer = self._eventer
+        return bool(eventer is not None and eventer.enabled and (not eventer.groups or "task" in eventer.groups))
+
+    def _came_before(self) -> bool:
+        headers = self._request_dict
+        return bool(headers.get("retries") or headers.get(CALLS_HEADER) or self._delivery_info["redelivered"])
+
+    def _announce(self) -> None:
+        self._announced = True
+        headers = self._request_dict
+        self._eventer.send(
+            "task-received", uuid=self.id, name=_short(self.name), args=self.argsrepr, kwargs=self.kwargsrepr,
+            root_id=_short(headers.get("root_id")), parent_id=None, retries=_short(headers.get("retries")) or 0,
+            timestamp=self._received_at or time(),
+        )  # fmt: skip
+
+
+def _short(value: Any) -> Any:
+    """Ids are short by nature; what claims to be one need not be."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else f"<{type(value).__name__}>"
+    return text if len(text) <= ID_MAX_CHARS else text[: ID_MAX_CHARS - 1] + "…"
