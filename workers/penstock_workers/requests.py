@@ -20,6 +20,8 @@ class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
 
     SHOWN: tuple[str, ...] = ("job_key",)
 
+    _eventer: Any
+
     @property
     def argsrepr(self) -> str:
         return "()"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from celery.events import EventReceiver
 from flower.events import Events
@@ -22,6 +22,8 @@ class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
 
     ``waiting`` is written by both threads: it may be off by a few, and comes back to nought only roughly.
     """
+
+    state: Any
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -53,7 +55,7 @@ class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
             self._told_at = time.monotonic()
             log.warning("events come faster than Flower takes them; %d left out: lower event_sample", self.dropped)
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Read until the process ends; the thread is a daemon."""
         wait_s = 1.0
         while True:

@@ -86,7 +86,7 @@ class OurQueueLengths(OurQueues, GetQueueLengths):  # type: ignore[misc]  # Flow
 class OurMetrics(Metrics):  # type: ignore[misc]  # Flower is untyped
     """`/metrics`: names of hosts and tasks, which Flower shows without a login."""
 
-    get = authenticated(Metrics.get)
+    get: Any = authenticated(Metrics.get)
 
 
 def handlers(prefix: str | None) -> list[tuple[str, type]]:
