@@ -111,7 +111,7 @@ def _publish(server: RunningRedis, items: int, job: str) -> None:
 
 def _held(server: RunningRedis) -> int:
     client = server.client()
-    return int(client.llen(QUEUE)) + int(client.hlen("unacked"))
+    return int(client.llen(QUEUE)) + int(client.hlen("unacked.api"))
 
 
 def _until_empty(server: RunningRedis, worker: subprocess.Popen[bytes]) -> None:

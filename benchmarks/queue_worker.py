@@ -11,13 +11,14 @@ if POOL == "gevent":  # before anything else is imported
     monkey.patch_all()
 
 import asyncio  # noqa: E402  # after the patch
-from collections.abc import Mapping  # noqa: E402
+from collections.abc import Iterable, Mapping  # noqa: E402
 from typing import Any  # noqa: E402
 
 from celery import Celery  # noqa: E402
 
 from penstock_producer.wire import TASK_NAME, queue_name  # noqa: E402
 from penstock_workers.engine import Acked, Bridge, Delivery  # noqa: E402
+from penstock_workers.metrics.samples import Sample  # noqa: E402
 
 QUEUE = queue_name("api")
 LINGER_S = 0.02  # as if a group commit took place
@@ -51,6 +52,12 @@ class NullEngine:
 
     def resize(self, concurrency: int) -> None:
         """Nothing waits."""
+
+    def turns(self) -> bool:
+        return True
+
+    def figures(self) -> Iterable[Sample]:
+        return ()
 
     def stats(self) -> Mapping[str, int | float | str]:
         return {}

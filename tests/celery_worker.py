@@ -16,8 +16,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from servers import RedisServer
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
 from penstock_workers.engine import Acked, Bridge, Delivery, GivenBack, Retried
+from penstock_workers.metrics.samples import Sample
 
 QUEUE = "penstock.api"
 DONE = "test:done"  # set: task ids that were concluded durably
@@ -50,6 +51,11 @@ class Settings:
     runs: str = ""  # file: one line with the task id for every start
     fails_to_start: bool = False
     control: bool = True
+    probe_dir: Path | None = None
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    stalled_s: float = 45.0  # see pulse.STALLED_S
+    starts_s: float = 0.0  # how long the engine takes to start
 
 
 class RecordingEngine:
@@ -68,6 +74,7 @@ class RecordingEngine:
     async def start(self, bridge: Bridge) -> None:
         if self._settings.fails_to_start:
             raise RuntimeError("the engine has no key")
+        await asyncio.sleep(self._settings.starts_s)
         self._bridge = bridge
 
     def accept(self, delivery: Delivery) -> None:
@@ -98,6 +105,12 @@ class RecordingEngine:
 
     def stats(self) -> Mapping[str, int | float | str]:
         return {"aborted": sum(self.aborted.values()), "resized": getattr(self, "size", 0)}
+
+    def turns(self) -> bool:
+        return True
+
+    def figures(self) -> Iterable[Sample]:
+        return ()
 
     async def _run(self, delivery: Delivery) -> None:
         async with self._slots:
@@ -147,16 +160,20 @@ class WorkerProcess:
     log: Path
 
     @classmethod
-    def start(cls, settings: Settings, folder: Path, *options: str) -> WorkerProcess:
+    def launch(cls, settings: Settings, folder: Path, *options: str) -> WorkerProcess:
         log = folder / f"{settings.name}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, __file__, json.dumps(asdict(settings)), *options], stdout=out, stderr=subprocess.STDOUT
+                [sys.executable, __file__, json.dumps(asdict(settings), default=str), *options],
+                stdout=out,
+                stderr=subprocess.STDOUT,
             )
-        worker = cls(settings, process, log)
-        client = redis.Redis.from_url(settings.redis_url)
-        until(lambda: worker.is_alive() and client.sismember(READY, settings.name), 30, worker.text)
-        return worker
+        return cls(settings, process, log)
+
+    def until_ready(self) -> WorkerProcess:
+        client = redis.Redis.from_url(self.settings.redis_url)
+        until(lambda: self.is_alive() and client.sismember(READY, self.settings.name), 30, self.text)
+        return self
 
     def is_alive(self) -> bool:
         assert self.process.poll() is None, f"the worker has ended:\n{self.text()}"
@@ -189,9 +206,13 @@ class Fleet:
     workers: list[WorkerProcess] = field(default_factory=list)
 
     def start(self, *options: str, **settings: Any) -> WorkerProcess:
+        return self.launch(*options, **settings).until_ready()
+
+    def launch(self, *options: str, **settings: Any) -> WorkerProcess:
+        """A worker that may not be ready yet."""
         settings.setdefault("name", f"w{len(self.workers)}")
         settings["runs"] = str(self.folder / f"{settings['name']}.runs")
-        worker = WorkerProcess.start(Settings(self.server.url, **settings), self.folder, *options)
+        worker = WorkerProcess.launch(Settings(self.server.url, **settings), self.folder, *options)
         self.workers.append(worker)
         return worker
 
@@ -215,11 +236,11 @@ class Fleet:
         return int(self.server.client().llen(QUEUE))
 
     def held(self) -> int:
-        return int(self.server.client().hlen("unacked"))
+        return int(self.server.client().hlen("unacked.api"))
 
     def is_empty(self) -> bool:
         client = self.server.client()
-        return bool(self.queued() == self.held() == client.zcard("unacked_index") == 0)
+        return bool(self.queued() == self.held() == client.zcard("unacked_index.api") == 0)
 
     def end(self) -> None:
         for worker in self.workers:
@@ -246,18 +267,30 @@ def until(condition: Callable[[], Any], timeout_s: float = 20, explain: Callable
 def main() -> None:
     from celery.signals import worker_ready
 
+    from penstock_workers import pool, pulse
     from penstock_workers.app import create_app
 
     settings = Settings(**json.loads(sys.argv[1]))
+    probes = settings.probe_dir and Path(settings.probe_dir)
+    settings = replace(settings, probe_dir=probes)
+    pool.BEAT_S, pulse.STALLED_S = 0.1, settings.stalled_s
     client = redis.Redis.from_url(settings.redis_url)
     app = create_app(settings, lambda _app, _settings: RecordingEngine(settings))
+
+    hubs: list[Any] = []
 
     @app.task(name="test.add")
     def add(a: int, b: int) -> None:
         client.set("test:sum", a + b)
 
+    @app.task(name="test.go_deaf")
+    def go_deaf() -> None:
+        """What a reconnect that went half wrong leaves behind: a hub that turns, and never asks for messages again."""
+        hubs[0].call_soon(hubs[0].on_tick.clear)
+
     @worker_ready.connect(weak=False)
-    def tell(**_: Any) -> None:
+    def tell(sender: Any, **_: Any) -> None:
+        hubs.append(sender.hub)
         client.sadd(READY, settings.name)
 
     app.worker_main([

@@ -305,8 +305,8 @@ class Fleet:
         queue = queue_name(job.spec["lane"])
         return {
             "queued": client.llen(queue),
-            "unacked": client.hlen("unacked"),
-            "leases": client.zcard("unacked_index"),
+            "unacked": client.hlen(keys.unacked(queue)),
+            "leases": client.zcard(keys.unacked_index(queue)),
             "delayed": client.zcard(keys.delayed(queue)),
             "window": client.hlen(f"{keys.feed_scope(job.job_id, 1)}:window"),
             "starts": client.hlen(f"{keys.feed_scope(job.job_id, 1)}:starts"),

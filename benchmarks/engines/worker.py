@@ -107,7 +107,7 @@ class WorkerFleet:
 
     def taken(self) -> int:
         """Items that workers hold now."""
-        return int(self._client.hlen("unacked"))
+        return int(self._client.hlen("unacked.gpu"))
 
     def interrupted(self, job: Job) -> int:
         """Of a killed worker: items that it had begun and of which the ledger has no outcome. They are computed again."""

@@ -105,11 +105,28 @@ class SettleReport(NamedTuple):
 
 
 class Depth(NamedTuple):
-    """How much waits where. ``unacked`` is that of all queues of this Redis: kombu keeps one hash."""
+    """How much waits where. ``unacked`` are with workers."""
 
     queued: int
     unacked: int
     delayed: int
+
+
+class Drained(NamedTuple):
+    """How a worker ended: items that it held when it was told to, by what became of them."""
+
+    lane: str
+    finished: int
+    requeued: int
+
+
+class Drains(NamedTuple):
+    """All drains of a lane so far. One is `finished` when nothing had to go back."""
+
+    items_finished: int
+    items_requeued: int
+    finished: int
+    requeued: int
 
 
 class Memory(NamedTuple):

@@ -18,10 +18,16 @@ penstock:delayed:<queue>            zset    tag -> not before (Unix seconds, thi
 penstock:delayed:<queue>:raw        hash    tag -> raw message
 penstock:workers                    zset    worker name -> last heartbeat (Unix seconds, this server's clock)
 penstock:worker:<name>              hash    what the worker said of itself; expires
+penstock:drains:<lane>              hash    items_finished, items_requeued, finished, requeued: how workers ended, so far
 penstock:parked:unknown             list    messages that no worker could read or place, whole, for a person; unbounded on
                                             purpose, because nothing is dropped in silence
-penstock:sweep                      string  short-lived: some worker has looked for ended leases just now
-<queue>, unacked, unacked_index     kombu's own: list of raw messages, hash tag -> message, zset tag -> lease start
+penstock:sweep:<unacked key>        string  short-lived: some worker has looked for ended leases of a lane just now
+<queue>                             list    kombu's own: raw messages
+unacked.<lane>                      hash    kombu's own, and so are the next: tag -> message that a worker holds
+unacked_index.<lane>                zset    tag -> when its lease was last renewed (Unix seconds, this server's clock)
+unacked_mutex.<lane>                string  lock of stock kombu's sweep
+unacked, unacked_index              as above, of workers from before lanes had keys of their own. What they held still
+                                    counts as held, and any worker returns it when its lease ends
 
 Job ids are made by the producer and hold neither ":" nor glob characters.
 """
@@ -36,9 +42,13 @@ from typing import Final
 from penstock_ledger.model import FeedKind, Job
 
 PREFIX: Final = "penstock:"
+QUEUE_PREFIX: Final = "penstock."  # of a lane's queue
 EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
 WORKERS: Final = PREFIX + "workers"
+PARKED_UNKNOWN: Final = PREFIX + "parked:unknown"
+OLDER_UNACKED: Final = "unacked"
+OLDER_UNACKED_INDEX: Final = "unacked_index"
 
 DONE: Final = b""
 DEAD: Final = b"!"
@@ -83,6 +93,23 @@ def delayed(queue: str) -> str:
 
 def delayed_raw(queue: str) -> str:
     return f"{PREFIX}delayed:{queue}:raw"
+
+
+def unacked(queue: str) -> str:
+    """Of one lane, so that its depth (queued + unacked) can be counted, and scaled by, without the others'."""
+    return f"unacked.{queue.removeprefix(QUEUE_PREFIX)}"
+
+
+def unacked_index(queue: str) -> str:
+    return f"unacked_index.{queue.removeprefix(QUEUE_PREFIX)}"
+
+
+def unacked_mutex(queue: str) -> str:
+    return f"unacked_mutex.{queue.removeprefix(QUEUE_PREFIX)}"
+
+
+def drains(lane: str) -> str:
+    return f"{PREFIX}drains:{lane}"
 
 
 def worker(name: str) -> str:

@@ -15,11 +15,12 @@ from penstock_ledger.model import ItemKey
 from penstock_ledger.redis_scripts import BATCH_MAX, TAGS_MAX, Scripts
 
 
-def find_missing(client: Any, scripts: Scripts, unacked: str, queue: str, wanted: dict[str, ItemKey]) -> list[ItemKey]:
+def find_missing(client: Any, scripts: Scripts, queue: str, wanted: dict[str, ItemKey]) -> list[ItemKey]:
     """The items among ``wanted`` (by tag) whose message is nowhere. Time grows with the window and the queue."""
     lost = dict(wanted)
     _drop(lost, _listed_tags(scripts, queue))
-    _drop(lost, _held(client, unacked, list(lost)))
+    for unacked in (keys.unacked(queue), keys.OLDER_UNACKED):  # workers of before the last upgrade may hold some
+        _drop(lost, _held(client, unacked, list(lost)))
     _drop(lost, _delayed(client, queue, list(lost)))
     for job_id in {key.job_id for key in lost.values()}:
         _drop(lost, _listed_tags(scripts, f"{keys.job_scope(job_id)}:parked"))

@@ -17,6 +17,8 @@ from penstock_ledger.batches import (
     Begin,
     Begun,
     Depth,
+    Drained,
+    Drains,
     Memory,
     Publish,
     PublishReport,
@@ -36,8 +38,6 @@ HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery
 WORKER_FORGOTTEN_S: Final = 60  # a worker that was silent for so long is not listed
 FOREIGN_TO_SQL: Final = ("skipped", "rate_limited")  # counters that only Redis has: a reset keeps them
 
-UNACKED: Final = "unacked"  # kombu's hash of messages that a worker holds
-
 _STATES: Final = {
     JobState.PAUSED: b"paused",
     JobState.CANCELLING: b"cancelled",
@@ -54,14 +54,13 @@ class RedisLedger:
     Besides RedisForgot and RedisUnfit, calls raise redis.RedisError.
     """
 
-    def __init__(self, client: redis.Redis, epoch: str, *, unacked: str = UNACKED) -> None:
+    def __init__(self, client: redis.Redis, epoch: str) -> None:
         self._client: Any = (
             client  # redis-py types the sync and async client as one, so that nothing can be awaited or used
         )
         self._redis = client
         self._epoch = epoch
-        self._unacked = unacked
-        self._scripts = Scripts(client, self._unacked)
+        self._scripts = Scripts(client)
         self._run_seen: str | None = None  # written by check_epoch, read by install_epoch
 
     # -- the life of an item -------------------------------------------------------------------------------------------
@@ -149,17 +148,22 @@ class RedisLedger:
         A document that moves between two places during the look may be named wrongly: believe it the second time.
         """
         window = {ItemKey(job_id, generation, doc): position for doc, position in self.window(job_id, generation)}
-        lost = find_missing(self._client, self._scripts, self._unacked, queue, {tag_of(key): key for key in window})
+        lost = find_missing(self._client, self._scripts, queue, {tag_of(key): key for key in window})
         still = self._still_in_window(job_id, generation, [key.doc_id for key in lost])
         return [(key.doc_id, window[key]) for key in lost if key.doc_id in still]
 
-    def under_way(self, job_id: str, generation: int, tag_of: Callable[[ItemKey], str], lease_s: float) -> int:
+    def under_way(
+        self, queue: str, job_id: str, generation: int, tag_of: Callable[[ItemKey], str], lease_s: float
+    ) -> int:
         """Items that were begun, and whose worker lives: its lease is younger than ``lease_s`` seconds."""
         begun = self._client.hkeys(f"{keys.feed_scope(job_id, generation)}:starts")
         tags = [tag_of(ItemKey(job_id, generation, doc.decode())) for doc in begun]
         dead_before = self._now() - lease_s
         leases = (
-            at for chunk in _chunks(tags, BATCH_MAX) for at in self._client.zmscore(f"{self._unacked}_index", chunk)
+            at
+            for index in (keys.unacked_index(queue), keys.OLDER_UNACKED_INDEX)
+            for chunk in _chunks(tags, BATCH_MAX)
+            for at in self._client.zmscore(index, chunk)
         )
         return sum(at is not None and at > dead_before for at in leases)
 
@@ -175,7 +179,7 @@ class RedisLedger:
     def depth(self, queue: str) -> Depth:
         with self._client.pipeline(transaction=False) as pipe:
             pipe.llen(queue)
-            pipe.hlen(self._unacked)
+            pipe.hlen(keys.unacked(queue))
             pipe.zcard(keys.delayed(queue))
             return Depth(*pipe.execute())
 
@@ -192,6 +196,34 @@ class RedisLedger:
             if kept or stats:
                 pipe.hset(_stats(job_id), mapping={**kept, **stats})
             pipe.execute()
+
+    def front(self, queue: str) -> bytes | None:
+        """The message that is next in line, left where it is."""
+        raw: bytes | None = self._client.lindex(queue, -1)
+        return raw
+
+    def parked(self, job_ids: Sequence[str]) -> list[int]:
+        """Messages of each paused job outside the queue."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.llen(f"{keys.job_scope(job_id)}:parked")
+            return [int(length) for length in pipe.execute()]
+
+    def parked_unknown(self) -> int:
+        """Messages that no worker could read or place."""
+        return int(self._client.llen(keys.PARKED_UNKNOWN))
+
+    def note_drain(self, drained: Drained) -> None:
+        """A worker says how it ended, for the fleet's figures."""
+        lane, finished, requeued = drained
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.hincrby(keys.drains(lane), "items_finished", finished)
+            pipe.hincrby(keys.drains(lane), "items_requeued", requeued)
+            pipe.hincrby(keys.drains(lane), "requeued" if requeued else "finished", 1)
+            pipe.execute()
+
+    def drains(self, lane: str) -> Drains:
+        return Drains(*(int(count or 0) for count in self._client.hmget(keys.drains(lane), Drains._fields)))
 
     def memory(self) -> Memory:
         return redis_health.memory(self._redis)

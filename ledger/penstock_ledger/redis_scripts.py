@@ -34,8 +34,7 @@ Argument = str | bytes | int | float
 class Scripts:
     """Calls are atomic. Redis's own errors pass through (redis.RedisError)."""
 
-    def __init__(self, client: redis.Redis, unacked: str) -> None:
-        self._unacked = unacked
+    def __init__(self, client: redis.Redis) -> None:
         self._publish = _registered(client, "publish")
         self._begin = _registered(client, "begin")
         self._settle = _registered(client, "settle")
@@ -78,11 +77,11 @@ class Scripts:
         return SettleReport(*self._settle([keys.EPOCH], arguments))
 
     def promote(self, queue: str, limit: int, held_s: float) -> int:
-        names = [keys.delayed(queue), keys.delayed_raw(queue), queue, self._unacked]
+        names = [keys.delayed(queue), keys.delayed_raw(queue), queue, keys.unacked(queue)]
         return int(self._promote(names, [limit, held_s]))
 
     def unpark(self, job_id: str, queue: str, limit: int) -> int:
-        return int(self._unpark([f"{keys.job_scope(job_id)}:parked", queue, self._unacked], [limit]))
+        return int(self._unpark([f"{keys.job_scope(job_id)}:parked", queue, keys.unacked(queue)], [limit]))
 
     def tags(self, name: str, first: int, last: int) -> tuple[int, list[bytes]]:
         """How many messages there are between the two indices, and their tags."""

@@ -20,7 +20,7 @@ from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.base import BadRow, Cursor, Document, Source
 from penstock_producer.sources.of_feed import open_feed_source, source_of
 from penstock_producer.spec import JobSpec
-from penstock_producer.wire import MAX_INLINE_BODY_BYTES, encode_item, item_tag, queue_name
+from penstock_producer.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now, item_tag, queue_name
 
 __all__ = ["FeedStep", "Feeder", "open_feed_source", "open_feeder"]
 
@@ -201,7 +201,7 @@ class Feeder:
         key = self._key(document.doc_id)
         inline = len(document.body) <= MAX_INLINE_BODY_BYTES
         body, ref = (document.body, None) if inline else (None, document.position)
-        raw = encode_item(key, queue=self._queue, body=body, ref=ref, urgent=self.urgent)
+        raw = encode_item(key, queue=self._queue, body=body, ref=ref, urgent=self.urgent, fed=fed_now())
         return Publish(key, document.position, item_tag(key), raw)
 
     def _key(self, doc_id: str) -> ItemKey:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,7 @@ from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.template import Template
 
 Lane = Literal["api", "gpu", "embed", "batch"]
+LANES: Final[tuple[Lane, ...]] = get_args(Lane)
 Priority = Literal["urgent", "normal", "low"]
 Overflow = Literal["fail", "shrink", "trim"]
 CHAT = "/v1/chat/completions"

@@ -11,12 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
 
+from penstock_ledger.keys import QUEUE_PREFIX
 from penstock_ledger.model import ItemKey
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
 
@@ -25,12 +27,13 @@ MESSAGE_VERSION = 1
 GENERATION_HEADER = "x-penstock-gen"
 CALLS_HEADER = "x-penstock-calls"  # requests sent for the item in earlier tries; absent in a message that is new
 URGENT_HEADER = "x-penstock-urgent"  # true in messages that wait at the consuming end; absent in all others
+FED_HEADER = "x-penstock-fed"  # Unix seconds, rounded down to 10, when the item first came into a queue
 ORIGIN = "penstock"
 # Above this a message carries the document's position instead of its body: a window of 20,000 messages then stays
 # below 320 MB of Redis whatever the documents are.
 MAX_INLINE_BODY_BYTES = 16 * 1024
 _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
-_FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent) combinations whose constant parts stay built
+_FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent, fed) combinations whose constant parts stay built
 
 _SAFE_DOC = re.compile(r"[A-Za-z0-9_.@-]{1,128}", re.ASCII)
 _EMBED = b'},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
@@ -54,7 +57,7 @@ class Envelope(NamedTuple):
 
 
 def queue_name(lane: str) -> str:
-    return f"penstock.{lane}"
+    return f"{QUEUE_PREFIX}{lane}"
 
 
 def item_tag(key: ItemKey) -> str:
@@ -75,10 +78,11 @@ def encode_item(
     retries: int = 0,
     calls: int = 0,
     urgent: bool = False,
+    fed: int | None = None,
 ) -> bytes:
     """The raw message to LPUSH. ``body`` must be valid JSON: it is embedded as it is, not parsed again.
 
-    ``retries`` are tries that counted, ``calls`` all requests that were sent.
+    ``retries`` are tries that counted, ``calls`` all requests that were sent; ``fed`` as ``fed_now`` gives it.
 
     Raises ValueError unless exactly one of ``body`` and ``ref`` is given.
     """
@@ -86,7 +90,7 @@ def encode_item(
         raise ValueError(f"item {key}: give either body or ref, not both and not neither")
     job_id, generation, doc_id = key
     tag = item_tag(key)
-    frame = _frame(job_id, generation, queue, retries, calls, urgent)
+    frame = _frame(job_id, generation, queue, retries, calls, urgent, fed)
     payload = b'"body":' + body if body is not None else b'"ref":' + orjson.dumps(ref)
     text = b"".join((frame.kwargs, orjson.dumps(doc_id), b",", payload, _EMBED))
     quoted_tag = orjson.dumps(tag)
@@ -95,6 +99,11 @@ def encode_item(
         frame.before_repr, orjson.dumps(f"<{job_id} {doc_id[:_MAX_REPR_DOC_CHARS]}>"),
         frame.before_correlation, quoted_tag, frame.before_tag, quoted_tag, b"}}",
     ))  # fmt: skip
+
+
+def fed_now() -> int:
+    """For ``FED_HEADER``. Rounded, so that many messages share what is built once."""
+    return int(time.time()) // 10 * 10
 
 
 def decode_kwargs(kwargs: Mapping[str, Any]) -> ItemMessage:
@@ -139,7 +148,7 @@ class _Frame(NamedTuple):
 
 
 @lru_cache(maxsize=_FRAMES_KEPT)
-def _frame(job_id: str, generation: int, queue: str, retries: int, calls: int, urgent: bool) -> _Frame:
+def _frame(job_id: str, generation: int, queue: str, retries: int, calls: int, urgent: bool, fed: int | None) -> _Frame:
     def quoted(value: str) -> bytes:
         return orjson.dumps(value)
 
@@ -155,7 +164,8 @@ def _frame(job_id: str, generation: int, queue: str, retries: int, calls: int, u
             quoted(GENERATION_HEADER),
             generation,
             (b",%b:%d" % (quoted(CALLS_HEADER), calls) if calls else b"")
-            + (b",%b:true" % quoted(URGENT_HEADER) if urgent else b""),
+            + (b",%b:true" % quoted(URGENT_HEADER) if urgent else b"")
+            + (b",%b:%d" % (quoted(FED_HEADER), fed) if fed is not None else b""),
         ),
         before_tag=b',"delivery_mode":2,"delivery_info":{"exchange":"","routing_key":%b},"priority":0,"delivery_tag":'
         % quoted(queue),

@@ -13,10 +13,11 @@ from servers import RedisServer
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
-from penstock_workers.lease_scripts import PARKED_KEY, SWEEP_KEY, Keys, Lease, LeaseScripts, script_text
+from penstock_workers.lease_scripts import PARKED_KEY, Keys, Lease, LeaseScripts, script_text
 
 QUEUE = "penstock.api"
-KEYS = Keys("unacked", "unacked_index", visibility_timeout_s=30)
+KEYS = Keys("unacked.api", "unacked_index.api", visibility_timeout_s=30)
+KEY_OPTIONS = {"unacked_key": KEYS.unacked, "unacked_index_key": KEYS.unacked_index}
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def claim(client: redis.Redis, room: int = 64, *queues: str, record: bool = True
     """Runs claim.lua; returns what is held now, and its reply."""
     lists = queues or (QUEUE,)
     names = [json.dumps(queue) if record else "" for queue in lists]
-    arguments = [3 + len(lists), "unacked", "unacked_index", PARKED_KEY, *lists, room, *names]
+    arguments = [3 + len(lists), "unacked.api", "unacked_index.api", PARKED_KEY, *lists, room, *names]
     reply: Any = client.eval(script_text("claim"), *arguments)
     return [Lease(tag.decode(), reply[0].decode()) for tag in reply[4::3]], reply
 
@@ -45,11 +46,11 @@ def claim(client: redis.Redis, room: int = 64, *queues: str, record: bool = True
 def age(client: redis.Redis, seconds: float, *tags: str) -> None:
     """As if the leases had last been renewed that long ago."""
     for tag in tags:
-        client.zincrby("unacked_index", -seconds, tag)
+        client.zincrby("unacked_index.api", -seconds, tag)
 
 
 def record_of(client: redis.Redis, tag: str) -> bytes:
-    record: Any = client.hget("unacked", tag)
+    record: Any = client.hget("unacked.api", tag)
     return bytes(record)
 
 
@@ -69,7 +70,7 @@ class TestClaim:
         after: Any = client.time()
         assert [lease.tag for lease in held] == ["job:a", "job:b"]
         assert queue(client) == [message("c")]
-        scores = {client.zscore("unacked_index", tag) for tag in ("job:a", "job:b")}
+        scores = {client.zscore("unacked_index.api", tag) for tag in ("job:a", "job:b")}
         assert scores == {float(held[0].seen)}
         assert before[0] + before[1] / 1e6 <= float(held[0].seen) <= after[0] + after[1] / 1e6
 
@@ -108,7 +109,7 @@ class TestClaim:
         held, reply = claim(client)
         assert (held, reply[1:3]) == ([], [2, 0])
         assert record_of(client, lease.tag) == record
-        assert client.zscore("unacked_index", lease.tag) == float(lease.seen)
+        assert client.zscore("unacked_index.api", lease.tag) == float(lease.seen)
         assert queue(client) == []
 
     def test_a_duplicate_within_one_claim_is_dropped(self, client: redis.Redis) -> None:
@@ -145,7 +146,7 @@ class TestClaim:
         client.config_set("maxmemory", 1)
         try:
             held, _ = claim(client)
-            assert client.hlen("unacked") == len(held) == 2
+            assert client.hlen("unacked.api") == len(held) == 2
             assert scripts.give_back(held[:1]) == scripts.ack(held[1:]) == []
             assert client.llen(QUEUE) == 1
         finally:
@@ -156,7 +157,7 @@ class TestClaim:
         client.lpush(QUEUE, message("a"))
         _, reply = claim(client, record=False)
         assert reply[5] == message("a")
-        assert client.exists("unacked", "unacked_index") == 0
+        assert client.exists("unacked.api", "unacked_index.api") == 0
 
 
 class TestFence:
@@ -168,7 +169,7 @@ class TestFence:
         held, _ = claim(client)
         scripts.renew(held)
         assert scripts.ack(held) == []
-        assert client.exists("unacked", "unacked_index") == 0
+        assert client.exists("unacked.api", "unacked_index.api") == 0
 
     @pytest.mark.parametrize("step", ["ack", "renew", "give_back", "park"])
     def test_a_thawed_holder_changes_nothing_of_its_successors(
@@ -178,10 +179,10 @@ class TestFence:
         client.lpush(QUEUE, message("a"))
         (first,), _ = claim(client)
         frozen = Lease(first.tag, str(float(first.seen) - 31))  # as it saw it 31 s ago
-        score, record = client.zscore("unacked_index", "job:a"), record_of(client, "job:a")
+        score, record = client.zscore("unacked_index.api", "job:a"), record_of(client, "job:a")
         lost = getattr(scripts, step)([frozen])
         assert (lost[1] if step == "renew" else lost) == ["job:a"]
-        assert client.zscore("unacked_index", "job:a") == score
+        assert client.zscore("unacked_index.api", "job:a") == score
         assert record_of(client, "job:a") == record
         assert client.exists(QUEUE, PARKED_KEY) == 0
 
@@ -197,7 +198,7 @@ class TestFence:
         age(client, 20, "job:a")
         score, lost = scripts.renew(held)
         assert lost == []
-        assert client.zscore("unacked_index", "job:a") == float(score) > float(held[0].seen)
+        assert client.zscore("unacked_index.api", "job:a") == float(score) > float(held[0].seen)
 
 
 class TestReturn:
@@ -211,7 +212,7 @@ class TestReturn:
         assert [json.loads(text)["headers"]["id"] for text in front] == ["job:a", "job:b", "job:c"]
         assert [json.loads(t)["properties"]["delivery_info"].get("redelivered") for t in front] == [True, True, None]
         assert front[0].count(b"redelivered") == 1
-        assert client.exists("unacked", "unacked_index") == 0
+        assert client.exists("unacked.api", "unacked_index.api") == 0
 
     def test_only_leases_that_have_run_out_are_restored(self, client: redis.Redis, scripts: LeaseScripts) -> None:
         """A sweep leaves living leases alone, and the next one within its pause does nothing."""
@@ -220,7 +221,7 @@ class TestReturn:
         age(client, 31, "job:dead")
         assert scripts.restore(10) == 1
         assert [json.loads(text)["headers"]["id"] for text in queue(client)] == ["job:dead"]
-        assert client.hkeys("unacked") == [b"job:alive"]
+        assert client.hkeys("unacked.api") == [b"job:alive"]
         assert scripts.restore(10) == -1
 
     def test_a_sweep_is_bounded_and_goes_on_at_once(self, client: redis.Redis, scripts: LeaseScripts) -> None:
@@ -228,19 +229,19 @@ class TestReturn:
         client.lpush(QUEUE, *(message(str(n)) for n in range(700)))
         held, _ = claim(client, 700)
         age(client, 31, *(lease.tag for lease in held))
-        assert (scripts.restore(10), client.exists(SWEEP_KEY)) == (500, 0)
-        assert (scripts.restore(10), client.exists(SWEEP_KEY)) == (200, 1)
+        assert (scripts.restore(10), client.exists(KEYS.sweep)) == (500, 0)
+        assert (scripts.restore(10), client.exists(KEYS.sweep)) == (200, 1)
         assert client.llen(QUEUE) == 700
 
     def test_a_record_that_cannot_be_routed_is_kept_aside(self, client: redis.Redis, scripts: LeaseScripts) -> None:
         """A sweep never fails on a record it does not understand, nor drops it."""
         for tag, record in {"a": b"garbage", "b": b'[{"x":1}, "no.such.exchange", "key"]'}.items():
-            client.hset("unacked", tag, record)
-            client.zadd("unacked_index", {tag: 1})
-        client.zadd("unacked_index", {"without record": 1})
+            client.hset("unacked.api", tag, record)
+            client.zadd("unacked_index.api", {tag: 1})
+        client.zadd("unacked_index.api", {"without record": 1})
         assert scripts.restore(10) == 3
         assert set(client.lrange(PARKED_KEY, 0, -1)) == {b"garbage", b'{"x":1}'}
-        assert client.exists("unacked", "unacked_index") == 0
+        assert client.exists("unacked.api", "unacked_index.api") == 0
 
     def test_parked_messages_keep_their_text(self, client: redis.Redis, scripts: LeaseScripts) -> None:
         """What no task wants is kept as it lay in the queue."""
@@ -255,7 +256,7 @@ class TestReturn:
         urgent = message("a").replace(b'"priority":0', b'"priority":7')
         name = QUEUE + "\x06\x166"
         client.lpush(name, urgent)
-        arguments = [4, "unacked", "unacked_index", PARKED_KEY, name, 1, json.dumps(QUEUE)]
+        arguments = [4, "unacked.api", "unacked_index.api", PARKED_KEY, name, 1, json.dumps(QUEUE)]
         reply: Any = client.eval(script_text("claim"), *arguments)
         steps.give_back([Lease("job:a", reply[0].decode())])
         assert client.llen(name) == 1
@@ -266,7 +267,7 @@ class TestStockKombu:
         """A stock worker's sweep returns our record to its queue."""
         client.lpush(QUEUE, message("a", body=b'{"empty":[]}'))
         claim(client)
-        with Connection(redis_server.url) as connection:
+        with Connection(redis_server.url, transport_options=KEY_OPTIONS) as connection:
             connection.default_channel.qos.restore_by_tag("job:a", client)
         (text,) = queue(client)
         restored = json.loads(text)
@@ -280,7 +281,7 @@ class TestStockKombu:
         """Our sweep returns what a stock consumer held, sent through the default exchange or a bound one."""
         from kombu import Exchange, Queue
 
-        with Connection(redis_server.url) as connection:
+        with Connection(redis_server.url, transport_options=KEY_OPTIONS) as connection:
             bound = Queue("stock", Exchange(exchange, type="direct"), routing_key="stock")
             with connection.SimpleQueue(bound) as simple:
                 simple.put({"n": 1, "empty": []})

@@ -12,6 +12,9 @@ import pytest
 from celery_worker import DONE, QUEUE, Fleet, WorkerProcess, fleet_on, until
 from servers import RedisServer
 
+from penstock_ledger.model import ItemKey
+from penstock_producer.wire import decode_envelope, encode_item
+
 
 @pytest.fixture
 def fleet(redis_server: RedisServer, tmp_path: Path) -> Iterator[Fleet]:
@@ -67,6 +70,31 @@ def test_nothing_is_lost_when_a_worker_is_killed(fleet: Fleet) -> None:
     fleet.start(name="heir")
     until(lambda: fleet.done() == set(tags), 15)
     until(fleet.is_empty)
+
+
+def test_what_an_older_worker_held_comes_back(fleet: Fleet) -> None:
+    """A worker from before lanes had keys of their own died in the middle of an upgrade: any worker returns its messages."""
+    client = fleet.server.client()
+    tags = fleet.publish(3)
+    for raw in client.rpop(QUEUE, 3):
+        client.hset("unacked", decode_envelope(raw).tag, b'[%b,"","%b"]' % (raw, QUEUE.encode()))
+    client.zadd("unacked_index", dict.fromkeys(tags, time.time() - 2))
+    fleet.start(name="heir")
+    until(lambda: fleet.done() == set(tags), 15)
+    assert not client.exists("unacked", "unacked_index")
+
+
+def test_lanes_do_not_count_each_other(fleet: Fleet) -> None:
+    """What a lane's workers hold lies under its own key: whoever scales by queued + unacked counts this lane only."""
+    client = fleet.server.client()
+    other = encode_item(ItemKey("other", 1, "d"), queue="penstock.gpu", body=b"{}", ref=None)
+    client.lpush("penstock.gpu", other)
+    fleet.start(lane="gpu", seconds=60)
+    fleet.start(seconds=60)
+    fleet.publish(5)
+    until(lambda: (client.hlen("unacked.api"), client.hkeys("unacked.gpu")) == (5, [b"other:d"]))
+    leases = {name: client.zcard(name) for name in client.keys("unacked_index*")}
+    assert leases == {b"unacked_index.api": 5, b"unacked_index.gpu": 1}
 
 
 def test_a_thawed_worker_leaves_its_successor_alone(fleet: Fleet) -> None:
@@ -204,4 +232,4 @@ def test_a_restarted_redis_without_scripts_is_served(own_redis: RedisServer, tmp
 
 def test_fleet_keys_are_the_tests_own() -> None:
     """The recording engine writes where no broker key lies."""
-    assert {DONE}.isdisjoint({QUEUE, "unacked", "unacked_index"})
+    assert {DONE}.isdisjoint({QUEUE, "unacked.api", "unacked_index.api"})

@@ -57,7 +57,7 @@ class Night:
         if raw is None:
             return
         envelope = decode_envelope(raw)
-        if not self.client.hsetnx("unacked", envelope.tag, raw):
+        if not self.client.hsetnx("unacked.api", envelope.tag, raw):
             return
         doc = envelope.message.key.doc_id
         begun = self.hot.begin([Begin(key(doc), BUCKETS)])[0]
@@ -77,7 +77,7 @@ class Night:
         batch = self.rng.choice([self.done, self.dead, self.retry, self.retry, self.release])(doc)
         self.hot.settle(batch)
         if batch.released:
-            self.client.lpush(QUEUE, self.client.hget("unacked", item_tag(key(doc))) or b"lost")
+            self.client.lpush(QUEUE, self.client.hget("unacked.api", item_tag(key(doc))) or b"lost")
         self.ack(doc)
 
     def crash(self) -> None:
@@ -89,7 +89,7 @@ class Night:
         if doc not in self.forgotten:
             self.crashes[doc] = self.crashes.get(doc, 0) + 1
         self.forgotten.discard(doc)
-        raw = self.client.hget("unacked", item_tag(key(doc)))
+        raw = self.client.hget("unacked.api", item_tag(key(doc)))
         self.ack(doc)
         if raw is not None and self.rng.random() < 0.6:
             self.client.rpush(QUEUE, raw)
@@ -107,7 +107,7 @@ class Night:
         self.hot.install_epoch()
         for doc in self.flying:  # leases are renewed by those who live
             raw = encode_item(key(doc), queue=QUEUE, body=b"{}", ref=None)
-            self.client.hset("unacked", item_tag(key(doc)), raw)
+            self.client.hset("unacked.api", item_tag(key(doc)), raw)
 
     def promote(self) -> None:
         self.hot.promote(QUEUE)
@@ -133,7 +133,7 @@ class Night:
         return SettleBatch(released=[key(doc)])
 
     def ack(self, doc: str) -> None:
-        self.client.hdel("unacked", item_tag(key(doc)))
+        self.client.hdel("unacked.api", item_tag(key(doc)))
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,13 +76,13 @@ def claim(client: Any, number: int = 1) -> list[bytes]:
     """What a transport does: pop from the consuming end and record as unacked."""
     raws: list[bytes] = client.rpop(QUEUE, number)
     for raw in raws:
-        client.hset("unacked", tag_in(raw), raw)
+        client.hset("unacked.api", tag_in(raw), raw)
     return raws
 
 
 def ack(client: Any, docs: Iterable[str]) -> None:
     for doc in docs:
-        client.hdel("unacked", item_tag(key(doc)))
+        client.hdel("unacked.api", item_tag(key(doc)))
 
 
 def tag_in(raw: bytes) -> str:
@@ -333,11 +334,24 @@ def test_a_retry_waits_until_its_last_delivery_is_acknowledged(hot: RedisLedger,
     assert hot.promote(QUEUE) == 1
 
 
+def test_what_workers_from_before_the_upgrade_hold_is_not_lost(hot: RedisLedger, client: Any) -> None:
+    """Their key, which all lanes shared, counts as a place where a document can be, and as a lease; not as depth."""
+    hot.publish(QUEUE, [publish(doc) for doc in ("new", "old", "lost")], BUCKETS)
+    hot.begin([begin("old")])
+    held = {tag_in(raw): raw for raw in client.rpop(QUEUE, 3)}
+    client.hset("unacked.api", item_tag(key("new")), held[item_tag(key("new"))])
+    client.hset("unacked", item_tag(key("old")), held[item_tag(key("old"))])
+    client.zadd("unacked_index", {item_tag(key("old")): time.time()})
+    assert [doc for doc, _ in hot.missing(QUEUE, JOB, 1, item_tag)] == ["lost"]
+    assert hot.under_way(QUEUE, JOB, 1, item_tag, 60) == 1
+    assert hot.depth(QUEUE).unacked == 1
+
+
 def test_parked_messages_come_back_in_order(hot: RedisLedger, client: Any) -> None:
     """What was parked is queued again oldest first, in steps, except what its worker still holds."""
     names = [f"d{n}" for n in range(700)]
     hot.park(JOB, [message(doc) for doc in names])
-    client.hset("unacked", item_tag(key("d1")), "held")
+    client.hset("unacked.api", item_tag(key("d1")), "held")
     assert hot.unpark(JOB, QUEUE, 3) == 2
     assert [tag_in(raw) for raw in client.rpop(QUEUE, 5)] == ["job-a:d0", "job-a:d2"]
     assert hot.unpark(JOB, QUEUE, 10_000) >= 497

@@ -245,8 +245,8 @@ def test_a_leased_message_is_not_taken_for_lost(house: House) -> None:
     house.control.tick()
     raw = house.redis.rpop(QUEUE)
     tag = decode_envelope(raw).tag
-    house.redis.hset("unacked", tag, raw)
-    house.redis.zadd("unacked_index", {tag: 1})
+    house.redis.hset("unacked.api", tag, raw)
+    house.redis.zadd("unacked_index.api", {tag: 1})
     for _ in range(4):
         house.control.tick()
     assert len(house.queued()) == 4

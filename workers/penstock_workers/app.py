@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from celery import Celery, Task
 from kombu.entity import Queue
 
+from penstock_ledger import keys
 from penstock_producer.wire import TASK_NAME, queue_name
 from penstock_workers import transport
 from penstock_workers.doors import SubmitTask
@@ -114,7 +115,12 @@ def _configuration(parts: Parts) -> dict[str, Any]:
 
 
 def _transport_options(parts: Parts) -> dict[str, Any]:
-    timeout_s = parts.settings.visibility_timeout_s
+    """What a worker holds lies under its lane's own keys, so whoever scales the lane can count it.
+
+    Leases that ended are swept by the workers of the lane, so a lane without a worker keeps what its last one held: a
+    scaler that counts unacked messages, as it must, starts one.
+    """
+    timeout_s, queue = parts.settings.visibility_timeout_s, queue_name(parts.settings.lane)
     options: dict[str, Any] = {
         "visibility_timeout": timeout_s,
         "socket_timeout": SOCKET_TIMEOUT_S,
@@ -123,6 +129,9 @@ def _transport_options(parts: Parts) -> dict[str, Any]:
         "health_check_interval": HEALTH_CHECK_S,
         "queue_order_strategy": "priority",
         "priority_steps": [0],  # lanes are queues
+        "unacked_key": keys.unacked(queue),
+        "unacked_index_key": keys.unacked_index(queue),
+        "unacked_mutex_key": keys.unacked_mutex(queue),
     }
     if parts.settings.broker_transport == "penstock":
         return options | {"leases": parts.leases}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 
-from penstock_ledger import JobStore, OutcomeStore
+from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
 from penstock_workers.admission import Admission, QuotaAdmission, Unpaced
 from penstock_workers.bodies import Bodies
-from penstock_workers.control import ControlEngine, start_control
+from penstock_workers.control import Control, ControlEngine, start_control
 from penstock_workers.decide import RetryPolicy
 from penstock_workers.engine import Bridge, Delivery, ItemEngine
 from penstock_workers.failpoints import Failpoints
@@ -18,6 +21,10 @@ from penstock_workers.jobbook import JobBook, read_job
 from penstock_workers.lanes.base import Lane
 from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission, SidecarLane
 from penstock_workers.lanes.make import make_lane
+from penstock_workers.metrics import catalogue
+from penstock_workers.metrics.engine import bound_figures, engine_figures
+from penstock_workers.metrics.samples import Sample
+from penstock_workers.metrics.tally import Tally
 from penstock_workers.quarantine import ChildQuarantine, Quarantine
 from penstock_workers.runner import ItemRunner
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
@@ -25,6 +32,8 @@ from penstock_workers.settle import Settler
 from penstock_workers.shelves import Shelves
 from penstock_workers.starts import Starts
 from penstock_workers.stores import open_stores
+
+log = logging.getLogger(__name__)
 
 
 class WorkerEngine:
@@ -37,10 +46,15 @@ class WorkerEngine:
         self._closing = contextlib.ExitStack()
         self._runner: ItemRunner | None = None
         self._heartbeat: Heartbeat | None = None
+        self._tally = Tally(tuple(settings.providers))
+        self._drained: Drained | None = None
+        self._hot: RedisLedger | None = None
+        self._control: Control | None = None
 
     async def start(self, bridge: Bridge) -> None:
         settings = self._settings
         stores = self._closing.enter_context(open_stores(settings))
+        self._hot = stores.hot
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         self._runner = ItemRunner(
             lane=self._lane,
@@ -53,6 +67,7 @@ class WorkerEngine:
             settler=Settler(
                 Shelves(jobs, outcomes, stores.hot),
                 self._failpoints,
+                self._tally,
                 group_max=settings.commit_max,
                 linger_s=settings.commit_linger_s,
             ),
@@ -64,7 +79,7 @@ class WorkerEngine:
         self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe)
         self._heartbeat.start()
         if settings.control:
-            self._closing.enter_context(start_control(settings))
+            self._control = self._closing.enter_context(start_control(settings))
 
     def accept(self, delivery: Delivery) -> None:
         self._running.accept(delivery)
@@ -73,9 +88,13 @@ class WorkerEngine:
         self._running.abort(delivery, why)
 
     async def drain(self, deadline_s: float) -> None:
+        held, before = len(self._running), self._tally.items.copy()
         await self._running.drain(deadline_s)
+        requeued = self._tally.items["requeued"] - before["requeued"]
+        self._drained = Drained(self._settings.lane, finished=held - requeued, requeued=requeued)
 
     async def stop(self) -> None:
+        await self._report_drain()
         if self._heartbeat is not None:
             await self._heartbeat.stop()
         if self._runner is not None:
@@ -87,6 +106,32 @@ class WorkerEngine:
 
     def stats(self) -> Mapping[str, int | float | str]:
         return self._runner.stats() if self._runner is not None else {}
+
+    def turns(self) -> bool:
+        """A control loop beside the items may be stuck: others lead its jobs when its leases end, and the items go on."""
+        return True
+
+    def figures(self) -> Iterator[Sample]:
+        lane = self._settings.lane
+        yield catalogue.INFO(1, lane, version("penstock"))
+        yield from self._tally.figures(lane)
+        if self._runner is None:
+            yield from bound_figures(lane, "starting")
+            return
+        yield from self._runner.figures(lane)
+        gauges = self._lane.gauges()
+        yield from engine_figures(lane, gauges)
+        yield from bound_figures(lane, str(gauges.get("bound") or self._runner.bound()))
+        if self._control is not None:
+            yield from self._control.figures()
+
+    async def _report_drain(self) -> None:
+        """For the fleet's books: nobody reads the page of a process that has ended."""
+        if self._drained is not None and self._hot is not None:
+            try:
+                await asyncio.to_thread(self._hot.note_drain, self._drained)
+            except Exception as error:
+                log.warning("the drain is not in the fleet's figures: %s", error)
 
     @property
     def _running(self) -> ItemRunner:

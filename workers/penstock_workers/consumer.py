@@ -41,6 +41,25 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
 
         return on_message
 
+    def ensure_connected(self, conn: Any) -> Any:
+        """Celery blocks here until the broker is back, and calls back each second: as good as a turn of the hub."""
+        pool, ensure = self.pool, conn.ensure_connection
+        if not isinstance(pool, AsyncioPool):
+            return super().ensure_connected(conn)
+
+        def ensure_alive(errback: Any, max_retries: Any, *, callback: Callable[[], None]) -> Any:
+            def wait() -> None:
+                pool.pulse.away()
+                callback()
+
+            return ensure(errback, max_retries, callback=wait)
+
+        conn.ensure_connection = ensure_alive
+        try:
+            return super().ensure_connected(conn)
+        finally:
+            conn.ensure_connection = ensure
+
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         with warnings.catch_warnings():  # it tells each time that a setting of ours will one day have another default
             warnings.simplefilter("ignore", CPendingDeprecationWarning)

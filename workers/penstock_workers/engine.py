@@ -7,9 +7,12 @@ be called there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from penstock_workers.metrics.samples import Sample
 
 
 @dataclass(slots=True, eq=False)
@@ -99,4 +102,12 @@ class ItemEngine(Protocol):
 
     def stats(self) -> Mapping[str, int | float | str]:
         """Figures for `celery inspect stats`, read from the hub thread: must be cheap and safe to read there."""
+        ...
+
+    def turns(self) -> bool:
+        """False when a loop of the engine's own is stuck for good, and with it the process; from the hub thread."""
+        ...
+
+    def figures(self) -> Iterable[Sample]:
+        """Figures for Prometheus, before ``start`` has returned too; from any thread."""
         ...

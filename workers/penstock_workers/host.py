@@ -11,13 +11,14 @@ import gc
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 from celery.exceptions import WorkerShutdown
 from celery.worker import state
 
 from penstock_workers.engine import Delivery, GivenBack, ItemEngine, Verdict
+from penstock_workers.metrics.samples import Sample
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,12 @@ class EngineHost:
 
     def stats(self) -> Mapping[str, int | float | str]:
         return {} if self._engine is None else self._engine.stats()
+
+    def turns(self) -> bool:
+        return self._engine is None or self._engine.turns()
+
+    def figures(self) -> Iterable[Sample]:
+        return () if self._engine is None else self._engine.figures()
 
     # -- loop thread -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 
 import redis
 
-PARKED_KEY = "penstock:parked:unknown"
+from penstock_ledger import keys
+from penstock_producer.spec import LANES
+from penstock_producer.wire import queue_name
+
+PARKED_KEY = keys.PARKED_UNKNOWN
 SWEEP_KEY = "penstock:sweep"
 RESTORED_PER_SWEEP = 500  # each costs Redis some 20 us: a sweep keeps everybody waiting for 10 ms at most
 
@@ -36,6 +40,17 @@ class Keys(NamedTuple):
         return self.prefix + PARKED_KEY
 
     @property
+    def sweep(self) -> str:
+        """Exists while a sweep of these leases would come too early."""
+        return f"{self.prefix}{SWEEP_KEY}:{self.unacked.removeprefix(self.prefix)}"
+
+    def of_older_workers(self) -> Keys:
+        """Where workers kept their messages before each lane had keys of its own."""
+        return self._replace(
+            unacked=self.prefix + keys.OLDER_UNACKED, unacked_index=self.prefix + keys.OLDER_UNACKED_INDEX
+        )
+
+    @property
     def steps_text(self) -> str:
         return ",".join(map(str, self.steps))
 
@@ -49,8 +64,8 @@ def script_text(name: str) -> str:
 class LeaseScripts:
     """The steps that the lease keeper takes, over a client of its own. All raise redis-py's errors."""
 
-    def __init__(self, client: redis.Redis, keys: Keys) -> None:
-        self._keys = keys
+    def __init__(self, client: redis.Redis, where: Keys) -> None:
+        self._where = where
         self._ack = client.register_script(script_text("ack"))
         self._renew = client.register_script(script_text("renew"))
         self._give_back = client.register_script(script_text("give_back"))
@@ -59,43 +74,53 @@ class LeaseScripts:
 
     def ack(self, leases: Sequence[Lease]) -> list[str]:
         """Forget concluded messages; returns the tags whose lease was lost."""
-        keys = self._keys
-        return _texts(self._ack([keys.unacked, keys.unacked_index], [keys.visibility_timeout_s, *_pairs(leases)]))
+        where = self._where
+        return _texts(self._ack([where.unacked, where.unacked_index], [where.visibility_timeout_s, *_pairs(leases)]))
 
     def renew(self, leases: Sequence[Lease]) -> tuple[str, list[str]]:
         """Extend leases; returns their new score, and the tags whose lease was lost."""
-        keys = self._keys
-        score, *lost = _texts(self._renew([keys.unacked_index], [keys.visibility_timeout_s, *_pairs(leases)]))
+        where = self._where
+        score, *lost = _texts(self._renew([where.unacked_index], [where.visibility_timeout_s, *_pairs(leases)]))
         return score, lost
 
     def give_back(self, leases: Sequence[Lease]) -> list[str]:
         """Return messages to the front of their queues; returns the tags whose lease was lost."""
-        keys = self._keys
-        arguments = [keys.visibility_timeout_s, keys.prefix, keys.steps_text, *_pairs(leases)]
-        return _texts(self._give_back([keys.unacked, keys.unacked_index, keys.parked], arguments))
+        where = self._where
+        arguments = [where.visibility_timeout_s, where.prefix, where.steps_text, *_pairs(leases)]
+        return _texts(self._give_back([where.unacked, where.unacked_index, where.parked], arguments))
 
     def park(self, leases: Sequence[Lease]) -> list[str]:
         """Keep messages aside that no task wants; returns the tags whose lease was lost."""
-        keys = self._keys
-        arguments = [keys.visibility_timeout_s, *_pairs(leases)]
-        return _texts(self._park([keys.unacked, keys.unacked_index, keys.parked], arguments))
+        where = self._where
+        arguments = [where.visibility_timeout_s, *_pairs(leases)]
+        return _texts(self._park([where.unacked, where.unacked_index, where.parked], arguments))
 
     def restore(self, next_sweep_s: float) -> int:
         """Return messages whose lease has run out to their queues, at most ``RESTORED_PER_SWEEP``.
 
         Returns how many; -1 when some worker did so less than ``next_sweep_s`` seconds ago.
         """
-        keys = self._keys
+        where = self._where
         pause_ms = max(1, int(next_sweep_s * 1000))
-        arguments: list[str | float] = [keys.visibility_timeout_s, keys.prefix, keys.steps_text]
+        arguments: list[str | float] = [where.visibility_timeout_s, where.prefix, where.steps_text]
         arguments += [RESTORED_PER_SWEEP, pause_ms]
-        return int(self._restore([keys.unacked, keys.unacked_index, keys.parked, keys.prefix + SWEEP_KEY], arguments))
+        return int(self._restore([where.unacked, where.unacked_index, where.parked, where.sweep], arguments))
 
 
 def return_leases_of_the_dead(client: redis.Redis) -> int:
     """Return every held message to its queue at once; how many. Only for who knows that no worker of this Redis lives."""
-    scripts = LeaseScripts(client, Keys("unacked", "unacked_index", visibility_timeout_s=0))
-    client.delete(SWEEP_KEY)  # a sweep just before they died must not put this one off
+    kept = [lane_keys(lane, visibility_timeout_s=0) for lane in LANES]
+    return sum(_return_all(client, where) for where in (*kept, kept[0].of_older_workers()))
+
+
+def lane_keys(lane: str, *, visibility_timeout_s: float) -> Keys:
+    queue = queue_name(lane)
+    return Keys(keys.unacked(queue), keys.unacked_index(queue), visibility_timeout_s)
+
+
+def _return_all(client: redis.Redis, where: Keys) -> int:
+    scripts = LeaseScripts(client, where)
+    client.delete(where.sweep)  # a sweep just before they died must not put this one off
     returned = 0
     while (swept := scripts.restore(0.001)) > 0:
         returned += swept

@@ -54,11 +54,14 @@ class Leases:
         self.renewals = 0
         self.dropped = 0  # duplicates of messages that some worker holds
         self.put_off = 0  # retries that came before the earlier try was acknowledged
+        self.claim_heard_at: float | None = None  # when Redis last answered a claim; written by the hub thread
+        self.kept_at: float | None = None  # when the keeper last reached Redis; written by the keeper thread
         self._held: dict[str, str] = {}  # tag -> score last seen; bounded by prefetch
         self._leaving: dict[Fate, deque[Lease]] = {fate: deque() for fate in Fate}  # counted by len(), so bounded too
         self._lock = threading.Condition()
         self._settling = 0  # leases handed to Redis by a call under way
         self._scripts: LeaseScripts | None = None
+        self._swept: tuple[LeaseScripts, ...] = ()  # whose ended leases are returned here: ours, and older workers'
         self._thread: threading.Thread | None = None
         self._closing = False
         self._more_to_sweep = False
@@ -86,12 +89,16 @@ class Leases:
         with self._lock:
             if self._thread is not None:
                 return
-            self._scripts = LeaseScripts(connect(), keys)
+            self.claim_heard_at = time.monotonic()  # somebody is about to claim
+            client = connect()
+            self._scripts = LeaseScripts(client, keys)
+            self._swept = (self._scripts, LeaseScripts(client, keys.of_older_workers()))
             self._thread = threading.Thread(target=self._run, args=(keys,), name="penstock-leases", daemon=True)
             self._thread.start()
 
     def claimed(self, tags: Iterable[str], score: str, dropped: int = 0, put_off: int = 0) -> None:
         """Note the outcome of a claim: what it brought, and how many duplicates and early retries it met."""
+        self.claim_heard_at = time.monotonic()
         with self._lock:
             self._held.update(dict.fromkeys(tags, score))
             self.dropped += dropped
@@ -197,6 +204,7 @@ class Leases:
         while group := list(islice(leases, GROUP_MAX)):
             score, lost = self._scripts.renew(group)
             gone = self._note_renewal(group, score, set(lost))
+            self.kept_at = time.monotonic()
             if gone:
                 self.on_lost(gone)
         self.renewals += 1
@@ -216,10 +224,11 @@ class Leases:
         return gone
 
     def _sweep(self, each_s: float) -> None:
-        assert self._scripts is not None
-        restored = self._scripts.restore(each_s)
-        self._more_to_sweep = restored >= RESTORED_PER_SWEEP
-        if restored > 0:
+        found = [scripts.restore(each_s) for scripts in self._swept]
+        self.kept_at = time.monotonic()
+        self._more_to_sweep = max(found) >= RESTORED_PER_SWEEP
+        restored = sum(count for count in found if count > 0)  # -1: somebody else has just swept
+        if restored:
             self.restored += restored
             log.warning("%d messages were held by workers that are gone; they are back in their queues", restored)
 

@@ -6,9 +6,10 @@ elsewhere. Ordinary tasks run in a few threads beside.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -26,6 +27,10 @@ from penstock_workers.engine import Delivery, GivenBack, Retried, SetAside, Verd
 from penstock_workers.host import EngineHost
 from penstock_workers.hosted import Hosted, HostedItems, LateAcks
 from penstock_workers.leases import Fate, Leases
+from penstock_workers.metrics import catalogue, start_metrics
+from penstock_workers.metrics.samples import Sample
+from penstock_workers.probe import ProbeFiles
+from penstock_workers.pulse import BEAT_S, Pulse
 from penstock_workers.reports import failure_report, retry_report
 from penstock_workers.task_threads import TaskThreads
 
@@ -65,8 +70,15 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         self._consumer: Any = None
         self._drain: Drain | None = None
         self._host = EngineHost(partial(parts.build_engine, self.app, parts.settings), self._wake)
+        probes = ProbeFiles(parts.settings.probe_dir)
+        self.pulse = Pulse(probes, self._leases, may_rest=self._may_rest, engine_turns=self._host.turns)
+        self._lane: str = parts.settings.lane
+        self._page = contextlib.ExitStack()
+        self._page.enter_context(start_metrics(parts.settings, self.figures))
         self._host.start()
         self._is_hosting = True
+        probes.started()
+        hub.call_repeatedly(BEAT_S, self.pulse.beat)
 
     def on_stop(self) -> None:
         """Warm shutdown, or the end of a cold one. Called again (a second signal) it ends the drain at once."""
@@ -75,6 +87,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         if self._drain is not None:
             self._drain.hurry()
             return
+        self.pulse.drain()
         self._drain = Drain(self, self._host, self._hub, self._drain_seconds)
         self._drain.run()
 
@@ -89,6 +102,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
             ignore_errors(self._consumer, self._consumer.event_dispatcher.flush)
         if not self._leases.flush(timeout_s):
             log.warning("Redis is out of reach: %d messages return when their lease ends", len(self._leases))
+        self._page.close()
 
     def is_idle(self) -> bool:
         """No ordinary task is running."""
@@ -97,6 +111,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
     def meet(self, consumer: Any) -> None:
         """Called at start and after each reconnect."""
         self._consumer = consumer
+        self.pulse.meet()
 
     def flush(self) -> None:
         """The consumer has lost its connection and forgets what it has not handed to this pool: give that back."""
@@ -146,6 +161,11 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
             self._acks.bind(message)()
             return True
         return False
+
+    def _may_rest(self) -> bool:
+        """No room for messages, or an operator has cancelled every queue."""
+        limit = self._consumer.qos.value if self._consumer is not None else 0
+        return bool(limit and len(self._leases) >= limit) or not self.app.amqp.queues.consume_from
 
     def _accept(self, request: Any) -> None:
         message, headers = request.message, request.request_dict
@@ -264,6 +284,15 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
             log.exception("a bug of ours in the pool; the worker goes on")
 
     # -- figures -----------------------------------------------------------------------------------------------------
+
+    def figures(self) -> Iterator[Sample]:
+        """Any thread."""
+        lane, leases = self._lane, self._leases
+        yield catalogue.HELD(len(leases), lane)
+        yield catalogue.LEASES_LOST(self._counts["lost-leases"], lane)
+        yield catalogue.LEASES_RESTORED(leases.restored, lane)
+        yield catalogue.DUPLICATES(leases.dropped, lane)
+        yield from self._host.figures()
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()

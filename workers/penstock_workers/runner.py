@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from penstock_ledger import JobNotFound
 from penstock_producer.errors import BadMessage, ProducerError, UnknownMessageVersion
@@ -27,6 +27,8 @@ from penstock_workers.hooks import Hooks
 from penstock_workers.jobbook import JobBook
 from penstock_workers.judge import Failure, Reply, name_failure
 from penstock_workers.lanes.base import Lane
+from penstock_workers.metrics import catalogue
+from penstock_workers.metrics.samples import Sample
 from penstock_workers.outcome import Outcome, Parked, Released, Unreadable
 from penstock_workers.quarantine import SUSPECT_AFTER_CRASHES, Quarantine
 from penstock_workers.schema import SchemaChecks
@@ -78,6 +80,7 @@ class ItemRunner:
         self._schemas = SchemaChecks()
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._bridge: Bridge | None = None
+        self.admitting = 0  # items in a slot that wait for their turn
 
     # -- the recipe ----------------------------------------------------------------------------------------------
 
@@ -128,6 +131,7 @@ class ItemRunner:
             raise TurnedAway(decide(flight, happened, self._policy))
 
     async def _admit(self, flight: Flight) -> None:
+        self.admitting += 1
         try:
             flight.turn = await self._admission.turn(flight)
         except NeverFits as error:
@@ -135,6 +139,8 @@ class ItemRunner:
             raise TurnedAway(decide(flight, failure, self._policy)) from error
         except QuotaHeld as error:
             raise TurnedAway(Parked(error.reason, pauses=True)) from error
+        finally:
+            self.admitting -= 1
 
     async def _begin(self, flight: Flight) -> None:
         """Tell the ledger, outside this process and before the call, that the item starts; hear if it must not."""
@@ -220,8 +226,24 @@ class ItemRunner:
     def resize(self, concurrency: int) -> None:
         self._slots.resize(concurrency)
 
+    def __len__(self) -> int:
+        """Items that have no verdict yet."""
+        return len(self._tasks)
+
     def stats(self) -> Mapping[str, int | float | str]:
         return {"held": len(self._tasks), "in-flight": self._slots.taken, "commits": self._settler.groups}
+
+    def figures(self, lane: str) -> Iterator[Sample]:
+        """Any thread."""
+        yield catalogue.SLOTS(self._slots.size, lane)
+        yield catalogue.SLOTS_TAKEN(self._slots.taken, lane)
+        yield catalogue.ADMITTING(self.admitting, lane)
+
+    def bound(self) -> str:
+        """What limits a worker without an engine: its line of items, the quota that they wait for, or its slots."""
+        if self._slots.taken < self._slots.size:
+            return "queue"
+        return "quota" if 2 * self.admitting >= self._slots.size else "slots"
 
     # -- one item's task ---------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +16,7 @@ from penstock_ratelimit import full_jitter
 from penstock_workers.engine import Acked, Bridge, GivenBack, Retried, SetAside, Verdict
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.gather import Gatherer
+from penstock_workers.metrics.tally import Tally
 from penstock_workers.outcome import Dead, Done, Released, Retry, Unreadable
 from penstock_workers.shelves import Settled, Shelves
 
@@ -26,8 +28,11 @@ STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the 
 class Settler:
     """Groups outcomes (at most ``group_max``, at most ``linger_s``) and commits one group after the other."""
 
-    def __init__(self, shelves: Shelves, failpoints: Failpoints, *, group_max: int, linger_s: float) -> None:
+    def __init__(
+        self, shelves: Shelves, failpoints: Failpoints, tally: Tally, *, group_max: int, linger_s: float
+    ) -> None:
         self._shelves = shelves
+        self._tally = tally
         self._failpoints = failpoints
         self._gatherer: Gatherer[Settled] = Gatherer(self._commit, group_max=group_max, linger_s=linger_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settle")
@@ -54,6 +59,7 @@ class Settler:
         await self._insist("Redis", self._shelves.write_redis, group)
         self._failpoints.hit("after_settle")
         self.groups += 1
+        self._tally.settled(group)
         assert self._bridge is not None, "start() comes first"
         self._bridge.conclude([(settled.flight.delivery, _verdict(settled)) for settled in group])
 
@@ -64,10 +70,12 @@ class Settler:
 
     async def _insist(self, store: str, write: Callable[[Sequence[Settled]], None], group: Sequence[Settled]) -> None:
         """Try until it is written: giving up would throw away answers that are paid for."""
-        attempt = 0
+        attempt, began = 0, time.monotonic()
         while True:
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._thread, write, group)
+                await asyncio.get_running_loop().run_in_executor(self._thread, write, group)
+                self._tally.stored(store, time.monotonic() - began)
+                return
             except Exception as error:
                 wait_s = full_jitter(attempt, base_s=0.2, cap_s=STORE_RETRY_CAP_S)
                 log.warning(

@@ -13,7 +13,7 @@ class Slots:
     """First come, first served inside a flow, and fair between flows. Used on one event loop."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size = size
         # bounded by the prefetch: each waiter is a claimed message
         self._waiting: FairLine[asyncio.Future[None]] = FairLine(gone=asyncio.Future.done)
         self._closed = False
@@ -29,7 +29,7 @@ class Slots:
         """Wait for a slot; whoever has one calls ``give_up``. Raises CancelledError once the slots are closed."""
         if self._closed:
             raise asyncio.CancelledError("this worker is draining")
-        if self.taken < self._size and not self._waiting:
+        if self.taken < self.size and not self._waiting:
             self.taken += 1
             return
         waiter = asyncio.get_running_loop().create_future()
@@ -47,7 +47,7 @@ class Slots:
 
     def resize(self, size: int) -> None:
         """Growing lets waiters in at once; shrinking takes effect as running items end."""
-        self._size = size
+        self.size = size
         self._wake()
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Slots:
         self._wake()
 
     def _wake(self) -> None:
-        while self.taken < self._size and (waiter := self._waiting.pop()) is not None:
+        while self.taken < self.size and (waiter := self._waiting.pop()) is not None:
             self.taken += 1
             waiter.set_result(None)
 

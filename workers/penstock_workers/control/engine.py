@@ -10,11 +10,14 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 
-from penstock_workers.control.loop import start_control
+from penstock_workers.control.loop import Control, start_control
 from penstock_workers.engine import Bridge, Delivery, SetAside
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.metrics import catalogue
+from penstock_workers.metrics.samples import Sample
+from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +29,11 @@ class ControlEngine:
         self._settings = settings
         self._loop_runs = contextlib.ExitStack()
         self._bridge: Bridge | None = None
+        self._control: Control | None = None
 
     async def start(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._loop_runs.enter_context(start_control(self._settings))
+        self._control = self._loop_runs.enter_context(start_control(self._settings))
 
     def accept(self, delivery: Delivery) -> None:
         """Somebody has put an item where no items belong."""
@@ -65,3 +69,11 @@ class ControlEngine:
 
     def stats(self) -> Mapping[str, int | float | str]:
         return {}
+
+    def turns(self) -> bool:
+        return self._control is None or self._control.turns()
+
+    def figures(self) -> Iterator[Sample]:
+        yield catalogue.INFO(1, CONTROL_LANE, version("penstock"))
+        if self._control is not None:
+            yield from self._control.figures()

@@ -5,14 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+
+import redis
 
 from penstock_ledger import Database, JobStore, Outbox, OutcomeStore, RedisLedger
 from penstock_ledger.model import Job
 from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
+from penstock_workers.control.counted import Counted
+from penstock_workers.control.lookout import Lookout
 from penstock_workers.control.recover import Recovery
 from penstock_workers.control.steer import Steering
+from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import WorkerSettings, process_name
 from penstock_workers.stores import open_stores
 
@@ -20,26 +26,38 @@ log = logging.getLogger(__name__)
 
 PROMOTE_MAX = 1_000  # due retries brought back per queue and tick
 OUTBOX_PAGE = 100
+LOOK_TIMEOUT_S = 15.0  # as for the other connections of a control loop
+STUCK_S = 300.0  # of one tick: stores and sources answer, or fail, much sooner
 FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
 
 
 class Control:
     """Owns its own connections, so that it can live in any process and any thread. ``tick`` is not thread-safe."""
 
-    def __init__(self, settings: WorkerSettings, database: Database, hot: RedisLedger, *, owner: str) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        database: Database,
+        hot: RedisLedger,
+        *,
+        owner: str,
+    ) -> None:
         self._settings = settings
+        self._turned_at = time.monotonic()
         self._jobs = JobStore(database)
         self._outbox = Outbox(database)
         outcomes = OutcomeStore(database)
         self._hot = hot
         self._recovery = Recovery(self._jobs, outcomes, hot)
-        self._steering = Steering(settings, database, hot, owner=owner)
+        self._counted = Counted()
+        self._steering = Steering(settings, database, hot, self._counted, owner=owner)
+        self._lookout = Lookout(hot, redis.Redis.from_url(settings.redis_url, socket_timeout=LOOK_TIMEOUT_S))
         self._ticks = 0
 
     def tick(self) -> None:
         """One round over all live jobs."""
         live = self._jobs.live()
-        self._recovery.heed(live)
+        self._counted.rebuilds += self._recovery.heed(live)
         self._relay()
         self._steering.look_around(live)
         first = self._ticks % max(1, len(live))
@@ -47,24 +65,40 @@ class Control:
             self._steer(job)
         self._ticks += 1
         for lane in {str(job.spec.get("lane", "api")) for job in live}:
-            self._hot.promote(queue_name(lane), PROMOTE_MAX)
+            self._counted.add("promoted", lane, self._hot.promote(queue_name(lane), PROMOTE_MAX))
+        self._counted.leads = self._steering.leads
+        self._counted.windows = self._steering.windows()
+        self._look(live)
 
     def run(self, stop: threading.Event) -> None:
         """Tick until told to stop. A fault of a store is logged once per fault and tried again, for as long as it takes."""
         faults = 0
         while not stop.is_set():
-            wait_s = self._settings.control_interval_s
+            wait_s, began = self._settings.control_interval_s, time.monotonic()
             try:
                 self.tick()
                 faults = 0
+                self._counted.ticks["ok"] += 1
             except Exception as error:
                 wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + wait_s
                 log.warning(
                     "control: %s: %s; next look in %.1f s", type(error).__name__, error, wait_s, exc_info=faults == 0
                 )
                 faults += 1
+                self._counted.ticks["failed"] += 1
+            self._counted.tick_s = time.monotonic() - began
+            self._turned_at = time.monotonic()  # whatever a store says: a loop that turns is a loop that lives
             stop.wait(wait_s)
         self._steering.release_all()
+
+    def turns(self) -> bool:
+        """False when a tick has not come back for so long that it never will. Any thread."""
+        return time.monotonic() - self._turned_at < STUCK_S
+
+    def figures(self) -> Iterator[Sample]:
+        """Any thread."""
+        yield from self._counted.figures()
+        yield from self._lookout.figures()
 
     def _steer(self, job: Job) -> None:
         """One job's trouble must not hold up the others."""
@@ -72,6 +106,13 @@ class Control:
             self._steering.steer(job)
         except Exception:
             log.exception("control: job %s could not be steered this time; next tick tries again", job.job_id)
+
+    def _look(self, live: Sequence[Job]) -> None:
+        """Figures must not hold up the work that they are about."""
+        try:
+            self._lookout.look(live)
+        except Exception as error:
+            log.warning("control: the fleet's figures are missing for a while: %s: %s", type(error).__name__, error)
 
     def _relay(self) -> None:
         """The outbox tells that something about a job changed; looking at live jobs each tick is all that it takes."""
@@ -81,7 +122,7 @@ class Control:
 
 
 @contextlib.contextmanager
-def start_control(settings: WorkerSettings) -> Iterator[None]:
+def start_control(settings: WorkerSettings) -> Iterator[Control]:
     """Run a control loop in a thread of its own, with connections of its own, until the block ends."""
     stop = threading.Event()
     with open_stores(settings) as stores:
@@ -89,7 +130,7 @@ def start_control(settings: WorkerSettings) -> Iterator[None]:
         thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)
         thread.start()
         try:
-            yield
+            yield control
         finally:
             stop.set()
             thread.join()

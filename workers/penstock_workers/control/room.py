@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 from penstock_ledger import RedisLedger
 from penstock_ledger.model import Job, JobState
-from penstock_producer.spec import JobSpec
+from penstock_producer.spec import LANES, JobSpec
 from penstock_ratelimit.fairness import Flow
 from penstock_workers.control.shares import Share, shares
 from penstock_workers.control.throughput import Throughput
@@ -95,6 +95,13 @@ class Room:
         if len(rivals) > 1 and not share.urgent:
             room = min(room, max(STEP_MIN, self._step(lane) * share.documents // window))
         return Share(room, share.urgent)
+
+    def windows(self) -> dict[str, int]:
+        """Documents that may be outstanding at once, by lane."""
+        return {lane: self._window(lane, SHARED_WINDOW_S if self._is_shared(lane) else WINDOW_S) for lane in LANES}
+
+    def _is_shared(self, lane: str) -> bool:
+        return len(self._rivals.get(lane, ())) > 1
 
     def _front(self, lane: str) -> int:
         """Urgent documents at once. Of a fleet that nobody has heard of, one."""

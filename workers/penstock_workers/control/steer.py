@@ -16,6 +16,7 @@ from penstock_producer.feeder import Feeder, open_feeder
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import item_tag, queue_name
 from penstock_ratelimit.quota_hash import lift_hold
+from penstock_workers.control.counted import Counted
 from penstock_workers.control.finish import Finisher
 from penstock_workers.control.reconcile import Reconciler
 from penstock_workers.control.recover import stats_from
@@ -43,8 +44,11 @@ class _Led:
 class Steering:
     """Leads the feeds whose leases this process holds; looks at every live job all the same."""
 
-    def __init__(self, settings: WorkerSettings, database: Database, hot: RedisLedger, *, owner: str) -> None:
+    def __init__(
+        self, settings: WorkerSettings, database: Database, hot: RedisLedger, counted: Counted, *, owner: str
+    ) -> None:
         self._settings = settings
+        self._counted = counted
         self._database = database
         self._jobs = JobStore(database)
         self._outcomes = OutcomeStore(database)
@@ -84,6 +88,14 @@ class Steering:
         if leads and lift_hold(self._quotas, provider):
             log.info("job %s was resumed: the hold on provider %s is lifted", job.job_id, provider)
 
+    @property
+    def leads(self) -> int:
+        """Feeds that this process leads."""
+        return len(self._led)
+
+    def windows(self) -> dict[str, int]:
+        return self._room.windows()
+
     def look_around(self, live: Collection[Job]) -> None:
         """Let go of feeds whose jobs are no longer live, and see who shares the queues."""
         self._room.look_around(live)
@@ -119,14 +131,17 @@ class Steering:
         return led
 
     def _advance(self, job: Job, feed: Feed, led: _Led) -> None:
+        lane = str(job.spec["lane"])
         try:
             if not feed.exhausted:
                 room, led.feeder.urgent = self._room.for_feed(job, feed.generation, ordered=led.feeder.ordered)
                 if room:
-                    led.feeder.step(min(room, FEED_MAX))
+                    fed = led.feeder.step(min(room, FEED_MAX))
+                    self._counted.add("fed", lane, fed.published)
             if time.monotonic() >= led.next_round:
                 led.next_round = time.monotonic() + self._settings.reconcile_interval_s
-                led.reconciler.round(job, feed, led.feeder, self._queue(job))
+                self._counted.add("reconciles", lane, 1)
+                self._counted.add("republished", lane, led.reconciler.round(job, feed, led.feeder, queue_name(lane)))
         except FeedLost:
             self._led.pop((feed.job_id, feed.generation), None)
         except RedisForgot:
@@ -157,7 +172,9 @@ class Steering:
             return
         self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)  # for workers to see that they are cancelled
         lease_s = self._settings.visibility_timeout_s
-        if any(self._hot.under_way(job.job_id, feed.generation, item_tag, lease_s) for feed, _ in feeds):
+        if any(
+            self._hot.under_way(self._queue(job), job.job_id, feed.generation, item_tag, lease_s) for feed, _ in feeds
+        ):
             return  # what is being paid for may still have its result; nothing more starts
         try:
             if any(not led.feeder.write_off(WRITE_OFF_MAX).exhausted for _, led in feeds):

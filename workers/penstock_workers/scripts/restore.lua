@@ -1,5 +1,5 @@
 -- Returns messages whose lease has run out to the front of their queues: their worker is dead, frozen or cut off.
--- KEYS: unacked, unacked_index, penstock:parked:unknown, penstock:sweep (exists while a sweep would come too early)
+-- KEYS: unacked, unacked_index, penstock:parked:unknown, penstock:sweep:<unacked> (exists while a sweep would come too early)
 -- ARGV: visibility timeout in seconds, key prefix, priority steps, how many at most, milliseconds until the next sweep
 -- Returns how many were returned; -1 when another worker has swept lately
 

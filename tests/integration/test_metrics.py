@@ -1,0 +1,171 @@
+"""Promises of the metrics page, on a real fleet: what was done is on it, and nothing in it names an item."""
+
+from __future__ import annotations
+
+import re
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fleet import Fleet, Process, until
+from prometheus_client.parser import text_string_to_metric_families
+from promql import parsed, selectors
+from servers import free_port
+
+from penstock_ledger.model import JobState
+from penstock_workers.metrics.alerts import ALERTS
+from penstock_workers.metrics.catalogue import CATALOGUE
+from penstock_workers.metrics.dashboards import DASHBOARDS
+
+DOCUMENTS = 60
+OF_ENGINES = re.compile("penstock_(engine|embed)_")  # only workers that host a model have these: tests/engines
+Page = dict[str, dict[tuple[tuple[str, str], ...], float]]
+
+
+def scrape(port: int) -> Page:
+    """Every sample by name and labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    page: Page = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            page.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return page
+
+
+def value(page: Page, name: str, **labels: str) -> float:
+    return page[name][tuple(sorted(labels.items()))]
+
+
+class House:
+    """One worker that also leads the jobs, on a provider that refuses some calls for now and some for good."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.fleet = Fleet(folder)
+
+    def run(self) -> None:
+        self.fleet.provider.start(
+            "--latency-ms", "20", "--throttle-rate", "0.1", "--poison-rate", "0.05", "--retry-after-s", "0.2"
+        )
+        self.worker = self.start(self.port)
+        self.job = self.fleet.submit(DOCUMENTS, key="job")
+        until(
+            lambda: self.fleet.producer.status(self.job.job_id).job.state is JobState.COMPLETED, 60, "the job is done"
+        )
+
+    def start(self, port: int, **settings: object) -> Process:
+        return self.fleet.worker(
+            control=True,
+            metrics_port=port,
+            providers__default__usd_per_mtok_in=3,
+            providers__default__rpm=6000,
+            **settings,
+        )
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    house = House(tmp_path_factory.mktemp("metrics"))
+    with house.fleet:
+        house.run()
+        yield house
+
+
+def test_what_was_done_is_on_the_page(house: House) -> None:
+    """Outcomes, retries, calls, tokens and cost of a worker are those that the ledger and the provider know."""
+    page = scrape(house.port)
+    counts = house.fleet.producer.status(house.job.job_id).counts
+    items = {dict(labels)["outcome"]: number for labels, number in page["penstock_items_total"].items()}
+    assert (items["succeeded"], items["dead"]) == (counts.succeeded, counts.dead)
+    assert counts.succeeded + counts.dead == DOCUMENTS
+    assert items["retried"] == value(page, "penstock_rate_limited_total", lane="api", provider="default") > 0
+    sent = value(page, "penstock_calls_total", lane="api", provider="default")
+    assert sent == house.fleet.provider.calls(house.job).total()
+    assert value(page, "penstock_call_seconds_count", lane="api") == counts.succeeded
+    tokens = value(page, "penstock_tokens_total", lane="api", provider="default", direction="in")
+    assert tokens == counts.prompt_tokens > 0
+    assert value(page, "penstock_cost_usd_total", lane="api", provider="default") == pytest.approx(3e-6 * tokens)
+    assert value(page, "penstock_commit_items_sum", lane="api") == sum(items.values())
+    assert value(page, "penstock_fed_total", lane="api") == DOCUMENTS
+
+
+def test_the_fleet_is_on_it_too(house: House) -> None:
+    """The control loop tells depths, quotas, jobs and workers, and a fleet at rest is told to be at rest."""
+    until(lambda: value(scrape(house.port), "penstock_jobs", state="running") == 0, 20, "the lookout saw the end")
+    page = scrape(house.port)
+    for name in ("penstock_queue_depth", "penstock_unacked", "penstock_delayed", "penstock_window_items"):
+        assert value(page, name, lane="api") == 0, name
+    assert value(page, "penstock_workers", lane="api") == 1
+    assert value(page, "penstock_quota_limit_per_second", quota="default", dimension="requests") == 100
+    assert value(page, "penstock_quota_throttled_total", quota="default") == value(
+        page, "penstock_rate_limited_total", lane="api", provider="default"
+    )
+    assert value(page, "penstock_bound", lane="api", by="queue") == 1
+
+
+def test_everything_in_the_catalogue_is_there_and_nothing_else(house: House) -> None:
+    """The catalogue is what a real page shows, name for name and label for label."""
+    until(lambda: "penstock_quota_use_ratio" in scrape(house.port), 20, "the lookout has looked twice")
+    page = scrape(house.port)
+    ours = {name for name in page if name.startswith("penstock_")}
+    expected = {}
+    for metric in CATALOGUE:
+        endings = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
+        if OF_ENGINES.match(metric.name) is None:
+            expected |= {f"{metric.name}{ending}": set(metric.labels) for ending in endings}
+    assert ours == expected.keys()
+    for name, labels in expected.items():
+        for sample in page[name]:
+            assert {label for label, _ in sample} - {"le"} == labels, name
+
+
+def test_every_expression_asks_for_what_a_real_page_shows(house: House) -> None:
+    """Each series in a dashboard or an alert is on the page of a real worker, but for those of engines."""
+    page = scrape(house.port)
+    texts = [alert.expr for alert in ALERTS] + [
+        text for dashboard in DASHBOARDS for row in dashboard.rows for panel in row.panels for text, _ in panel.queries
+    ]
+    asked = {series for text in texts for series, _ in selectors(parsed(text)) if not OF_ENGINES.match(series)}
+    assert len(asked) > 40
+    assert asked <= page.keys()
+
+
+def test_no_label_names_a_job_an_item_or_a_process(house: House) -> None:
+    """Series do not grow with jobs, documents or restarts."""
+    values = {text for samples in scrape(house.port).values() for labels in samples for _, text in labels}
+    documents = {f"doc-{n}" for n in range(DOCUMENTS)}
+    assert not values & ({house.job.job_id, "job", str(house.worker.popen.pid)} | documents)
+    assert not [text for text in values if house.job.job_id in text]
+
+
+def test_a_taken_port_costs_the_page_and_not_the_work(house: House) -> None:
+    """A second worker with the same port works, and its log says what to change."""
+    second = house.start(house.port)
+    house.fleet.ready(second)
+    assert "metrics_port" in second.log.read_text()
+    second.send(signal.SIGTERM)
+    assert second.wait(20) == 0
+
+
+def test_drains_are_counted_where_they_outlive_the_worker(house: House) -> None:
+    """What a worker gave back when it was told to end is on the pages of those who live."""
+    house.fleet.provider.kill()
+    house.fleet.provider.start("--latency-ms", "60000")
+    port = free_port()
+    doomed = house.start(port, drain_seconds=0.5)
+    house.fleet.ready(doomed)
+    house.fleet.submit(60, key="slow")
+    until(lambda: value(scrape(port), "penstock_slots_in_use", lane="api") > 0, 20, "it has some in flight")
+    assert value(scrape(port), "penstock_items_held", lane="api") > 0
+    doomed.send(signal.SIGTERM)
+    assert doomed.wait(20) == 0
+    until(
+        lambda: value(scrape(house.port), "penstock_drained_items_total", lane="api", result="requeued") > 0,
+        20,
+        "the drain is told",
+    )
+    assert value(scrape(house.port), "penstock_drains_total", lane="api", result="requeued") == 1
+    assert value(scrape(house.port), "penstock_oldest_item_age_seconds", lane="api") >= 0

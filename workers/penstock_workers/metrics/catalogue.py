@@ -1,0 +1,143 @@
+"""Everything that is counted, by name. docs/metrics.md is made from this; dashboards and alert rules may only name what is here.
+
+Sources: `worker` is a process that runs items, `control` one that runs a control loop (a worker does both, unless the
+fleet has control pools). What a control loop tells of the fleet is the same whichever tells it: take the ``max``, not the sum.
+"""
+
+from __future__ import annotations
+
+from penstock_workers.metrics.samples import Metric
+
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+STORE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0)
+GROUP_ITEMS = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0)
+
+
+def _worker(name: str, help: str, *labels: str, unit: str = "") -> Metric:
+    kind = "counter" if name.endswith("_total") else "gauge"
+    return Metric(name, kind, help, labels, unit, "worker")  # type: ignore[arg-type]
+
+
+def _control(name: str, help: str, *labels: str, unit: str = "") -> Metric:
+    kind = "counter" if name.endswith("_total") else "gauge"
+    return Metric(name, kind, help, labels, unit, "control")  # type: ignore[arg-type]
+
+
+# -- items, as one worker settled them -----------------------------------------------------------------------------------
+ITEMS = _worker("penstock_items_total", "Items settled, by what became of them.", "lane", "outcome")
+DEAD = _worker("penstock_dead_total", "Items that failed for good, by reason.", "lane", "reason")
+RETRIES = _worker(
+    "penstock_retries_total", "Tries that will be repeated; `counted` ones cost an attempt.", "lane", "cause"
+)
+RATE_LIMITED = _worker("penstock_rate_limited_total", "Answers that said: too many requests (429).", "lane", "provider")
+CALLS = _worker("penstock_calls_total", "Requests sent, failed ones included.", "lane", "provider")
+TOKENS = _worker("penstock_tokens_total", "Tokens of finished items.", "lane", "provider", "direction", unit="tokens")
+COST = _worker(
+    "penstock_cost_usd_total", "Cost of finished items by the configured prices.", "lane", "provider", unit="USD"
+)
+CALL_SECONDS = Metric(
+    "penstock_call_seconds", "histogram", "Time from sending a request to its complete answer, of finished items.",
+    ("lane",), "seconds", bounds=SECONDS,
+)  # fmt: skip
+
+# -- the worker ----------------------------------------------------------------------------------------------------------
+INFO = _worker("penstock_worker_info", "1; which release runs which lane.", "lane", "version")
+SLOTS = _worker("penstock_slots", "Items that may be in flight at once.", "lane")
+SLOTS_TAKEN = _worker("penstock_slots_in_use", "Items in flight.", "lane")
+HELD = _worker("penstock_items_held", "Messages that the worker has claimed and not concluded.", "lane")
+ADMITTING = _worker(
+    "penstock_items_admitting", "Items in a slot that wait for quota, or for room in the engine.", "lane"
+)
+BOUND = _worker(
+    "penstock_bound",
+    "1 for what limits the worker now: `queue` (too few items reach it), `quota`, `slots` (more could be in flight), "
+    "`engine`, `memory` (its KV cache) or `starting`.",
+    "lane", "by",
+)  # fmt: skip
+COMMIT_ITEMS = Metric(
+    "penstock_commit_items", "histogram", "Items settled together.", ("lane",), "items", bounds=GROUP_ITEMS
+)
+STORE = Metric(
+    "penstock_store_seconds", "histogram", "Time to settle a group in a store, waiting for one that is away included.",
+    ("lane", "store"), "seconds", bounds=STORE_SECONDS,
+)  # fmt: skip
+
+# -- leases --------------------------------------------------------------------------------------------------------------
+LEASES_LOST = _worker(
+    "penstock_leases_lost_total", "Messages whose lease ran out here, and that others may hold.", "lane"
+)
+LEASES_RESTORED = _worker("penstock_leases_restored_total", "Messages of dead workers that this one gave back.", "lane")
+DUPLICATES = _worker("penstock_duplicates_dropped_total", "Copies of held messages, dropped at the claim.", "lane")
+
+# -- engines in the worker -----------------------------------------------------------------------------------------------
+ENGINE_RUNNING = _worker("penstock_engine_running", "Requests that the engine computes.", "lane")
+ENGINE_WAITING = _worker("penstock_engine_waiting", "Requests ready for the engine that wait in its line.", "lane")
+KV_USAGE = _worker("penstock_engine_kv_cache_ratio", "Share of the KV cache in use.", "lane", unit="ratio")
+PREFIX_HITS = _worker(
+    "penstock_engine_prefix_hit_ratio", "Share of prompt tokens found in the cache.", "lane", unit="ratio"
+)
+PREEMPTIONS = _worker("penstock_engine_preemptions_total", "Requests put back for want of KV cache.", "lane")
+QUEUE_WAIT = _worker("penstock_engine_wait_seconds", "Mean time in the engine's line, lately.", "lane", unit="seconds")
+PROMPT_RATE = _worker("penstock_engine_prompt_tokens_per_second", "Prompt tokens computed, lately.", "lane")
+GENERATION_RATE = _worker("penstock_engine_generation_tokens_per_second", "Tokens generated, lately.", "lane")
+EMBED_RATE = _worker("penstock_embed_tokens_per_second", "Tokens embedded, lately.", "lane")
+EMBED_BATCH = _worker("penstock_embed_batch_items", "Texts per batch, lately.", "lane")
+EMBED_PADDING = _worker(
+    "penstock_embed_padding_efficiency_ratio", "Share of a batch that is text.", "lane", unit="ratio"
+)
+EMBED_BUDGET = _worker("penstock_embed_token_budget", "Padded tokens that a batch may hold.", "lane", unit="tokens")
+
+# -- the fleet, as a control loop sees it --------------------------------------------------------------------------------
+LOOKED = _control("penstock_looked_timestamp_seconds", "When the fleet was looked at last.", unit="seconds")
+QUEUED = _control("penstock_queue_depth", "Messages that wait in the lane's queue.", "lane")
+UNACKED = _control("penstock_unacked", "Messages that workers of the lane hold.", "lane")
+DELAYED = _control("penstock_delayed", "Retries that wait for their time.", "lane")
+PARKED = _control("penstock_parked", "Messages of paused jobs, outside the queue.", "lane")
+UNREADABLE = _control("penstock_parked_unknown", "Messages that no worker could read or place, kept for a person.")
+OLDEST = _control(
+    "penstock_oldest_item_age_seconds", "Since the next message in line was fed; 0 for an empty queue.", "lane",
+    unit="seconds",
+)  # fmt: skip
+WORKERS = _control("penstock_workers", "Workers heard of within 15 s.", "lane")
+JOBS = _control("penstock_jobs", "Live jobs by state.", "state")
+OUTSTANDING = _control("penstock_window_items", "Documents fed and not finished.", "lane")
+WINDOW = _control("penstock_window_target_items", "Documents that may be outstanding at once.", "lane")
+DRAINED = _control(
+    "penstock_drained_items_total", "Items held when a worker was told to end: finished in time, or requeued.",
+    "lane", "result",
+)  # fmt: skip
+DRAINS = _control(
+    "penstock_drains_total", "Workers that ended by a drain, by what became of their items.", "lane", "result"
+)
+REDIS_USED = _control("penstock_redis_memory_bytes", "Memory that Redis uses.", unit="bytes")
+REDIS_LIMIT = _control("penstock_redis_memory_limit_bytes", "Redis's maxmemory; 0 = none.", unit="bytes")
+
+# -- providers' quotas, which the fleet shares ---------------------------------------------------------------------------
+QUOTA_LIMIT = _control("penstock_quota_limit_per_second", "What the provider allows.", "quota", "dimension")
+QUOTA_USE = _control(
+    "penstock_quota_use_ratio", "Charged per second over the last look, as a share of the limit.", "quota", "dimension",
+    unit="ratio",
+)  # fmt: skip
+QUOTA_WAITING = _control("penstock_quota_waiting", "Items without a ticket, in all processes.", "quota")
+QUOTA_IN_FLIGHT = _control("penstock_quota_in_flight", "Requests under way, in all processes.", "quota")
+QUOTA_GRANTED = _control("penstock_quota_granted_total", "Tickets given out.", "quota")
+QUOTA_THROTTLED = _control("penstock_quota_throttled_total", "429s, of all processes.", "quota")
+QUOTA_FAILURES = _control(
+    "penstock_quota_failures_total", "Failures of the provider: 5xx, overload, timeouts.", "quota"
+)
+QUOTA_OPEN = _control("penstock_quota_breaker_open", "1 while the provider is left alone because it fails.", "quota")
+QUOTA_HELD = _control(
+    "penstock_quota_held", "1 while the account is held: no credit, or a key that is refused.", "quota"
+)
+
+# -- one control loop's own work -----------------------------------------------------------------------------------------
+FED = _control("penstock_fed_total", "Documents published from their source.", "lane")
+RECONCILES = _control("penstock_reconciles_total", "Rounds in which the books of a feed were compared.", "lane")
+REPUBLISHED = _control("penstock_republished_total", "Documents that were nowhere, and were published again.", "lane")
+PROMOTED = _control("penstock_promoted_total", "Retries whose time had come.", "lane")
+LEADS = _control("penstock_feeds_led", "Feeds that this process leads.")
+REBUILDS = _control("penstock_redis_rebuilds_total", "Times that Redis had forgotten and was rebuilt from SQL.")
+TICKS = _control("penstock_control_ticks_total", "Rounds over all live jobs, by how they ended.", "result")
+TICK_SECONDS = _control("penstock_control_tick_seconds", "How long the last round took.", unit="seconds")
+
+CATALOGUE: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))

@@ -1,0 +1,208 @@
+"""Grafana's dashboards, as few lines per panel as can be read. What is fleet-wide comes from each control loop: ``max by``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+from penstock_workers.metrics import catalogue as of
+
+WIDTH, HEIGHT, PER_ROW = 8, 8, 3
+LANE: Final = 'lane=~"$lane"'
+SCHEMA_VERSION: Final = 39  # Grafana 10.4 and later read it, and move it up by themselves
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Lines over time. Each query is an expression with the text of its legend."""
+
+    title: str
+    help: str
+    unit: str  # Grafana's name for it
+    queries: tuple[tuple[str, str], ...]
+    stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    uid: str
+    title: str
+    rows: tuple[Row, ...]
+
+
+def _rate(metric: object, by: str, more: str = "") -> str:
+    return f"sum by ({by}) (rate({metric}{{{LANE}{more}}}[$__rate_interval]))"
+
+
+def _fleet(metric: object, by: str = "lane") -> str:
+    selector = f"{{{LANE}}}" if "lane" in by else ""
+    return f"max by ({by}) ({metric}{selector})"
+
+
+def _quantile(share: float, metric: object, by: str) -> str:
+    return f"histogram_quantile({share}, sum by (le, {by}) (rate({metric}_bucket{{{LANE}}}[$__rate_interval])))"
+
+
+FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
+    Row("What comes out", (
+        Panel("Throughput", "Items settled per second, by what became of them.", "ops",
+              ((_rate(of.ITEMS, "lane, outcome"), "{{lane}} {{outcome}}"),), stacked=True),
+        Panel("Dead letters", "Items that failed for good, per second and reason.", "ops",
+              ((_rate(of.DEAD, "lane, reason"), "{{lane}} {{reason}}"),), stacked=True),
+        Panel("Cost per hour", "At the pace of now, by the configured prices.", "currencyUSD",
+              ((f"3600 * {_rate(of.COST, 'lane, provider')}", "{{lane}} {{provider}}"),)),
+        Panel("Tokens", "Tokens of finished items per second.", "short",
+              ((_rate(of.TOKENS, "lane, direction"), "{{lane}} {{direction}}"),)),
+        Panel("Retries", "Tries that will be repeated, per second.", "ops",
+              ((_rate(of.RETRIES, "lane, cause"), "{{lane}} {{cause}}"),)),
+        Panel("Time per call", "Of finished items.", "s",
+              ((_quantile(0.5, of.CALL_SECONDS, "lane"), "{{lane}} p50"),
+               (_quantile(0.95, of.CALL_SECONDS, "lane"), "{{lane}} p95"))),
+    )),
+    Row("What waits", (
+        Panel("Queued, held, delayed, parked", "Messages, by where they are.", "short",
+              tuple((_fleet(metric), f"{{{{lane}}}} {what}") for metric, what in (
+                  (of.QUEUED, "queued"), (of.UNACKED, "held"), (of.DELAYED, "delayed"), (of.PARKED, "parked"))),
+              stacked=True),
+        Panel("Oldest item", "How long the next message in line has waited.", "s", ((_fleet(of.OLDEST), "{{lane}}"),)),
+        Panel("Window", "Documents fed and not finished, and how many may be.", "short",
+              ((_fleet(of.OUTSTANDING), "{{lane}} outstanding"), (_fleet(of.WINDOW), "{{lane}} target"))),
+        Panel("Fed", "Documents published per second.", "ops", ((_rate(of.FED, "lane"), "{{lane}}"),)),
+        Panel("Jobs", "Live ones.", "short", ((_fleet(of.JOBS, "state"), "{{state}}"),)),
+        Panel("Workers", "Heard of within 15 s.", "short", ((_fleet(of.WORKERS), "{{lane}}"),)),
+    )),
+    Row("What went wrong", (
+        Panel("Leases", "Messages given back for dead workers, and leases lost, per second.", "ops",
+              ((_rate(of.LEASES_RESTORED, "lane"), "{{lane}} restored"), (_rate(of.LEASES_LOST, "lane"), "{{lane}} lost"))),
+        Panel("Reconciliation", "Documents published again because they were nowhere; rounds.", "ops",
+              ((_rate(of.REPUBLISHED, "lane"), "{{lane}} republished"), (_rate(of.RECONCILES, "lane"), "{{lane}} rounds"))),
+        Panel("Drains", "Items held when workers were told to end, in the last hour.", "short",
+              ((f"max by (lane, result) (increase({of.DRAINED}{{{LANE}}}[1h]))", "{{lane}} {{result}}"),
+               (f"max by (lane, result) (increase({of.DRAINS}{{{LANE}}}[1h]))", "{{lane}} workers {{result}}"))),
+        Panel("Redis", "Memory, and times that it was rebuilt.", "bytes",
+              ((f"max({of.REDIS_USED})", "used"), (f"max({of.REDIS_LIMIT}) > 0", "maxmemory"))),
+        Panel("Control", "Failed rounds per second, rebuilds of Redis.", "ops",
+              ((f'sum(rate({of.TICKS}{{result="failed"}}[$__rate_interval]))', "failed rounds"),
+               (f"sum(increase({of.REBUILDS}[$__rate_interval]))", "rebuilds"))),
+        Panel("Unreadable", "Messages that wait for a person.", "short", ((f"max({of.UNREADABLE})", "messages"),)),
+    )),
+))  # fmt: skip
+
+WORKERS: Final = Dashboard("penstock-workers", "Penstock: workers and engines", (
+    Row("What bounds them", (
+        Panel("Bound by", "Workers, by what limits each.", "short",
+              ((f"sum by (lane, by) ({of.BOUND}{{{LANE}}}) > 0", "{{lane}} {{by}}"),), stacked=True),
+        Panel("Slots in use", "Of all slots.", "percentunit",
+              ((f"sum by (lane) ({of.SLOTS_TAKEN}{{{LANE}}}) / sum by (lane) ({of.SLOTS}{{{LANE}}})", "{{lane}}"),)),
+        Panel("Held, waiting for a turn", "Items in the workers.", "short",
+              ((f"sum by (lane) ({of.HELD}{{{LANE}}})", "{{lane}} held"),
+               (f"sum by (lane) ({of.ADMITTING}{{{LANE}}})", "{{lane}} wait for their turn"))),
+    )),
+    Row("Settling", (
+        Panel("Items per commit", "Settled together.", "short", ((_quantile(0.5, of.COMMIT_ITEMS, "lane"), "{{lane}} p50"),)),
+        Panel("Time per commit", "By store.", "s", ((_quantile(0.95, of.STORE, "store"), "{{store}} p95"),)),
+        Panel("Duplicates", "Copies dropped at the claim, per second.", "ops", ((_rate(of.DUPLICATES, "lane"), "{{lane}}"),)),
+    )),
+    Row("Engines", (
+        Panel("Running and waiting", "Requests in the engines.", "short",
+              ((f"sum by (lane) ({of.ENGINE_RUNNING}{{{LANE}}})", "{{lane}} running"),
+               (f"sum by (lane) ({of.ENGINE_WAITING}{{{LANE}}})", "{{lane}} waiting"))),
+        Panel("Tokens", "Per second, over all engines.", "short",
+              ((f"sum by (lane) ({of.PROMPT_RATE}{{{LANE}}})", "{{lane}} prompt"),
+               (f"sum by (lane) ({of.GENERATION_RATE}{{{LANE}}})", "{{lane}} generated"),
+               (f"sum by (lane) ({of.EMBED_RATE}{{{LANE}}})", "{{lane}} embedded"))),
+        Panel("KV cache and prefix hits", "Shares, averaged over engines.", "percentunit",
+              ((f"avg by (lane) ({of.KV_USAGE}{{{LANE}}})", "{{lane}} KV cache"),
+               (f"avg by (lane) ({of.PREFIX_HITS}{{{LANE}}})", "{{lane}} prefix hits"))),
+        Panel("Preemptions", "Requests put back for want of KV cache, per second.", "ops",
+              ((_rate(of.PREEMPTIONS, "lane"), "{{lane}}"),)),
+        Panel("Wait in the engine", "Mean, lately.", "s", ((f"avg by (lane) ({of.QUEUE_WAIT}{{{LANE}}})", "{{lane}}"),)),
+        Panel("Batches of embed", "Texts per batch; the budget of padded tokens.", "short",
+              ((f"avg by (lane) ({of.EMBED_BATCH}{{{LANE}}})", "texts"),
+               (f"avg by (lane) ({of.EMBED_BUDGET}{{{LANE}}})", "token budget"))),
+        Panel("Padding", "Share of the batches that is text.", "percentunit",
+              ((f"avg by (lane) ({of.EMBED_PADDING}{{{LANE}}})", "{{lane}}"),)),
+    )),
+))  # fmt: skip
+
+PROVIDERS: Final = Dashboard("penstock-providers", "Penstock: providers and quotas", (
+    Row("Quotas", (
+        Panel("Use", "Charged, as a share of what is allowed.", "percentunit",
+              ((_fleet(of.QUOTA_USE, "quota, dimension"), "{{quota}} {{dimension}}"),)),
+        Panel("Limits", "Per second.", "short", ((_fleet(of.QUOTA_LIMIT, "quota, dimension"), "{{quota}} {{dimension}}"),)),
+        Panel("Waiting and in flight", "Items without a ticket; requests under way.", "short",
+              ((_fleet(of.QUOTA_WAITING, "quota"), "{{quota}} waiting"),
+               (_fleet(of.QUOTA_IN_FLIGHT, "quota"), "{{quota}} in flight"))),
+        Panel("Tickets", "Per second.", "ops",
+              ((f"max by (quota) (rate({of.QUOTA_GRANTED}[$__rate_interval]))", "{{quota}}"),)),
+        Panel("429s", "Per second.", "ops",
+              ((f"max by (quota) (rate({of.QUOTA_THROTTLED}[$__rate_interval]))", "{{quota}}"),
+               (_rate(of.RATE_LIMITED, "provider"), "{{provider}}, of items"))),
+        Panel("Failures", "5xx, overload and timeouts per second; 1 = breaker open, or account held.", "short",
+              ((f"max by (quota) (rate({of.QUOTA_FAILURES}[$__rate_interval]))", "{{quota}} failures"),
+               (_fleet(of.QUOTA_OPEN, "quota"), "{{quota}} breaker open"), (_fleet(of.QUOTA_HELD, "quota"), "{{quota}} held"))),
+        Panel("Calls", "Requests sent per second.", "ops", ((_rate(of.CALLS, "lane, provider"), "{{lane}} {{provider}}"),)),
+    )),
+))  # fmt: skip
+
+DASHBOARDS: Final = (FLEET, WORKERS, PROVIDERS)
+
+
+def dashboard_json(dashboard: Dashboard) -> str:
+    ids = count(1)
+    body = {
+        "uid": dashboard.uid, "title": dashboard.title, "tags": ["penstock"], "schemaVersion": SCHEMA_VERSION,
+        "editable": True, "graphTooltip": 1, "refresh": "30s", "time": {"from": "now-3h", "to": "now"}, "timezone": "",
+        "templating": {"list": [_datasource(), _lane()]}, "panels": list(_panels(dashboard.rows, ids)),
+    }  # fmt: skip
+    return json.dumps(body, indent=1) + "\n"
+
+
+def _panels(rows: Sequence[Row], ids: count[int]) -> Iterator[dict[str, Any]]:
+    top = 0
+    for row in rows:
+        place = {"x": 0, "y": top, "w": WIDTH * PER_ROW, "h": 1}
+        yield {"id": next(ids), "type": "row", "title": row.title, "collapsed": False, "gridPos": place, "panels": []}
+        top += 1
+        for number, panel in enumerate(row.panels):
+            across, down = number % PER_ROW, number // PER_ROW
+            place = {"x": WIDTH * across, "y": top + HEIGHT * down, "w": WIDTH, "h": HEIGHT}
+            yield _panel(panel, next(ids), place)
+        top += HEIGHT * -(-len(row.panels) // PER_ROW)
+
+
+def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    custom = {"fillOpacity": 10, "stacking": {"mode": "normal" if panel.stacked else "none"}}
+    return {
+        "id": number, "type": "timeseries", "title": panel.title, "description": panel.help, "gridPos": place,
+        "datasource": source,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": custom}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}},
+        "targets": [
+            {"refId": chr(ord("A") + at), "datasource": source, "expr": expr, "legendFormat": legend}
+            for at, (expr, legend) in enumerate(panel.queries)
+        ],
+    }  # fmt: skip
+
+
+def _datasource() -> dict[str, Any]:
+    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+
+
+def _lane() -> dict[str, Any]:
+    query = f"label_values({of.WORKERS}, lane)"
+    return {
+        "name": "lane", "label": "Lane", "type": "query", "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "query": query, "definition": query, "refresh": 2, "includeAll": True, "allValue": ".*", "multi": True,
+        "current": {"text": "All", "value": "$__all"},
+    }  # fmt: skip

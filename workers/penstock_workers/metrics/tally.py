@@ -1,0 +1,80 @@
+"""What settled groups add up to. One pass over a group that is committed anyway; nothing is counted item by item before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from penstock_workers.metrics import catalogue
+from penstock_workers.metrics.samples import Sample, Spread
+from penstock_workers.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
+
+if TYPE_CHECKING:
+    from penstock_workers.shelves import Settled
+
+OUTCOMES: Final = {
+    Done: "succeeded", Dead: "dead", Retry: "retried", Released: "requeued", Skipped: "skipped", Parked: "parked",
+    Unreadable: "unreadable",
+}  # fmt: skip
+CAUSES: Final = ("counted", "uncounted")
+MICROUSD: Final = 1_000_000
+
+
+class Tally:
+    """Since the process started. Written on the item loop, read by any thread."""
+
+    def __init__(self, providers: Sequence[str]) -> None:
+        self.items: Counter[str] = Counter(dict.fromkeys(OUTCOMES.values(), 0))
+        self._dead: Counter[str] = Counter()
+        self._retries: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
+        self._throttled: Counter[str] = Counter(dict.fromkeys(providers, 0))
+        self._calls: Counter[str] = Counter(dict.fromkeys(providers, 0))
+        self._tokens_in: Counter[str] = Counter(dict.fromkeys(providers, 0))
+        self._tokens_out: Counter[str] = Counter(dict.fromkeys(providers, 0))
+        self._cost: Counter[str] = Counter(dict.fromkeys(providers, 0))
+        self._call_seconds = Spread(catalogue.CALL_SECONDS.bounds)
+        self._group_items = Spread(catalogue.COMMIT_ITEMS.bounds)
+        self._store_seconds = {store: Spread(catalogue.STORE.bounds) for store in ("SQL", "Redis")}
+
+    def stored(self, store: str, seconds: float) -> None:
+        self._store_seconds[store].add(seconds)
+
+    def settled(self, group: Sequence[Settled]) -> None:
+        self._group_items.add(float(len(group)))
+        for flight, outcome in group:
+            self.items[OUTCOMES[type(outcome)]] += 1
+            if isinstance(outcome, Done):
+                result, provider = outcome.result, flight.job.spec.provider
+                self._calls[provider] += flight.calls
+                self._tokens_in[provider] += result.prompt_tokens or 0
+                self._tokens_out[provider] += result.completion_tokens or 0
+                self._cost[provider] += result.cost_microusd or 0
+                self._call_seconds.add(result.latency_ms / 1000)
+            elif isinstance(outcome, Retry):
+                self._calls[flight.job.spec.provider] += flight.calls
+                self._retries[CAUSES[not outcome.counted]] += 1
+                self._throttled[flight.job.spec.provider] += outcome.rate_limited
+            elif isinstance(outcome, Dead):
+                self._calls[flight.job.spec.provider] += flight.calls
+                self._dead[outcome.letter.reason] += 1
+
+    def figures(self, lane: str) -> Iterator[Sample]:
+        for outcome, count in self.items.items():
+            yield catalogue.ITEMS(count, lane, outcome)
+        for reason, count in tuple(self._dead.items()):
+            yield catalogue.DEAD(count, lane, reason)
+        for cause, count in self._retries.items():
+            yield catalogue.RETRIES(count, lane, cause)
+        for metric, counts in ((catalogue.RATE_LIMITED, self._throttled), (catalogue.CALLS, self._calls)):
+            for provider, count in tuple(counts.items()):
+                yield metric(count, lane, provider)
+        for direction, counts in (("in", self._tokens_in), ("out", self._tokens_out)):
+            for provider, count in tuple(counts.items()):
+                yield catalogue.TOKENS(count, lane, provider, direction)
+        for provider, microusd in tuple(self._cost.items()):
+            yield catalogue.COST(microusd / MICROUSD, lane, provider)
+        yield catalogue.CALL_SECONDS(self._call_seconds, lane)
+        yield catalogue.COMMIT_ITEMS(self._group_items, lane)
+        for store, seconds in self._store_seconds.items():
+            yield catalogue.STORE(seconds, lane, store.lower())
