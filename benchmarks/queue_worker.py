@@ -53,6 +53,9 @@ class NullEngine:
     def resize(self, concurrency: int) -> None:
         """Nothing waits."""
 
+    def turns(self) -> bool:
+        return True
+
     def figures(self) -> Iterable[Sample]:
         return ()
 

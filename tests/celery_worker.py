@@ -107,6 +107,9 @@ class RecordingEngine:
     def stats(self) -> Mapping[str, int | float | str]:
         return {"aborted": sum(self.aborted.values()), "resized": getattr(self, "size", 0)}
 
+    def turns(self) -> bool:
+        return True
+
     def figures(self) -> Iterable[Sample]:
         return ()
 

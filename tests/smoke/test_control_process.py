@@ -69,3 +69,24 @@ def test_without_tables_the_exit_status_says_so(tmp_path: Path) -> None:
         empty = f"sqlite:///{tmp_path}/empty.db"
         processes = [fleet.control(database_url=empty), fleet.worker(database_url=empty)]
         assert [process.wait(30) for process in processes] == [1, 1]
+
+
+def test_a_control_process_is_watched_as_workers_are(fleet: Fleet, tmp_path: Path) -> None:
+    """Its probe files and its page of metrics are those of any worker: started, ready and alive, and what its loop did."""
+    import urllib.request
+
+    from servers import free_port
+
+    probes, port = tmp_path / "probes", free_port()
+    process = fleet.control(probe_dir=probes, metrics_port=port)
+    until(lambda: (probes / "ready").exists(), 30, "it is ready")
+    assert {path.name for path in probes.iterdir()} == {"started", "ready", "alive"}
+
+    def ticks() -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+            return 'penstock_control_ticks_total{result="ok"}' in page.read().decode()
+
+    until(ticks, 10, "its page tells of ticks")
+    process.send(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert not (probes / "ready").exists()

@@ -27,9 +27,15 @@ class House:
         self.folder = folder
         self.now = 0.0
         self.rests = False
+        self.engine_turns = True
         self.leases = Leases()
         self.pulse = Pulse(
-            ProbeFiles(folder), self.leases, may_rest=lambda: self.rests, stalled_s=45, clock=lambda: self.now
+            ProbeFiles(folder),
+            self.leases,
+            may_rest=lambda: self.rests,
+            engine_turns=lambda: self.engine_turns,
+            stalled_s=45,
+            clock=lambda: self.now,
         )
 
     def touches(self) -> bool:
@@ -48,6 +54,14 @@ def house(tmp_path: Path) -> House:
 def test_a_worker_that_claims_is_alive(house: House) -> None:
     """An idle worker asks for messages all the time, and that is enough."""
     house.now = house.leases.claim_heard_at = house.leases.kept_at = 1000.0
+    assert house.touches()
+
+
+def test_a_stuck_loop_of_the_engine_grows_old(house: House) -> None:
+    """A control process whose loop never comes back is not alive, however well it consumes; its drain is no such case."""
+    house.engine_turns = False
+    assert not house.touches()
+    house.pulse.drain()
     assert house.touches()
 
 

@@ -107,6 +107,10 @@ class WorkerEngine:
     def stats(self) -> Mapping[str, int | float | str]:
         return self._runner.stats() if self._runner is not None else {}
 
+    def turns(self) -> bool:
+        """A control loop beside the items may be stuck: others lead its jobs when its leases end, and the items go on."""
+        return True
+
     def figures(self) -> Iterator[Sample]:
         lane = self._settings.lane
         yield catalogue.INFO(1, lane, version("penstock"))

@@ -104,6 +104,10 @@ class ItemEngine(Protocol):
         """Figures for `celery inspect stats`, read from the hub thread: must be cheap and safe to read there."""
         ...
 
+    def turns(self) -> bool:
+        """False when a loop of the engine's own is stuck for good, and with it the process; from the hub thread."""
+        ...
+
     def figures(self) -> Iterable[Sample]:
         """Figures for Prometheus, before ``start`` has returned too; from any thread."""
         ...

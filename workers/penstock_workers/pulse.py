@@ -37,12 +37,14 @@ class Pulse:
         heard: Heard,
         *,
         may_rest: Callable[[], bool],
+        engine_turns: Callable[[], bool],
         stalled_s: float | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._probes = probes
         self._heard = heard
         self._may_rest = may_rest
+        self._engine_turns = engine_turns
         self._stalled_s = STALLED_S if stalled_s is None else stalled_s
         self._clock = clock
         self._met_at: float | None = None  # when the consumer connected last; None while it is not connected
@@ -59,23 +61,27 @@ class Pulse:
     def away(self) -> None:
         """A try to reach the broker has failed, and another follows: called each second, in place of a turn."""
         self._met_at = None
-        self._probes.alive()
+        if self._engine_turns():
+            self._probes.alive()
 
     def beat(self) -> None:
         """A turn of the hub."""
-        if well := not self._is_stalled():
+        trouble = self._trouble()
+        if trouble is None:
             self._probes.alive()
         elif self._is_well:
-            log.error(
-                "nothing was claimed for %.0f s although there is room and Redis answers; "
-                "unless that changes, whoever asks penstock-probe will end this worker",
-                self._stalled_s,
-            )
-        self._is_well = well
+            log.error("%s; unless that changes, whoever asks penstock-probe will end this worker", trouble)
+        self._is_well = trouble is None
 
     def drain(self) -> None:
         self._draining = True
         self._probes.unready()
+
+    def _trouble(self) -> str | None:
+        """Why this worker must not say that it lives."""
+        if self._is_stalled():
+            return f"nothing was claimed for {self._stalled_s:.0f} s although there is room and Redis answers"
+        return None if self._draining or self._engine_turns() else "the engine's own loop has been stuck for minutes"
 
     def _is_stalled(self) -> bool:
         claimed, kept = self._heard.claim_heard_at, self._heard.kept_at

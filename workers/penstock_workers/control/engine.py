@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 
 from penstock_workers.control.loop import Control, start_control
 from penstock_workers.engine import Bridge, Delivery, SetAside
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,10 @@ class ControlEngine:
     def stats(self) -> Mapping[str, int | float | str]:
         return {}
 
-    def figures(self) -> Iterable[Sample]:
-        yield catalogue.INFO(1, self._settings.lane, version("penstock"))
+    def turns(self) -> bool:
+        return self._control is None or self._control.turns()
+
+    def figures(self) -> Iterator[Sample]:
+        yield catalogue.INFO(1, CONTROL_LANE, version("penstock"))
         if self._control is not None:
             yield from self._control.figures()

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 PROMOTE_MAX = 1_000  # due retries brought back per queue and tick
 OUTBOX_PAGE = 100
 LOOK_TIMEOUT_S = 15.0  # as for the other connections of a control loop
+STUCK_S = 300.0  # of one tick: stores and sources answer, or fail, much sooner
 FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
 
 
@@ -33,6 +34,7 @@ class Control:
 
     def __init__(self, settings: WorkerSettings, database: Database, hot: RedisLedger, *, owner: str) -> None:
         self._settings = settings
+        self._turned_at = time.monotonic()
         self._jobs = JobStore(database)
         self._outbox = Outbox(database)
         outcomes = OutcomeStore(database)
@@ -76,8 +78,13 @@ class Control:
                 faults += 1
                 self._counted.ticks["failed"] += 1
             self._counted.tick_s = time.monotonic() - began
+            self._turned_at = time.monotonic()  # whatever a store says: a loop that turns is a loop that lives
             stop.wait(wait_s)
         self._steering.release_all()
+
+    def turns(self) -> bool:
+        """False when a tick has not come back for so long that it never will. Any thread."""
+        return time.monotonic() - self._turned_at < STUCK_S
 
     def figures(self) -> Iterator[Sample]:
         """Any thread."""
