@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from celery.events import EventReceiver
 from flower.events import Events
@@ -45,6 +45,7 @@ class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
 
     def _take(self, event: Mapping[str, Any]) -> None:
         self.waiting -= 1
+        assert self.state is not None, "made with this object"
         self.state.event(event)
 
     def _drop(self) -> None:
@@ -53,7 +54,7 @@ class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
             self._told_at = time.monotonic()
             log.warning("events come faster than Flower takes them; %d left out: lower event_sample", self.dropped)
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Read until the process ends; the thread is a daemon."""
         wait_s = 1.0
         while True:
