@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # it ships no types
+from celery import Celery
 
 from benchmarks.fleet import Fleet, JobCost, fleet
 from benchmarks.flower_worker import FAILS_EACH
 from benchmarks.ground import GroundError, RunningRedis, folder, process, redis_server, usage
 from benchmarks.noop_path import CONCURRENCY, enable_events
 from benchmarks.report import Report, Row, median
+from penstock_workers.sampling import EVENTS_PER_ITEM, FLEET_EVENTS_PER_S
 
 WORKER = "benchmarks.flower_worker"
 PACE_TARGET = 0.9  # items a second with Flower attached, over those without
@@ -38,6 +40,7 @@ WAYS: dict[str, tuple[str, bool, dict[str, str]]] = {
 }  # the worker's argument, whether task events are on, and settings
 UP_TIMEOUT_S = 30.0
 SETTLE_S = 3.0  # for the last events to be read
+MARKS = 5
 MIB = 2**20
 
 
@@ -53,16 +56,20 @@ class Mark:
 
 
 def run(quick: bool) -> Report:
-    sizes = Sizes(10_000, 1, 5_000, 2, 10_000, 2) if quick else Sizes(15_000, 1, 20_000, 5, 100_000, 9)
+    sizes = (
+        Sizes(10_000, 1, 5_000, 2, 10_000, 2, 60_000) if quick else Sizes(15_000, 1, 20_000, 4, 110_000, 2, 1_000_000)
+    )
     with folder() as place, redis_server(place) as server:
         ways = _ways(place, server, sizes)
         report = _attached(place, server, sizes)
-    return Report(f"(f) Flower at {sizes.attached:,} items", [*ways, *report.rows], report.notes)
+        alone = _replayed(place, server, sizes.replayed)
+    rows = [*ways, *report.rows, *alone.rows]
+    return Report(f"(f) Flower beside {sizes.attached:,} items", rows, [*report.notes, *alone.notes])
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Items per job and number of jobs: of each way alone, of neighbours with and without Flower, of the long stretch."""
+    """Items per job and number of jobs: of each way alone, of neighbours without and with Flower, of the long stretch."""
 
     alone: int
     rounds: int
@@ -70,6 +77,7 @@ class Sizes:
     pairs: int
     long: int
     longs: int
+    replayed: int  # events, as fast as a fleet may send them
 
     @property
     def attached(self) -> int:
@@ -87,7 +95,9 @@ def _ways(place: Path, server: RunningRedis, sizes: Sizes) -> list[Row]:
             where = place / f"{number}-{len(found[name])}-{lane}-{len(variables)}-{on}"
             found[name].append(_cost(where, server, sizes.alone, lane, on=on, **variables))
     off = [cost for cost, _ in found[OFF]]
-    return [_way(name, costs, off) for name, costs in found.items()]
+    rows = [_way(name, costs, off) for name, costs in found.items()]
+    print(*rows, sep="\n", file=sys.stderr, flush=True)
+    return rows
 
 
 def _cost(
@@ -130,6 +140,7 @@ def _attached(place: Path, server: RunningRedis, sizes: Sizes) -> Report:
             enable_events(server)
             before = _publishes(server)
             on.append(running.run(size))
+            print("off", off[-1], "on", on[-1], sep="\n  ", file=sys.stderr, flush=True)
             published += _publishes(server) - before
             time.sleep(SETTLE_S)
             marks.append(_mark(pid, url, sum(cost.items for cost in on)))
@@ -176,6 +187,58 @@ def _told(mark: Mark) -> str:
     return f"at {mark.items:>9,} items: Flower {mark.rss / MIB:.0f} MiB, {mark.events:,.0f} task events, {mark.cpu_s:.0f} s CPU"
 
 
+# -- Flower alone ------------------------------------------------------------------------------------------------------
+
+
+def _replayed(place: Path, server: RunningRedis, events: int) -> Report:
+    """What a large fleet sends at most: does Flower keep up, and does its memory end to grow?"""
+    server.client().flushall()
+    with _flower(place, server) as (pid, url):
+        marks = [_mark(pid, url, 0)]
+        began = time.monotonic()
+        for _ in range(MARKS):
+            _send(server, events // MARKS // EVENTS_PER_ITEM)
+            marks.append(_mark(pid, url, 0))
+            print("replayed:", _told(marks[-1]), file=sys.stderr, flush=True)
+        wall_s = time.monotonic() - began
+    sent = events // MARKS // EVENTS_PER_ITEM * EVENTS_PER_ITEM * MARKS
+    first, last = marks[1], marks[-1]
+    taken, cpu_s = last.events - marks[0].events, last.cpu_s - marks[0].cpu_s
+    growth = last.rss / first.rss
+    rows = [
+        Row("events that Flower alone took in, of those sent at the fleet's ceiling", f"{taken:,.0f}", f"{sent:,}",
+            f"{taken / sent:.3f}x", "all", taken == sent),
+        Row("its memory after them", f"{last.rss / MIB:.0f} MiB", f"{first.rss / MIB:.0f} MiB at {first.events:,.0f}",
+            f"{growth:.2f}x", f"<= {GROWTH_MAX}x", growth <= GROWTH_MAX),
+        Row("its CPU", f"{cpu_s / wall_s:.0%} of a core", "", f"{cpu_s / taken * 1e6:.0f} us per event"),
+    ]  # fmt: skip
+    return Report("", rows, [f"replayed: {_told(mark)}" for mark in marks])
+
+
+def _send(server: RunningRedis, items: int) -> None:
+    """Whole items, in groups as workers send them, at the pace of a fleet."""
+    group = 300  # items, of which a dispatcher makes one message
+    with Celery("bench", broker=server.url, set_as_current=False) as app, app.connection() as connection:
+        sender = app.events.Dispatcher(connection, hostname="replay@bench", buffer_group=["task"])
+        sender.buffer_limit, sender.on_send_buffered = 10 * group * EVENTS_PER_ITEM, None
+        began = time.monotonic()
+        for n in range(items):
+            tag = f"job_replayed:{time.time_ns()}-{n}"
+            shown = {
+                "name": "penstock.item",
+                "args": "()",
+                "kwargs": f"{{'job': 'job_replayed', 'gen': 1, 'doc': '{n}'}}",
+            }
+            sender.send("task-received", uuid=tag, root_id="job_replayed", retries=0, **shown)
+            sender.send("task-started", uuid=tag)
+            sender.send("task-succeeded", uuid=tag, result=None, runtime=0.5)
+            if n % group == group - 1:
+                sender.flush()
+                time.sleep(max(0.0, began + n * EVENTS_PER_ITEM / FLEET_EVENTS_PER_S - time.monotonic()))
+        sender.flush()
+        time.sleep(SETTLE_S)
+
+
 @contextlib.contextmanager
 def _flower(place: Path, server: RunningRedis) -> Iterator[tuple[int, str]]:
     log = place / "flower.log"
@@ -205,8 +268,6 @@ def _publishes(server: RunningRedis) -> int:
 
 
 def _disable_events(server: RunningRedis) -> None:
-    from celery import Celery
-
     with Celery("bench", broker=server.url, set_as_current=False) as app:
         app.control.disable_events(reply=True, timeout=2)
 

@@ -21,8 +21,9 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from servers import RedisServer
 
-from penstock_workers import reports, transport
+from penstock_workers import events, reports, transport
 from penstock_workers.engine import Acked, Retried
+from penstock_workers.sampling import Sample
 
 
 @pytest.fixture
@@ -209,3 +210,46 @@ class TestEvents:
             assert sent == [3]
             dispatcher.flush()
             assert sent == [3, 1]
+
+    def test_groups_travel_as_one_message_and_arrive_one_by_one(self, app: Celery) -> None:
+        """A flush is one PUBLISH of a list, which receivers, Flower's among them, take apart; given timestamps are kept."""
+        seen: list[dict[str, Any]] = []
+        with app.connection() as sending, app.connection() as receiving:
+            receiver = app.events.Receiver(receiving, handlers={"*": seen.append})
+            capture = receiver.itercapture(timeout=5, wakeup=False)
+            next(capture, None)
+            dispatcher = EventDispatcher(sending, app=app, buffer_group=["task"])
+            dispatcher.buffer_limit, dispatcher.on_send_buffered = 100, None
+            client = sending.default_channel.client
+            before = client.info("commandstats").get("cmdstat_publish", {}).get("calls", 0)
+            for number in range(50):
+                dispatcher.send("task-received", uuid=str(number), timestamp=1_000.0 + number)
+            dispatcher.flush()
+            for _ in capture:
+                if len(seen) == 50:
+                    break
+            assert client.info("commandstats")["cmdstat_publish"]["calls"] - before == 1
+        assert [event["uuid"] for event in seen] == [str(number) for number in range(50)]
+        assert [event["timestamp"] % 3_600 for event in seen] == [1_000.0 + number for number in range(50)]
+
+    def test_what_redis_did_not_take_waits_in_a_deque(self, app: Celery) -> None:
+        """Groups that could not be published are kept in `_outbound_buffer`, which we bound: the oldest go first."""
+        timers: list[Any] = []
+        with app.connection() as connection:
+            dispatcher = EventDispatcher(connection, app=app, buffer_group=["task"], groups=["worker", "task"])
+            consumer = SimpleNamespace(
+                event_dispatcher=dispatcher, timer=SimpleNamespace(call_repeatedly=lambda *call: timers.append(call))
+            )
+            events.gather_events(consumer, Sample(None))
+            assert [seconds for seconds, *_ in timers] == [events.FLUSH_EACH_S, events.FLEET_LOOK_EACH_S]
+            dispatcher.producer = SimpleNamespace(publish=_refuse)
+            for number in range(2 * events.UNSENT_MAX):
+                dispatcher.send("task-succeeded", uuid=str(number))
+                timers[0][1]()
+            kept = [group[0]["uuid"] for group, _ in dispatcher._outbound_buffer]
+        assert kept[-1] == str(2 * events.UNSENT_MAX - 1)
+        assert len(kept) == events.UNSENT_MAX
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise ConnectionError("gone")

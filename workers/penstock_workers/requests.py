@@ -51,33 +51,37 @@ class ItemRequest(QuietRequest):
     def receive(self, sample: EventSample) -> None:
         """The one decision. An item that came before is told to its end, so that Flower shows no retry for ever."""
         self._received_at = time()
-        if self._is_heard() and (sample.takes(self.id) or self._came_before()):
-            self._announce()
+        eventer = self._listened()
+        if eventer is not None and (sample.takes(self.id) or self._came_before()):
+            self._announce(eventer)
 
     def send_event(self, type: str, **fields: Any) -> None:
-        if not self._is_heard():
+        eventer = self._listened()
+        if eventer is None:
             return
         if not self._announced:
             if type in ROUTINE:
                 return
-            self._announce()
+            self._announce(eventer)
             if self.time_start:
-                self._eventer.send("task-started", uuid=self.id, timestamp=self.time_start)
-        self._eventer.send(type, uuid=self.id, **fields)
+                eventer.send("task-started", uuid=self.id, timestamp=self.time_start)
+        eventer.send(type, uuid=self.id, **fields)
 
-    def _is_heard(self) -> bool:
-        """Task events are on: somebody watches."""
-        eventer = self._eventer
-        return bool(eventer is not None and eventer.enabled and (not eventer.groups or "task" in eventer.groups))
+    def _listened(self) -> Any:
+        """The dispatcher, where task events are on: somebody watches."""
+        eventer: Any = self._eventer
+        if eventer is None or not eventer.enabled or (eventer.groups and "task" not in eventer.groups):
+            return None
+        return eventer
 
     def _came_before(self) -> bool:
         headers = self._request_dict
         return bool(headers.get("retries") or headers.get(CALLS_HEADER) or self._delivery_info["redelivered"])
 
-    def _announce(self) -> None:
+    def _announce(self, eventer: Any) -> None:
         self._announced = True
         headers = self._request_dict
-        self._eventer.send(
+        eventer.send(
             "task-received", uuid=self.id, name=_short(self.name), args=self.argsrepr, kwargs=self.kwargsrepr,
             root_id=_short(headers.get("root_id")), parent_id=None, retries=_short(headers.get("retries")) or 0,
             timestamp=self._received_at or time(),

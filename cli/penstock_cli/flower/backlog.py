@@ -47,6 +47,7 @@ class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
 
     def _take(self, event: Mapping[str, Any]) -> None:
         self.waiting -= 1
+        assert self.state is not None, "made with this object"
         self.state.event(event)
 
     def _drop(self) -> None:

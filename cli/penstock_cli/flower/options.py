@@ -22,7 +22,7 @@ DEFAULTS: Mapping[str, Any] = {
     "max_workers": MAX_WORKERS,
     "purge_offline_workers": PURGE_OFFLINE_S,
     "inspect_timeout": INSPECT_TIMEOUT_MS,
-    "tasks_columns": "uuid,state,exception,retries,received,runtime,worker",
+    "tasks_columns": "uuid,state,retries,received,runtime,worker,exception",
     "read_only": True,
     "persistent": False,
     "enable_events": True,

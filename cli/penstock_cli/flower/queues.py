@@ -15,7 +15,7 @@ from flower.api.tasks import GetQueueLengths
 from flower.utils import prepend_url
 from flower.views.broker import BrokerView
 from flower.views.monitor import Metrics
-from tornado.web import authenticated
+from tornado.web import HTTPError
 
 from penstock_ledger import keys
 from penstock_producer.spec import LANES
@@ -86,7 +86,9 @@ class OurQueueLengths(OurQueues, GetQueueLengths):  # type: ignore[misc]  # Flow
 class OurMetrics(Metrics):  # type: ignore[misc]  # Flower is untyped
     """`/metrics`: names of hosts and tasks, which Flower shows without a login."""
 
-    get: Any = authenticated(Metrics.get)
+    def prepare(self) -> None:
+        if not self.current_user:
+            raise HTTPError(401)
 
 
 def handlers(prefix: str | None) -> list[tuple[str, type]]:
