@@ -23,7 +23,7 @@ from servers import RedisServer
 
 from penstock_workers import events, reports, transport
 from penstock_workers.engine import Acked, Retried
-from penstock_workers.sampling import Sample
+from penstock_workers.sampling import EventSample
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ class TestEvents:
             consumer = SimpleNamespace(
                 event_dispatcher=dispatcher, timer=SimpleNamespace(call_repeatedly=lambda *call: timers.append(call))
             )
-            events.gather_events(consumer, Sample(None))
+            events.gather_events(consumer, EventSample(None))
             assert [seconds for seconds, *_ in timers] == [events.FLUSH_EACH_S, events.FLEET_LOOK_EACH_S]
             dispatcher.producer = SimpleNamespace(publish=_refuse)
             for number in range(2 * events.UNSENT_MAX):

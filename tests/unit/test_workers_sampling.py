@@ -10,7 +10,7 @@ from penstock_workers.sampling import (
     FLEET_EVENTS_PER_S,
     HASHES,
     WORKER_EVENTS_PER_S,
-    Sample,
+    EventSample,
     hash_of,
 )
 
@@ -33,7 +33,7 @@ def ids(number: int, first: int = 0) -> list[str]:
     return [f"tickets-2026:document-{n:07d}" for n in range(first, first + number)]
 
 
-def play(sample: Sample, clock: Clock, items_per_s: float, seconds: float) -> list[int]:
+def play(sample: EventSample, clock: Clock, items_per_s: float, seconds: float) -> list[int]:
     """Items taken in each second of a steady stream; the worker's timer turns twice a second."""
     taken, first = [], 0
     for _ in range(round(seconds)):
@@ -55,7 +55,7 @@ def test_the_hash_is_the_same_everywhere() -> None:
 
 def test_a_fixed_share_is_kept_whatever_the_pace(clock: Clock) -> None:
     """event_sample = 0.1 takes a tenth of 50,000 items of one second, though their ids only count up."""
-    sample = Sample(0.1, clock=clock)
+    sample = EventSample(0.1, clock=clock)
     taken = sum(sample.takes(tag) for tag in ids(50_000))
     assert 4_500 <= taken <= 5_500
 
@@ -63,13 +63,13 @@ def test_a_fixed_share_is_kept_whatever_the_pace(clock: Clock) -> None:
 @pytest.mark.parametrize(("share", "taken"), [(0.0, 0), (1.0, 20_000)])
 def test_none_and_all_are_exact(clock: Clock, share: float, taken: int) -> None:
     """event_sample = 0 sends no routine event, 1 sends all of them."""
-    sample = Sample(share, clock=clock)
+    sample = EventSample(share, clock=clock)
     assert sum(sample.takes(tag) for tag in ids(20_000)) == taken
 
 
 def test_a_smaller_share_is_part_of_a_larger(clock: Clock) -> None:
     """Two workers with different shares, and one whose share changes, agree as far as they can."""
-    few, many = Sample(0.05, clock=clock), Sample(0.5, clock=clock)
+    few, many = EventSample(0.05, clock=clock), EventSample(0.5, clock=clock)
     small = {tag for tag in ids(5_000) if few.takes(tag)}
     assert small <= {tag for tag in ids(5_000) if many.takes(tag)}
     assert all(hash_of(tag) < 0.05 * HASHES for tag in small)
@@ -77,13 +77,13 @@ def test_a_smaller_share_is_part_of_a_larger(clock: Clock) -> None:
 
 def test_at_the_pace_of_a_provider_all_are_seen(clock: Clock) -> None:
     """Below the ceiling nothing is left out, not even of claims in groups of 64."""
-    sample = Sample(None, clock=clock)
+    sample = EventSample(None, clock=clock)
     assert play(sample, clock, ITEMS_PER_S * 0.9, 30) == [round(ITEMS_PER_S * 0.9)] * 30
 
 
 def test_a_fast_worker_stays_below_the_ceiling(clock: Clock) -> None:
     """At 5,000 items a second for a minute: one burst, then the ceiling, spread over the time."""
-    sample = Sample(None, clock=clock)
+    sample = EventSample(None, clock=clock)
     taken = play(sample, clock, 5_000, 60)
     assert sum(taken) <= ITEMS_PER_S * (60 + BURST_S) + 1
     assert all(ITEMS_PER_S * 0.7 <= count <= ITEMS_PER_S * 1.3 for count in taken[10:])
@@ -92,7 +92,7 @@ def test_a_fast_worker_stays_below_the_ceiling(clock: Clock) -> None:
 
 def test_after_the_rush_all_are_seen_again(clock: Clock) -> None:
     """The share comes back within seconds of the pace."""
-    sample = Sample(None, clock=clock)
+    sample = EventSample(None, clock=clock)
     play(sample, clock, 5_000, 20)
     play(sample, clock, ITEMS_PER_S / 4, 10)
     assert sample.share == 1.0
@@ -101,7 +101,7 @@ def test_after_the_rush_all_are_seen_again(clock: Clock) -> None:
 
 def test_a_large_fleet_shares_one_flower(clock: Clock) -> None:
     """A hundred workers at full pace send no more together than the fleet's ceiling."""
-    sample = Sample(None, clock=clock)
+    sample = EventSample(None, clock=clock)
     sample.share_fleet(100)
     taken = play(sample, clock, 1_000, 60)[10:]
     assert sum(taken) / len(taken) * EVENTS_PER_ITEM * 100 <= FLEET_EVENTS_PER_S * 1.05
@@ -109,7 +109,7 @@ def test_a_large_fleet_shares_one_flower(clock: Clock) -> None:
 
 def test_a_small_fleet_shares_nothing(clock: Clock) -> None:
     """Up to five workers each have the whole ceiling of one; none known yet counts as one."""
-    sample = Sample(None, clock=clock)
+    sample = EventSample(None, clock=clock)
     for workers in (0, 1, 5):
         sample.share_fleet(workers)
         assert sample.items_per_s == ITEMS_PER_S
