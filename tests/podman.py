@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,8 +23,8 @@ PULL_S = 600.0
 BUILD_S = 1_500.0
 COMMAND_S = 300.0
 
-# Where pip and apt of this machine find their packages; read-only in builds, and in no layer.
-_MACHINE_FILES = ("/etc/ssl/certs", "/etc/pip.conf", str(Path.home() / ".config" / "pip"), "/etc/apt/sources.list.d")
+# Where this machine's pip finds its packages; read-only in builds of ours, and in no layer.
+PIP_FILES = ("/etc/ssl/certs", "/etc/pip.conf", str(Path.home() / ".config" / "pip"))
 
 _STORAGE = """[storage]
 driver = "vfs"
@@ -94,8 +94,8 @@ class Podman:
             raise AssertionError(f"{' '.join(argv)}: exit status {done.returncode}\n{done.stdout[-4_000:]}")
         return done.stdout
 
-    def build(self, tag: str, file: Path, context: Path, **arguments: str) -> None:
-        mounts = [f"--volume={path}:{path}:ro" for path in _MACHINE_FILES if Path(path).exists()]
+    def build(self, tag: str, file: Path, context: Path, *, mounted: Sequence[str] = (), **arguments: str) -> None:
+        mounts = [f"--volume={path}:{path}:ro" for path in mounted if Path(path).exists()]
         given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
         self.run(
             "build", "--isolation=chroot", "--network=host", *mounts, *given, f"--tag=localhost/{tag}",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from compose_file import EXAMPLE, FILES, ROOT, services
-from podman import NoPodman, Podman, Project
+from podman import PIP_FILES, NoPodman, Podman, Project
 from servers import free_port
 
 pytestmark = pytest.mark.images
@@ -42,10 +42,11 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         podman = Podman(folder)
-        base = podman.provide("python:3.12-slim", "python")
+        podman.provide("python:3.12-slim", "python")
     except NoPodman as error:
         pytest.skip(str(error))
-    podman.build("penstock:0.1.0", ROOT / "docker" / "Dockerfile", ROOT, PYTHON_IMAGE=f"localhost/{base}")
+    recipe = ROOT / "docker" / "Dockerfile"
+    podman.build("penstock:0.1.0", recipe, ROOT, mounted=PIP_FILES, PYTHON_IMAGE="python:3.12-slim")
     yield podman
     if not kept:
         podman.run("system", "reset", "--force", check=False)
@@ -57,10 +58,10 @@ def size_mb(podman: Podman, name: str) -> float:
 
 def test_the_image_is_small_and_holds_no_tools(podman: Podman) -> None:
     """uid 10001, tini first, exec form; no torch, no installer beside our packages; little more than its base."""
-    added = size_mb(podman, "localhost/penstock:0.1.0") - size_mb(podman, "localhost/python:3.12-slim")
-    print(f"\npenstock:0.1.0: {size_mb(podman, 'localhost/penstock:0.1.0'):.0f} MB, {added:.0f} MB over its base")
+    added = size_mb(podman, "penstock:0.1.0") - size_mb(podman, "python:3.12-slim")
+    print(f"\npenstock:0.1.0: {size_mb(podman, 'penstock:0.1.0'):.0f} MB, {added:.0f} MB over its base")
     assert added < MAX_ADDED_MB
-    config = podman.inspect("localhost/penstock:0.1.0")["Config"]
+    config = podman.inspect("penstock:0.1.0")["Config"]
     assert isinstance(config, dict)
     assert (config["User"], config["Entrypoint"]) == ("10001:10001", ["tini", "--", "penstock"])
     assert config["Labels"]["org.opencontainers.image.version"] == "0.1.0"

@@ -66,11 +66,3 @@ def test_a_model_that_does_not_come_ends_the_worker(fleet: Fleet) -> None:
     until(lambda: said(patient, "waiting for the model"), 30, "the other one waits")
     patient.send(signal.SIGTERM)
     assert patient.wait(5) == 0
-
-
-def test_a_server_of_another_kind_is_refused(fleet: Fleet) -> None:
-    """An address that answers, but not as vLLM does, is an error at once."""
-    fleet.provider.start()
-    worker = sidecar_worker(fleet, gpu__upstream_url=fleet.provider.url.replace("/v1", "/stats/v1"))
-    assert worker.wait(30) == 1
-    assert said(worker, "lists no models")

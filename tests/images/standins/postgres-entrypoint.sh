@@ -5,4 +5,4 @@ if [ ! -s "$PGDATA/PG_VERSION" ]; then
     echo "host all all all scram-sha-256" >> "$PGDATA/pg_hba.conf"
     printf 'CREATE DATABASE %s;\n' "$POSTGRES_DB" | postgres --single -j template1 > /dev/null
 fi
-exec postgres -c listen_addresses='*' -c unix_socket_directories=/var/run/postgresql
+exec postgres -c listen_addresses='*' -c unix_socket_directories=/tmp
