@@ -136,15 +136,17 @@ class State:
 def test_more_events_than_flower_can_take_are_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What waits is bounded; heartbeats always pass; once it has caught up it takes events again. Said once a minute."""
+    """What waits is bounded, failures last of all; heartbeats pass; once it has caught up it goes on. Said once a minute."""
     monkeypatch.setattr(backlog, "WAITING_MAX", 10)
     loop, state = Loop(), State()
     events = BoundedEvents(None, loop, max_tasks_in_memory=100)
     events.state = state
     for _ in range(25):
         events.on_event({"type": "task-received"})
+    for _ in range(15):
+        events.on_event({"type": "task-failed"})
     events.on_event({"type": "worker-heartbeat"})
-    assert (len(loop.calls), events.dropped) == (11, 15)
+    assert (len(loop.calls), events.dropped) == (21, 20)
     loop.run()
     events.on_event({"type": "task-started"})
     loop.run()

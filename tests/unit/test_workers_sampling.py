@@ -108,8 +108,8 @@ def test_a_large_fleet_shares_one_flower(clock: Clock) -> None:
 
 
 def test_a_small_fleet_shares_nothing(clock: Clock) -> None:
-    """Up to five workers each have the whole ceiling of one; none known yet counts as one."""
+    """Up to three workers each have the whole ceiling of one; none known yet counts as one."""
     sample = EventSample(None, clock=clock)
-    for workers in (0, 1, 5):
+    for workers in (0, 1, 3):
         sample.share_fleet(workers)
         assert sample.items_per_s == ITEMS_PER_S

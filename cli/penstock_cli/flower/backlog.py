@@ -12,7 +12,8 @@ from flower.events import Events
 
 log = logging.getLogger(__name__)
 
-WAITING_MAX = 50_000  # events read and not yet taken in, some 1.5 kB each: a second burst of a large fleet
+WAITING_MAX = 50_000  # events read and not yet taken in: half a minute of what a fleet sends. Twice as many of ``KEPT``
+KEPT = frozenset({"task-failed", "task-retried", "task-rejected", "task-revoked"})
 RETRY_MAX_S = 10.0  # Flower's own doubles for ever
 TELL_EACH_S = 60.0
 
@@ -39,7 +40,8 @@ class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
 
     def on_event(self, event: Mapping[str, Any]) -> None:
         """Called by the reading thread. Heartbeats always pass."""
-        if self.waiting >= WAITING_MAX and event["type"].startswith("task-"):
+        kind = event["type"]
+        if kind.startswith("task-") and self.waiting >= WAITING_MAX * (2 if kind in KEPT else 1):
             self._drop()
             return
         self.waiting += 1
