@@ -73,6 +73,8 @@ def test_the_image_is_small_and_holds_no_tools(podman: Podman) -> None:
     assert inside("id", "-u").strip() == "10001"
     for module in ("torch", "vllm", "pip"):
         assert "ModuleNotFoundError" in inside("/opt/penstock/bin/python", "-c", f"import {module}")
+    everything = "import penstock_workers.app, penstock_workers.build, kombu.transport.redis, psycopg, boto3, flower"
+    assert inside("/opt/penstock/bin/python", "-c", everything) == ""
     for tool in ("cc", "gcc", "make"):
         assert not inside("sh", "-c", f"command -v {tool}").strip()
 
@@ -104,7 +106,8 @@ def test_the_demo_ends_and_a_worker_is_stopped_without_loss(podman: Podman, proj
 
     its container exits 0 within its grace, and nothing that it held is left in Redis.
     """
-    with project.up("--profile", "demo"):
+    servers, schema, fleet = ("redis", "postgres", "simulate"), ("migrate",), ("control", "worker-api", "demo")
+    with project.up(servers, schema, fleet, profile="demo"):
         assert project.exit_status("demo", DEMO_S) == 0, project.logs("demo")
         print("\n" + project.logs("demo"))
         assert "the job is completed" in project.logs("demo")
