@@ -49,9 +49,9 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def _shared_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+def _shared_postgres() -> Iterator[Postgres]:
     try:
-        server = Postgres.start(tmp_path_factory.mktemp("postgres"))
+        server = Postgres.start()
     except MissingServer as error:
         _unavailable(error)
     yield server
@@ -65,10 +65,10 @@ def postgres_url(_shared_postgres: Postgres) -> str:
 
 
 @pytest.fixture
-def own_postgres(tmp_path: Path) -> Iterator[Postgres]:
+def own_postgres() -> Iterator[Postgres]:
     """A real PostgreSQL server that belongs to one test, which may restart it."""
     try:
-        server = Postgres.start(tmp_path / "postgres")
+        server = Postgres.start()
     except MissingServer as error:
         _unavailable(error)
     yield server

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from importlib import util
@@ -136,20 +137,26 @@ class RedisServer:
 
 @dataclass
 class Postgres:
-    """A PostgreSQL server from the pgserver wheel, or the one on PATH."""
+    """A PostgreSQL server from the pgserver wheel.
 
+    Its folder is not below pytest's: under root the server runs as another user, and each pytest session that starts
+    takes the rights to the folder of all sessions away from others.
+    """
+
+    folder: Path
     uri: str
     handle: Any
     names: itertools.count[int] = field(default_factory=itertools.count)
 
     @classmethod
-    def start(cls, folder: Path) -> Postgres:
+    def start(cls) -> Postgres:
         try:
             import pgserver
         except ImportError as error:
             raise MissingServer("no PostgreSQL: `pip install pgserver` (wheels for CPython 3.11 and 3.12)") from error
+        folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
         handle = pgserver.get_server(str(folder), cleanup_mode="stop")
-        return cls(handle.get_uri(), handle)
+        return cls(folder, handle.get_uri(), handle)
 
     def new_database(self) -> str:
         name = f"test_{os.getpid()}_{next(self.names)}"
@@ -164,9 +171,11 @@ class Postgres:
         pgserver.pg_ctl(
             ["-w", "-m", "immediate", "-l", log, "restart"], pgdata=self.handle.pgdata, user=self.handle.system_user
         )
+        self.handle.ensure_postgres_running()  # it takes note of the new pid, which `stop` ends
 
     def stop(self) -> None:
         self.handle.cleanup()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @dataclass

@@ -2,54 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from engines.gpu_worker import WORK_S, gpu_worker, submit
 from fleet import Fleet, Process, until
 
 from penstock_ledger.model import Job, JobState
 
 LONG = "word " * 3_000
-START_S = 180.0  # an engine imports vLLM three times over, on two cores
-WORK_S = 240.0
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
     with Fleet(tmp_path) as running:
         yield running
-
-
-def gpu_worker(
-    fleet: Fleet, model: Path, *, in_process: bool, engine: dict[str, Any] | None = None, **settings: object
-) -> Process:
-    arguments = {
-        "max_model_len": 1024,
-        "enforce_eager": True,
-        "dtype": "bfloat16",
-        "seed": 0,
-        "gpu_memory_utilization": 0.5,
-    } | (engine or {})
-    worker = fleet.worker(
-        128, lane="gpu", gpu__model=model, gpu__in_process=in_process, gpu__engine=json.dumps(arguments),
-        gpu__max_num_seqs=64, gpu__max_num_batched_tokens=settings.pop("batched", 2048), **settings,
-    )  # fmt: skip
-    until(lambda: worker.popen.pid in fleet.heard_of() or not worker.alive, START_S, "the engine is up")
-    assert worker.alive, worker.tail()
-    return worker
-
-
-def submit(fleet: Fleet, model: Path, documents: list[dict[str, Any]], **spec: object) -> Job:
-    source = fleet.folder / "items.jsonl"
-    source.write_text("".join(json.dumps(document) + "\n" for document in documents))
-    fields = {"lane": "gpu", "model": str(model), "prompt": "Name a topic: {text}"} | spec
-    return fleet.producer.submit(source, fields)
 
 
 def engine_of(worker: Process) -> psutil.Process:

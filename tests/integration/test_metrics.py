@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fleet import Fleet, Process, until
-from prometheus_client.parser import text_string_to_metric_families
+from metrics_page import scrape, value
 from promql import parsed, selectors
 from servers import free_port
 
@@ -21,22 +20,6 @@ from penstock_workers.metrics.dashboards import DASHBOARDS
 
 DOCUMENTS = 60
 OF_ENGINES = re.compile("penstock_(engine|embed)_")  # only workers that host a model have these: tests/engines
-Page = dict[str, dict[tuple[tuple[str, str], ...], float]]
-
-
-def scrape(port: int) -> Page:
-    """Every sample by name and labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        text = answer.read().decode()
-    page: Page = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            page.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
-    return page
-
-
-def value(page: Page, name: str, **labels: str) -> float:
-    return page[name][tuple(sorted(labels.items()))]
 
 
 class House:
