@@ -49,7 +49,8 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def _shared_postgres() -> Iterator[Postgres]:
+def postgres_server() -> Iterator[Postgres]:
+    """A real PostgreSQL server shared by the session. Do not restart this one."""
     try:
         server = Postgres.start()
     except MissingServer as error:
@@ -59,9 +60,9 @@ def _shared_postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def postgres_url(_shared_postgres: Postgres) -> str:
+def postgres_url(postgres_server: Postgres) -> str:
     """The URL of a fresh, empty database on a real PostgreSQL server."""
-    return _shared_postgres.new_database()
+    return postgres_server.new_database()
 
 
 @pytest.fixture

@@ -158,9 +158,9 @@ class Postgres:
         handle = pgserver.get_server(str(folder), cleanup_mode="stop")
         return cls(folder, handle.get_uri(), handle)
 
-    def new_database(self) -> str:
+    def new_database(self, options: str = "") -> str:
         name = f"test_{os.getpid()}_{next(self.names)}"
-        self.handle.psql(f"create database {name}")
+        self.handle.psql(f"create database {name} {options}")
         return str(self.handle.get_uri(database=name))
 
     def restart(self) -> None:

@@ -50,6 +50,7 @@ def open_engine(url: URL, *, pool_size: int, waits: Waits, role: str) -> Engine:
     arguments: dict[str, Any] = {
         "application_name": application_name(role),
         "connect_timeout": CONNECT_TIMEOUT_S,
+        "client_encoding": "utf8",  # else a database in SQL_ASCII answers with bytes
         **KEEPALIVES,
     }
     engine = create_engine(

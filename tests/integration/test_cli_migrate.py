@@ -35,10 +35,10 @@ class Migration:
 
 
 @pytest.fixture
-def late_database(_shared_postgres: Postgres, postgres_url: str) -> tuple[str, str]:
+def late_database(postgres_server: Postgres, postgres_url: str) -> tuple[str, str]:
     """The URL of a database that is not there yet, and the name to create it by."""
     name = "late_" + postgres_url.partition("?")[0].rpartition("/")[2]
-    return _shared_postgres.handle.get_uri(database=name), name
+    return postgres_server.handle.get_uri(database=name), name
 
 
 def test_several_at_once_bring_one_schema(postgres_url: str, tmp_path: Path) -> None:

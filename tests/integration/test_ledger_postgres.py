@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
+from servers import Postgres
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
 from penstock_cli import checks
 from penstock_cli.checks import Verdict
 from penstock_ledger import JobStore, Waits, open_database
+from penstock_ledger.model import NewJob
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.stores import pool_sizes
 
@@ -39,6 +41,17 @@ def test_a_wait_for_a_lock_has_an_end(postgres_url: str) -> None:
         holder.execute(text("LOCK TABLE jobs"))
         with pytest.raises(OperationalError, match="lock timeout"):
             db.write(lambda connection: connection.execute(text("DELETE FROM jobs")))
+    db.close()
+
+
+def test_a_database_without_an_encoding_is_read_as_utf8(postgres_server: Postgres) -> None:
+    """SQL_ASCII stores bytes as they come: ids and names in any script come back as they were written."""
+    db = open_database(
+        postgres_server.new_database("encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C' template template0")
+    )
+    db.migrate()
+    JobStore(db).create(NewJob("job-a", "tickets-日本語-ü", {"prompt": "¿{text}?"}, {}, "d", None))
+    assert [(job.job_key, job.spec) for job in JobStore(db).list()] == [("tickets-日本語-ü", {"prompt": "¿{text}?"})]
     db.close()
 
 
