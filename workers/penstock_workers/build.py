@@ -47,7 +47,8 @@ class WorkerEngine:
         self._runner: ItemRunner | None = None
         self._heartbeat: Heartbeat | None = None
         self._tally = Tally(tuple(settings.providers))
-        self._drained: Drained | None = None
+        self._held_at_drain: int | None = None  # None before it
+        self._ended_before = 0
         self._hot: RedisLedger | None = None
         self._control: Control | None = None
 
@@ -88,10 +89,8 @@ class WorkerEngine:
         self._running.abort(delivery, why)
 
     async def drain(self, deadline_s: float) -> None:
-        held, before = len(self._running), self._tally.items.copy()
+        self._held_at_drain, self._ended_before = len(self._running), self._ended()
         await self._running.drain(deadline_s)
-        requeued = self._tally.items["requeued"] - before["requeued"]
-        self._drained = Drained(self._settings.lane, finished=held - requeued, requeued=requeued)
 
     async def stop(self) -> None:
         await self._report_drain()
@@ -126,12 +125,19 @@ class WorkerEngine:
             yield from self._control.figures()
 
     async def _report_drain(self) -> None:
-        """For the fleet's books: nobody reads the page of a process that has ended."""
-        if self._drained is not None and self._hot is not None:
-            try:
-                await asyncio.to_thread(self._hot.note_drain, self._drained)
-            except Exception as error:
-                log.warning("the drain is not in the fleet's figures: %s", error)
+        """For the fleet's books: nobody reads the page of a process that has ended. What had no outcome went back."""
+        if self._held_at_drain is None or self._hot is None:
+            return
+        finished = min(self._held_at_drain, self._ended() - self._ended_before)
+        drained = Drained(self._settings.lane, finished=finished, requeued=self._held_at_drain - finished)
+        try:
+            await asyncio.to_thread(self._hot.note_drain, drained)
+        except Exception as error:
+            log.warning("the drain is not in the fleet's figures: %s", error)
+
+    def _ended(self) -> int:
+        """Items whose try here has come to something."""
+        return self._tally.items.total() - self._tally.items["requeued"]
 
     @property
     def _running(self) -> ItemRunner:
