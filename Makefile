@@ -8,6 +8,7 @@ ENGINES ?= .venv-engines
 DEMO ?= demo
 DEMO_DOCS ?= 3000
 EMBED_VENV ?= .venv-embed
+TEST_PROCESSES ?= 2
 
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 define make_venv
@@ -43,8 +44,8 @@ $(EMBED_VENV)/.installed: pyproject.toml constraints.txt
 demo-clean: ## forget the demos, so that the next one starts from nothing
 	rm -rf $(DEMO) $(DEMO)-embed
 
-test: $(STAMP) ## run every test that CI runs
-	@$(BIN)/python -m pytest -q -m "not soak and not engine and not servers and not images"
+test: $(STAMP) ## run every test that CI runs, two at a time: most of them wait for servers
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist worksteal -m "not soak and not engine and not servers and not images"
 
 test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, a Redis with TLS and its Sentinel (what is missing skips)
 	@$(BIN)/python -m pytest -q -m servers tests/stores

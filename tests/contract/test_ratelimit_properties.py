@@ -24,9 +24,7 @@ Start = tuple[float, tuple[float, ...]]
 
 RATE = RATES["tokens"]
 
-histories = settings(
-    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+histories = settings(max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 items = st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.integers(0, 1000)), max_size=8)
 single_items = st.lists(st.tuples(st.integers(0, 1000)), max_size=8)
 

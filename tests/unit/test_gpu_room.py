@@ -265,7 +265,7 @@ class PlayedEngine:
 
 
 @given(seed=st.integers(0, 10_000), share=st.floats(0.2, 1.0))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_played_engine_is_kept_full_and_not_flooded(seed: int, share: float) -> None:
     """Items of mixed length, answers a share of their longest: its memory or its places are used, its line stays short."""
     asyncio.run(_play(seed, share))

@@ -224,7 +224,7 @@ def test_the_other_form_is_named_at_the_first_row(tmp_path: Path, spec: JobSpec,
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     """Whatever a line holds, it is a document, a bad row, or an error of ours."""
     path = tmp_path_factory.mktemp("fuzz") / "in.jsonl"
@@ -236,7 +236,7 @@ def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, con
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=20))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_what_is_accepted_is_kept(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     """A body that is accepted comes out equal; nothing is rounded, cut or lost."""
     path = tmp_path_factory.mktemp("keep") / "in.jsonl"
