@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from penstock_ratelimit.agreement import Agreement
 from penstock_ratelimit.degraded import GRACE_S, RETRY_S, LocalShare
 from penstock_ratelimit.discovery import Discovery
+from penstock_ratelimit.endings import end
 from penstock_ratelimit.errors import LimiterClosed, QuotaHeld, RateLimitError
 from penstock_ratelimit.gate import Gate
 from penstock_ratelimit.limiter import Ask
@@ -381,8 +382,7 @@ class Dispatcher:
         return json.dumps({name: getattr(stats, name) for name in names})
 
     async def aclose(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
         self._stop(LimiterClosed(self._quota.id))
         try:
             if self._news.due_at is not None and self._agreement.version:

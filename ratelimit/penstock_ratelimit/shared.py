@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterable
 
 from penstock_ratelimit.dispatcher import HEARTBEAT_S, Dispatcher
+from penstock_ratelimit.endings import end
 from penstock_ratelimit.errors import LimiterClosed, UnknownQuota
 from penstock_ratelimit.limiter import LaneLimiter
 from penstock_ratelimit.limits import Quota, by_id
@@ -46,8 +47,7 @@ class SharedLimiter(LaneLimiter):
     async def aclose(self) -> None:
         self._closed = True
         if self._heart is not None:
-            self._heart.cancel()
-            await asyncio.gather(self._heart, return_exceptions=True)
+            await end(self._heart)
         await asyncio.gather(*(dispatcher.aclose() for dispatcher in self._dispatchers.values()))
 
     def _lane(self, quota_id: str) -> Dispatcher:

@@ -32,8 +32,8 @@ from penstock_ratelimit.limiter import Ask, Lane
 from penstock_ratelimit.tickets import TicketState
 
 QUICK = Quota("quick", {"requests": PerSecond(100_000), "tokens": PerSecond(1e9)})
-STUCK = Quota("stuck", {"requests": PerSecond(0.001)})
-"""Its first start is a quarter of an hour away, because buckets start empty."""
+STUCK = Quota("stuck", {"requests": PerSecond(0.001)}, burst_s=60)
+"""Its first start is a minute away, because buckets start empty and a request takes all that this one holds."""
 FREE = Quota("free")
 QUOTAS = [QUICK, STUCK, FREE]
 

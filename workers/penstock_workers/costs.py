@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import orjson
 
 from penstock_ratelimit import PROFILES, Estimator, Learned, Profile, Usage, profile_for
+from penstock_ratelimit.endings import end
 from penstock_ratelimit.learned import FLUSH_S
 from penstock_ratelimit.quota_hash import ScriptClient
 from penstock_workers.flight import Flight
@@ -39,8 +40,7 @@ class Costs:
 
     async def close(self) -> None:
         if self._sharing is not None:
-            self._sharing.cancel()
-            await asyncio.gather(self._sharing, return_exceptions=True)
+            await end(self._sharing)
 
     def of(self, flight: Flight) -> tuple[dict[str, float], dict[str, float]]:
         """Units that the request will be charged at admission, and those that it costs for sure."""
