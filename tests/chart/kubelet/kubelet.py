@@ -50,6 +50,10 @@ class RunningPod:
         return self._pod.is_ready
 
     @property
+    def is_deleted(self) -> bool:
+        return self._pod.is_deleted
+
+    @property
     def phase(self) -> str:
         return self._pod.phase
 
@@ -88,7 +92,7 @@ class RunningPod:
         self._kubelet.submit(self._pod.delete(grace_s)).result(longest)
         self.wait(PATIENCE_S)
 
-    def start_deleting(self, grace_s: float | None = None) -> None:
+    def start_deleting(self, grace_s: float) -> None:
         self._kubelet.submit(self._pod.delete(grace_s))
 
     def wait(self, timeout_s: float) -> str:

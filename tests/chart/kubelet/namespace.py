@@ -21,10 +21,13 @@ class Namespace:
     def of(cls, manifests: Iterable[Mapping[str, Any]]) -> Self:
         """Of what is among these manifests; the rest is no business of a kubelet's."""
         namespace = cls()
+        namespace.learn(manifests)
+        return namespace
+
+    def learn(self, manifests: Iterable[Mapping[str, Any]]) -> None:
         for manifest in manifests:
             if manifest["kind"] in ("Secret", "ConfigMap"):
-                namespace.put(manifest["kind"], manifest["metadata"]["name"], **_texts(manifest))
-        return namespace
+                self.put(manifest["kind"], manifest["metadata"]["name"], **_texts(manifest))
 
     def put(self, kind: str, name: str, **texts: str) -> None:
         """Add keys to an object, or replace them; an object that is not there is made."""
