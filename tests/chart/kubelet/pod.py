@@ -79,7 +79,10 @@ class Pod:
         deadline = asyncio.get_running_loop().time() + (self.sandbox.grace_s if grace_s is None else grace_s)
         sidecars = self.sidecars
         await asyncio.gather(*(one.end(deadline) for one in self.containers if one not in sidecars))
-        for one in reversed(sidecars):
+        await self._end_sidecars(deadline)
+
+    async def _end_sidecars(self, deadline: float) -> None:
+        for one in reversed(self.sidecars):
             await one.end(deadline)
 
     async def _work(self) -> None:
@@ -89,7 +92,7 @@ class Pod:
                 return
         self._is_initialized = True
         self.phase = "Running"
-        codes = await asyncio.gather(*(self._start(one) for one in self.main))
+        codes = await asyncio.shield(asyncio.gather(*(self._start(one) for one in self.main)))
         await self._finish("Failed" if any(codes) else "Succeeded")
 
     async def _init(self, one: Container) -> bool:
@@ -110,9 +113,10 @@ class Pod:
 
     async def _finish(self, phase: str) -> None:
         """Sidecars serve main containers: they end when those have, and their exit codes count for nothing."""
-        deadline = asyncio.get_running_loop().time() + self.sandbox.grace_s
-        for one in reversed(self.sidecars):
-            await one.end(deadline)
+        if not self.is_deleted:
+            deadline = asyncio.get_running_loop().time() + self.sandbox.grace_s
+            await self._end_sidecars(deadline)
+        await asyncio.gather(*(self._running[one.name] for one in self.sidecars if one.name in self._running))
         self.phase = phase
 
     # -- what is told ------------------------------------------------------------------------------------------------
