@@ -8,12 +8,11 @@ grace period.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from chart.kubelet.container import Container, Restart
-from chart.kubelet.journal import Did
 from chart.kubelet.places import Refused
 from chart.kubelet.sandbox import Sandbox
 
@@ -146,9 +145,6 @@ class Pod:
         return "\n".join(
             [f"==== {self.sandbox.name}: {self.phase}", self.sandbox.journal.text(self.sandbox.name), *tails]
         )
-
-    def started_order(self) -> Sequence[str]:
-        return [event.container for event in self.sandbox.journal.of(self.sandbox.name, Did.START)]
 
 
 def _condition(kind: str, holds: bool) -> dict[str, str]:
