@@ -124,7 +124,8 @@ class Container:
             return
         self._waits("CrashLoopBackOff", f"back-off {delay_s:g} s", Did.BACK_OFF)
         try:
-            await asyncio.wait_for(self._stopping.wait(), delay_s)
+            async with asyncio.timeout(delay_s):
+                await self._stopping.wait()
         except TimeoutError:
             return
 
@@ -135,7 +136,8 @@ class Container:
         self._process.terminate()
         self._did(Did.TERM)
         try:
-            await asyncio.wait_for(self._exited.wait(), max(deadline - loop.time(), LAST_WINDOW_S))
+            async with asyncio.timeout(max(deadline - loop.time(), LAST_WINDOW_S)):
+                await self._exited.wait()
         except TimeoutError:
             self._process.kill()
             self._did(Did.KILL)

@@ -32,6 +32,7 @@ from chart.kubelet.variables import facts_of
 
 GRACE_S = 30.0  # Kubernetes' default
 PATIENCE_S = 30.0  # beyond a grace period, on a busy machine
+AGAIN_S = 0.1
 MAX_PODS = 250  # one address of 127.x.y.0/24 each
 T = TypeVar("T")
 
@@ -167,9 +168,9 @@ class Kubelet:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _end(self) -> None:
-        """Cancelled tasks kill their processes."""
+        """Cancelled tasks kill their processes; one that is just being told of an end may have to be cancelled again."""
         here = asyncio.current_task()
-        tasks = [task for task in asyncio.all_tasks() if task is not here]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {here}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=AGAIN_S)

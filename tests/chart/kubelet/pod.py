@@ -91,8 +91,9 @@ class Pod:
                 return
         self._is_initialized = True
         self.phase = "Running"
-        codes = await asyncio.shield(asyncio.gather(*(self._start(one) for one in self.main)))
-        await self._finish("Failed" if any(codes) else "Succeeded")
+        mains = [self._start(one) for one in self.main]
+        await asyncio.wait(mains, return_when=asyncio.FIRST_EXCEPTION)
+        await self._finish("Failed" if any(task.result() for task in mains if task.done()) else "Succeeded")
 
     async def _init(self, one: Container) -> bool:
         """Whether what comes after it may start."""

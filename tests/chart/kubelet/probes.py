@@ -63,40 +63,39 @@ async def ask(handler: Mapping[str, Any], target: Target, timeout_s: float) -> A
     """Of probes and of lifecycle hooks."""
     (kind,) = handler.keys() & ASK.keys()
     try:
-        return await asyncio.wait_for(ASK[kind](handler[kind], target, timeout_s), timeout_s + 1)
+        async with asyncio.timeout(timeout_s):
+            return await ASK[kind](handler[kind], target)
     except (TimeoutError, OSError, aiohttp.ClientError) as error:
-        return f"{kind}: {error or f'no answer within {timeout_s:g} s'}"
+        return f"{kind}: {str(error) or f'no answer within {timeout_s:g} s'}"
 
 
-async def _exec(action: Mapping[str, Any], target: Target, timeout_s: float) -> Answer:
-    status, output = await target.run(action["command"], timeout_s)
+async def _exec(action: Mapping[str, Any], target: Target) -> Answer:
+    status, output = await target.run(action["command"])
     return None if status == 0 else f"exit status {status}: {output}"
 
 
-async def _http_get(action: Mapping[str, Any], target: Target, timeout_s: float) -> Answer:
+async def _http_get(action: Mapping[str, Any], target: Target) -> Answer:
     url = f"{action.get('scheme', 'HTTP').lower()}://{action.get('host', target.address)}:{target.port(action['port'])}"
     headers = {header["name"]: header["value"] for header in action.get("httpHeaders", ())}
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
+        aiohttp.ClientSession() as session,
         session.get(url + action.get("path", "/"), headers=headers, allow_redirects=False, ssl=False) as answer,
     ):
         return None if 200 <= answer.status < 400 else f"HTTP status {answer.status}"
 
 
-async def _tcp_socket(action: Mapping[str, Any], target: Target, timeout_s: float) -> Answer:
-    opening = asyncio.open_connection(action.get("host", target.address), target.port(action["port"]))
-    _, writer = await asyncio.wait_for(opening, timeout_s)
+async def _tcp_socket(action: Mapping[str, Any], target: Target) -> Answer:
+    _, writer = await asyncio.open_connection(action.get("host", target.address), target.port(action["port"]))
     writer.close()
     return None
 
 
-async def _sleep(action: Mapping[str, Any], target: Target, timeout_s: float) -> Answer:
-    await asyncio.sleep(min(action["seconds"], timeout_s))
+async def _sleep(action: Mapping[str, Any], _: Target) -> Answer:
+    await asyncio.sleep(action["seconds"])
     return None
 
 
-ASK: Mapping[str, Callable[[Any, Target, float], Awaitable[Answer]]] = {
+ASK: Mapping[str, Callable[[Any, Target], Awaitable[Answer]]] = {
     "exec": _exec,
     "httpGet": _http_get,
     "tcpSocket": _tcp_socket,

@@ -51,16 +51,14 @@ class Process:
             return
 
 
-async def output_of(
-    argv: Sequence[str], environment: Mapping[str, str], folder: Path, timeout_s: float
-) -> tuple[int, str]:
-    """Exit code and output of a short command. Raises TimeoutError, once it is dead."""
+async def output_of(argv: Sequence[str], environment: Mapping[str, str], folder: Path) -> tuple[int, str]:
+    """Exit code and output of a short command, which dies when this is cancelled. Raises OSError."""
     inner = await asyncio.create_subprocess_exec(
         *argv, env=dict(environment), cwd=folder, start_new_session=True,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     try:
-        out, _ = await asyncio.wait_for(inner.communicate(), timeout_s)
+        out, _ = await inner.communicate()
     finally:
         if inner.returncode is None:
             os.killpg(inner.pid, signal.SIGKILL)

@@ -83,7 +83,7 @@ class Prepared:
         ports = {port["name"]: port["containerPort"] for port in self.container.get("ports", ()) if "name" in port}
         return Target(self.sandbox.places.address, ports, self.run)
 
-    async def run(self, command: Sequence[str], timeout_s: float) -> tuple[int, str]:
-        """A command within the container, as `kubectl exec` and exec probes do. Raises TimeoutError, OSError."""
+    async def run(self, command: Sequence[str]) -> tuple[int, str]:
+        """A command within the container, as `kubectl exec` and exec probes do. Raises OSError."""
         words = [self.sandbox.places.here(word, self.container) for word in command]
-        return await output_of(self.image.here(words), self.environment, self.folder, timeout_s)
+        return await output_of(self.image.here(words), self.environment, self.folder)

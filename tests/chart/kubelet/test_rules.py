@@ -112,6 +112,14 @@ def test_a_start_that_takes_too_long_ends(kubelet: Kubelet, start: Start) -> Non
     assert "liveness" not in told
 
 
+def test_a_probe_that_hangs_says_no(kubelet: Kubelet, start: Start) -> None:
+    """After its timeout a command counts as a no, and is asked again."""
+    pod = start(sh("main", FOREVER, readinessProbe=when("sh", "-c", "sleep 60", timeoutSeconds=0.3)))
+    until(lambda: len(kubelet.journal.of(pod.name, Did.UNHEALTHY)) > 1, SOON_S, "it was asked twice")
+    first = kubelet.journal.of(pod.name, Did.UNHEALTHY)[0]
+    assert first.message == "readiness: exec: no answer within 0.3 s"
+
+
 class _Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/health" else 404)
