@@ -97,13 +97,23 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, _shared_postgres: Postgres) 
 
 @pytest.fixture(scope="module")
 def cluster(fleet: Fleet, render: Render) -> Iterator[Cluster]:
-    """examples/external-redis.yaml and a pool more; all pods start at once, as they would."""
-    pools = {"api": SHORT, "frail": SHORTEST | {"kind": "api"}, "control": SHORT}
+    """examples/external-redis.yaml; all pods start at once, as they would."""
+    pools = {"api": SHORT, "control": SHORTEST}
     cluster = Cluster(render("external-redis", values(fleet, **pools)), fleet, fleet.folder / "kubelet")
     with cluster.kubelet:
         cluster.start(*pools)
         cluster.up("control")
         yield cluster
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu(fleet: Fleet, render: Render) -> Iterator[Cluster]:
+    """examples/gpu-sidecar.yaml. Its pod is started first and asked last: a model takes its time."""
+    pools = {"gpu": PATIENT | {"model": {"name": "sim-small", "servedNames": ["sim"]}}}
+    gpu = Cluster(render("gpu-sidecar", values(fleet) | {"workerPools": pools}), fleet, fleet.folder / "gpu")
+    with gpu.kubelet:
+        gpu.start("gpu")
+        yield gpu
 
 
 def test_pods_finish_a_job(cluster: Cluster, fleet: Fleet) -> None:
@@ -119,36 +129,56 @@ def test_pods_finish_a_job(cluster: Cluster, fleet: Fleet) -> None:
         assert b"penstock_" in page.read()
 
 
+def test_a_sidecar_is_there_before_the_worker_and_after_it(cluster: Cluster, gpu: Cluster, fleet: Fleet) -> None:
+    """The worker starts once the sidecar's model is loaded; deleted, its answers still come, and then the sidecar ends."""
+    journal = gpu.kubelet.journal
+    cluster.up("control")  # which feeds
+    (pod,) = gpu.up("gpu")
+    assert journal.order(pod.name, Did.START, Did.UP) == [
+        ("vllm", Did.START), ("vllm", Did.UP), ("penstock", Did.START), ("penstock", Did.UP),
+    ]  # fmt: skip
+    vllm = Provider(fleet.folder, port=8000, host=pod.address)
+    vllm.tell(latency_ms=1000, latency_sigma=0)
+    job = fleet.submit(SLOTS, key="gpu", lane="gpu", model=None, prompt="Name a topic: {text}")
+    until(lambda: vllm.in_flight() == SLOTS, 30, "all are in flight")
+    gpu.down("gpu")
+    assert journal.order(pod.name, Did.TERM, Did.KILL, Did.EXIT)[-4:] == [
+        ("penstock", Did.TERM), ("penstock", Did.EXIT), ("vllm", Did.TERM), ("vllm", Did.EXIT),
+    ]  # fmt: skip
+    assert pod.exit_code("penstock") == 0
+    fleet.wait_for(job, JobState.COMPLETED, 30)
+    assert fleet.account(job, SLOTS).results == {f"doc-{n}" for n in range(SLOTS)}
+
+
 def age_of(alive: Path) -> float:
     return time.time() - alive.stat().st_mtime
 
 
-def test_a_worker_that_stands_still_is_restarted_and_nobody_else(cluster: Cluster, fleet: Fleet) -> None:
-    """The chart's liveness probe ends a worker whose hub is stopped; an outage of Redis at the same time ends no other.
+def test_a_worker_that_stands_still_is_restarted_and_no_other(cluster: Cluster, fleet: Fleet) -> None:
+    """The chart's liveness probe ends a process whose hub is stopped; an outage of Redis at the same time ends no other.
 
     The chart waits until `alive` is 90 s old. The file is made as old, or nearly: a process that does not touch it again is
-    found out, and one that does is not.
+    found out, and one that does is not. Here it is the control pod's that stops: a worker like all others, with their probes.
     """
-    well = cluster.up("api", "control")
-    (frail,) = cluster.up("frail")
-    (alive,) = (pod.volume("run") / "alive" for pod in well[:1])
+    stopped, well = cluster.up("control", "api")
+    alive = well.volume("run") / "alive"
     longest_s = float(container(pool(cluster.release, "api"), "penstock")["livenessProbe"]["exec"]["command"][-1])
     try:
         fleet.redis.kill()
-        began, stopped = time.monotonic(), frail.container("penstock").pid
-        assert stopped is not None
-        os.kill(stopped, signal.SIGSTOP)
-        for path, left_s in ((frail.volume("run") / "alive", -1.0), (alive, 8.0)):
+        began, pid = time.monotonic(), stopped.container("penstock").pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        for path, left_s in ((stopped.volume("run") / "alive", -1.0), (alive, 8.0)):
             then = time.time() - longest_s + left_s
             os.utime(path, (then, then))
-        until(lambda: frail.container("penstock").restarts == 1, 30, "the stopped one is restarted")
+        until(lambda: stopped.container("penstock").restarts == 1, 30, "the stopped one is restarted")
         until(lambda: age_of(alive) < longest_s / 2, 30, "the other one turns without Redis")
-        until(lambda: len(cluster.kubelet.journal.of(well[0].name, Did.ALIVE, since=began)) >= 3, 30, "it was asked")
+        until(lambda: len(cluster.kubelet.journal.of(well.name, Did.ALIVE, since=began)) >= 3, 30, "it was asked")
     finally:
         fleet.redis.restart()
-    assert frail.container("penstock").last_state["terminated"]["exitCode"] == 128 + signal.SIGKILL
-    cluster.up("frail", "api", "control")
-    assert [pod.container("penstock").restarts for pod in (frail, *well)] == [1, 0, 0]
+    assert stopped.container("penstock").last_state["terminated"]["exitCode"] == 128 + signal.SIGKILL
+    cluster.up("control", "api")
+    assert [pod.container("penstock").restarts for pod in (stopped, well)] == [1, 0]
 
 
 def fill(fleet: Fleet, key: str) -> Job:
@@ -162,7 +192,6 @@ def fill(fleet: Fleet, key: str) -> Job:
 
 def test_a_pod_that_is_deleted_gives_back_what_it_holds(cluster: Cluster, fleet: Fleet) -> None:
     """With calls in flight it ends with 0 within its own grace period, and everything is in the queue when it has."""
-    cluster.down("frail")
     (api,) = cluster.up("api")
     job = fill(fleet, "second")
     began = time.monotonic()
@@ -186,30 +215,6 @@ def test_hooks_do_what_they_are_for(fleet: Fleet, render: Render, postgres_url: 
     assert all(
         words in found for words in ("has its tables", fleet.redis.url.rpartition("/")[0], fleet.provider.url)
     ), found
-
-
-def test_a_sidecar_is_there_before_the_worker_and_after_it(
-    cluster: Cluster, fleet: Fleet, render: Render, tmp_path: Path
-) -> None:
-    """The worker starts once the sidecar's model is loaded; deleted, its answers still come, and then the sidecar ends."""
-    pools = {"gpu": PATIENT | {"model": {"name": "sim-small", "servedNames": ["sim"]}}}
-    gpu = Cluster(render("gpu-sidecar", values(fleet) | {"workerPools": pools}), fleet, tmp_path / "kubelet")
-    with gpu.kubelet as kubelet:
-        (pod,) = gpu.up("gpu")
-        assert kubelet.journal.order(pod.name, Did.START, Did.UP) == [
-            ("vllm", Did.START), ("vllm", Did.UP), ("penstock", Did.START), ("penstock", Did.UP),
-        ]  # fmt: skip
-        vllm = Provider(tmp_path, port=8000, host=pod.address)
-        vllm.tell(latency_ms=1000, latency_sigma=0)
-        job = fleet.submit(SLOTS, key="gpu", lane="gpu", model=None, prompt="Name a topic: {text}")
-        until(lambda: vllm.in_flight() == SLOTS, 30, "all are in flight")
-        gpu.down("gpu")
-        assert kubelet.journal.order(pod.name, Did.TERM, Did.KILL, Did.EXIT)[-4:] == [
-            ("penstock", Did.TERM), ("penstock", Did.EXIT), ("vllm", Did.TERM), ("vllm", Did.EXIT),
-        ]  # fmt: skip
-    assert pod.exit_code("penstock") == 0
-    fleet.wait_for(job, JobState.COMPLETED, 30)
-    assert fleet.account(job, SLOTS).results == {f"doc-{n}" for n in range(SLOTS)}
 
 
 @pytest.mark.soak
