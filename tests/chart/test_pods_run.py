@@ -62,7 +62,10 @@ class Cluster:
         """Ready pods of these pools: those that run already, or new ones."""
         self.start(*(name for name in names if name not in self._pods))
         pods = [self._pods[name] for name in names]
-        until(lambda: all(_is_up(pod) for pod in pods), UP_S, "their own probes say that they are ready")
+        try:
+            until(lambda: all(_is_up(pod) for pod in pods), UP_S, "their own probes say that they are ready")
+        except AssertionError as error:
+            raise AssertionError("\n".join([str(error), *(pod.describe() for pod in pods)])) from None
         return pods
 
     def down(self, name: str) -> None:
@@ -71,7 +74,7 @@ class Cluster:
 
 
 def _is_up(pod: RunningPod) -> bool:
-    assert not pod.task.done(), pod.describe()
+    assert not pod.task.done(), f"{pod.name} is over"
     return pod.is_ready
 
 
@@ -108,7 +111,7 @@ def cluster(fleet: Fleet, render: Render) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module", autouse=True)
 def gpu(fleet: Fleet, render: Render) -> Iterator[Cluster]:
-    """examples/gpu-sidecar.yaml. Its pod is started first and asked last: a model takes its time."""
+    """examples/gpu-sidecar.yaml; its pod starts while the others do."""
     pools = {"gpu": PATIENT | {"model": {"name": "sim-small", "servedNames": ["sim"]}}}
     gpu = Cluster(render("gpu-sidecar", values(fleet) | {"workerPools": pools}), fleet, fleet.folder / "gpu")
     with gpu.kubelet:
