@@ -91,9 +91,9 @@ def results(fleet: Fleet) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory, _shared_postgres: Postgres) -> Iterator[Fleet]:
+def fleet(tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres) -> Iterator[Fleet]:
     """What is outside the cluster: Redis, a migrated database, the provider, and who submits jobs."""
-    with Fleet(tmp_path_factory.mktemp("pods"), database_url=_shared_postgres.new_database()) as fleet:
+    with Fleet(tmp_path_factory.mktemp("pods"), database_url=postgres_server.new_database()) as fleet:
         fleet.provider.start("--latency-ms", "5", "--latency-sigma", "0", "--api-key", KEY)
         yield fleet
 
