@@ -17,7 +17,9 @@ from chart.conftest import CHART, EXAMPLES, ROOT, Render, overlay
 from chart.helm_library import Values
 from chart.pods import containers, pods
 
-DOCS = {name: (ROOT / name).read_text("utf-8") for name in ("README.md", "docs/kubernetes.md", "helm/penstock/README.md")}
+DOCS = {
+    name: (ROOT / name).read_text("utf-8") for name in ("README.md", "docs/kubernetes.md", "helm/penstock/README.md")
+}
 OWN = "fleet.yaml"  # the reader's own values, as docs/kubernetes.md shows them
 UPSTREAM = ("vllm/vllm-openai:", "redis:", "postgres:")
 

@@ -119,9 +119,9 @@ class Container:
 
     async def _back_off(self) -> None:
         self.last_state = self.state
-        delay_s = min(BACK_OFF_S * 2 ** (self.restarts - 1), BACK_OFF_CAP_S) / self._sandbox.pace
         if self.restarts == 0:
             return
+        delay_s = min(BACK_OFF_S * 2 ** (self.restarts - 1), BACK_OFF_CAP_S) / self._sandbox.pace
         self._waits("CrashLoopBackOff", f"back-off {delay_s:g} s", Did.BACK_OFF)
         try:
             async with asyncio.timeout(delay_s):

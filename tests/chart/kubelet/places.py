@@ -42,7 +42,8 @@ class Places:
         found = {}
         for mount in container.get("volumeMounts", ()):
             path = self._volumes[mount["name"]] / mount.get("subPath", "")
-            path.mkdir(parents=True, exist_ok=True) if not path.exists() else None
+            if not path.exists():
+                path.mkdir(parents=True)
             found[mount["mountPath"].rstrip("/")] = path
         return found
 
