@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from image_programs import ENTRYPOINT
 
 ROOT = Path(__file__).parents[1]
 FILES = (ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml")
@@ -45,7 +46,7 @@ class Service:
     @property
     def argv(self) -> list[str]:
         """Entry point and command, as the container's first process gets them."""
-        entrypoint = self.fields.get("entrypoint") or (["tini", "--", "penstock"] if self.is_ours else [])
+        entrypoint = self.fields.get("entrypoint") or (ENTRYPOINT if self.is_ours else ())
         return [*entrypoint, *self.fields.get("command", ())]
 
     def seconds(self, field: str) -> float:

@@ -78,11 +78,16 @@ class Provider:
 
     folder: Path
     port: int = field(default_factory=free_port)
+    host: str = "127.0.0.1"
     process: Process | None = None
 
     @property
+    def root(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"{self.root}/v1"
 
     @property
     def call_log(self) -> Path:
@@ -101,6 +106,11 @@ class Provider:
         if self.process is not None:
             self.process.kill()
 
+    def tell(self, **controls: object) -> None:
+        """Change its settings while it runs."""
+        with urllib.request.urlopen(f"{self.root}/control", data=json.dumps(controls).encode(), timeout=5):
+            pass
+
     def in_flight(self) -> int:
         return int(self._stats()["in_flight"])
 
@@ -114,7 +124,7 @@ class Provider:
         return Counter({tag.removeprefix(mine): count for tag, count in tags.items() if tag.startswith(mine)})
 
     def _stats(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/stats", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.root}/stats", timeout=5) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from graphlib import TopologicalSorter
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from compose_file import FILES, Service, VariableMissing, example_environment, raw, services
+import yaml
+from compose_file import FILES, ROOT, Service, VariableMissing, example_environment, raw, services
 
 ALL = list(chain.from_iterable(services(file).values() for file in FILES))
 PINNED = re.compile(r"^[\w./-]+:v?\d+\.\d+[\w.-]*$")
@@ -104,11 +106,53 @@ def test_both_files_give_workers_the_same_servers() -> None:
     assert {name: other[name] for name in shared} == {name: one[name] for name in shared}
 
 
+def dependencies(service: Service) -> dict[str, str]:
+    """What a service waits for, and until when."""
+    found = service.fields.get("depends_on", {})
+    named = {name: {"condition": "service_started"} for name in found} if isinstance(found, list) else found
+    return {name: waited["condition"] for name, waited in named.items()}
+
+
+@pytest.mark.parametrize("files", [FILES[:1], FILES], ids=["alone", "with the GPU's"])
+def test_what_is_waited_for_comes(files: tuple[Path, ...]) -> None:
+    """Each dependency is there under every profile that starts its dependant, and can reach the state that is waited for."""
+    together = {name: service for file in files for name, service in services(file).items()}
+    assert sum(len(dependencies(service)) for service in together.values()) >= 15
+    for service in together.values():
+        for name, condition in dependencies(service).items():
+            other = together[name]
+            assert not other.profiles or (service.profiles and service.profiles <= other.profiles), (service.name, name)
+            if condition == "service_healthy":
+                assert "healthcheck" in other.fields, f"{name} never becomes healthy"
+            elif condition == "service_completed_successfully":
+                assert other.fields["restart"] == "no", f"{name} is started again and never completed"
+            else:
+                assert condition == "service_started"
+    order = TopologicalSorter({name: dependencies(service) for name, service in together.items()})
+    assert next(iter(order.static_order()))  # raises CycleError
+
+
+@pytest.mark.parametrize("service", [one for one in ALL if one.is_ours], ids=names)
+def test_nobody_starts_on_a_database_without_tables(service: Service) -> None:
+    """Whoever has the database's address waits for the migration, which waits for the database alone."""
+    waited = dependencies(service)
+    if service.name == "migrate":
+        assert waited == {"postgres": "service_healthy"}
+    elif "PENSTOCK_DATABASE_URL" in service.environment:
+        assert waited["migrate"] == "service_completed_successfully"
+        assert waited["redis"] == waited["postgres"] == "service_healthy"
+
+
+def test_one_version_of_vllm_everywhere() -> None:
+    """The chart's sidecar, the compose file's server and the base of our own GPU image are of one release."""
+    chart = yaml.safe_load((ROOT / "helm" / "penstock" / "values.yaml").read_text())["vllmImage"]
+    (server,) = (one.fields["image"] for one in ALL if one.name == "vllm")
+    (base,) = re.findall(r"^ARG VLLM_IMAGE=(\S+)$", (ROOT / "docker" / "Dockerfile.gpu").read_text(), re.MULTILINE)
+    assert server == base == f"{chart['repository']}:{chart['tag']}"
+
+
 def test_prometheus_asks_every_service_that_has_figures() -> None:
     """The scrape configuration names each service with a metrics port, and that port."""
-    import yaml
-    from compose_file import ROOT
-
     config = yaml.safe_load((ROOT / "docker" / "prometheus.yml").read_text())
     (found,) = config["scrape_configs"][0]["dns_sd_configs"]
     roles = {

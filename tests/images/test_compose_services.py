@@ -10,7 +10,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,16 +18,14 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 from compose_file import FILES, ROOT, Service, example_environment, services
-from fleet import PENSTOCK, Process, until
+from fleet import Process, until
+from image_programs import local
 from servers import free_port, redis_binary
 
 DOCUMENTS = 60
 JOB_S = 90.0
 PATIENCE_S = 30.0
 HOSTS = ("redis:6379", "postgres:5432", "simulate:8399")
-
-# What stands in a container's image under these names.
-PROGRAMS = {"penstock": PENSTOCK, "python": [sys.executable], "celery": [sys.executable, "-m", "celery"]}
 
 
 class Machine:
@@ -72,8 +69,7 @@ class Machine:
             port = str(self.ports["redis:6379"])
             return [redis_binary(), *argv[1:], "--port", port, "--bind", "127.0.0.1", "--dir", str(self.folder)]
         assert argv[:2] == ["tini", "--"], argv
-        swapped = [str(self.ports["simulate:8399"]) if word == "8399" else word for word in argv[3:]]
-        return [*PROGRAMS[argv[2]], *swapped]
+        return local([str(self.ports["simulate:8399"]) if word == "8399" else word for word in argv])
 
     def _environment(self, service: Service) -> Mapping[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "AWS_"))}

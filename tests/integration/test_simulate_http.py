@@ -151,6 +151,12 @@ async def test_the_metrics_are_prometheus_text() -> None:
         assert "vllm:num_requests_waiting{" in await response.text()
 
 
+async def test_it_says_that_it_is_well() -> None:
+    """A probe of vLLM's server gets 200 from what plays it."""
+    async with provider(like="vllm") as client, client.session.get(client.url + "/health") as response:
+        assert response.status == 200
+
+
 async def test_a_taken_port_is_named() -> None:
     """The message gives the address and what to do."""
     async with provider() as client:

@@ -6,11 +6,9 @@ test_kill_storm.py and test_single_faults.py: there leases end, and bring back w
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,12 +33,6 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     with Fleet(tmp_path) as fleet:
         fleet.provider.start("--latency-ms", "5", "--latency-sigma", "0")
         yield fleet
-
-
-def tell(fleet: Fleet, **controls: object) -> None:
-    url = f"http://127.0.0.1:{fleet.provider.port}/control"
-    with urllib.request.urlopen(url, data=json.dumps(controls).encode(), timeout=5):
-        pass
 
 
 def held_and_queued(fleet: Fleet, queue: str) -> tuple[int, int]:
@@ -75,7 +67,7 @@ def test_documents_are_back_in_the_queue_at_once(
     worker = start(fleet, **lease)
     known = fleet.submit(8, key="known", lane=lane)
     fleet.wait_for(known, JobState.COMPLETED, 60)  # the provider's first answer, which others wait for
-    tell(fleet, latency_ms=WORK_MS)
+    fleet.provider.tell(latency_ms=WORK_MS)
     job = fleet.submit(DOCUMENTS, key="long", lane=lane)
     queue = f"penstock.{lane}"
     until(lambda: fleet.provider.in_flight() == 16, 30, "all slots are in flight")
@@ -84,7 +76,7 @@ def test_documents_are_back_in_the_queue_at_once(
     end_by_notice(worker, notice_s)
     assert held_and_queued(fleet, queue) == (0, DOCUMENTS)
 
-    tell(fleet, latency_ms=5)
+    fleet.provider.tell(latency_ms=5)
     start(fleet, **lease)
     fleet.wait_for(job, JobState.COMPLETED, 60)
     assert fleet.account(job, DOCUMENTS).extra_calls == 16

@@ -49,6 +49,7 @@ def make_app(config: SimulatorConfig) -> web.Application:
     app.router.add_get("/control", _controls)
     app.router.add_post("/control", _control)
     app.router.add_get("/metrics", _metrics)
+    app.router.add_get("/health", _health)
     app.on_shutdown.append(ending)
     app.on_cleanup.append(ended)
     return app
@@ -136,6 +137,11 @@ async def _control(request: web.Request) -> web.Response:
 async def _metrics(request: web.Request) -> web.Response:
     text = request.app[PROVIDER].metrics(time.monotonic())
     return web.Response(text=text, content_type="text/plain", charset="utf-8")
+
+
+async def _health(_: web.Request) -> web.Response:
+    """As vLLM's server has it, for probes."""
+    return web.Response()
 
 
 @asynccontextmanager
