@@ -203,6 +203,6 @@ def _lane() -> dict[str, Any]:
     query = f"label_values({of.WORKERS}, lane)"
     return {
         "name": "lane", "label": "Lane", "type": "query", "datasource": {"type": "prometheus", "uid": "${datasource}"},
-        "query": query, "definition": query, "refresh": 2, "includeAll": True, "allValue": ".*", "multi": True,
+        "query": query, "refresh": 2, "includeAll": True, "allValue": ".*", "multi": True,
         "current": {"text": "All", "value": "$__all"},
     }  # fmt: skip
