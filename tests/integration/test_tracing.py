@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fleet import Fleet, until
+from fleet import PENSTOCK, Fleet, Provider, until
 from otlp import ENDPOINT, Collector, Told
+from prometheus_client.parser import text_string_to_metric_families
 from servers import MissingServer, free_port
 
 from penstock_ledger.model import ItemKey, JobState
@@ -49,17 +52,18 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
 
 
 def _work(fleet: Fleet) -> str:
-    """One worker dies with its answers in hand, the next one finishes; then the dead letters are replayed."""
-    fleet.provider.start("--latency-ms", "20", "--error-rate", "0.2", "--poison-rate", "0.1", "--retry-after-s", "0.1")
+    """One of two workers dies with answers in hand, the other finishes; then the dead letters are replayed."""
+    fleet.provider.start("--latency-ms", "100", "--error-rate", "0.2", "--poison-rate", "0.1", "--retry-after-s", "0.1")
     control = fleet.control(trace_share=1)
     doomed = fleet.worker(8, trace_share=1, failpoints="before_commit:kill")
+    survivor = fleet.worker(8, trace_share=1)
+    fleet.ready(doomed, survivor)
     source = fleet.folder / "docs.jsonl"
     source.write_text("".join(f'{{"id":"doc-{n}","text":"{SECRET} {n}"}}\n' for n in range(DOCUMENTS)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock_producer.producer.callers_span", lambda: CALLERS_SPAN)
         job = fleet.producer.submit(source, fleet.spec(), job_key="night")
     assert doomed.wait(60) == -signal.SIGKILL
-    survivor = fleet.worker(8, trace_share=1)
     fleet.wait_for(job, JobState.COMPLETED, 60)
     assert fleet.producer.replay("night") > 0
     fleet.wait_for(job, JobState.COMPLETED, 60)
@@ -114,7 +118,12 @@ def test_spans_are_as_the_conventions_say(night: Night) -> None:
             "server.address": "127.0.0.1", "server.port": night.fleet.provider.port,
         }.items()  # fmt: skip
         if call.failed:
-            assert call.attributes["error.type"] in ("server_error", "bad_request", "context_overflow", "content_filter")
+            assert call.attributes["error.type"] in (
+                "server_error",
+                "bad_request",
+                "context_overflow",
+                "content_filter",
+            )
         else:
             assert call.attributes["http.response.status_code"] == 200
             assert call.attributes["gen_ai.usage.input_tokens"] > 0
@@ -148,9 +157,10 @@ def test_a_retry_is_another_process_span(night: Night) -> None:
 
 def test_a_killed_worker_leaves_the_trace_to_the_next(night: Night) -> None:
     """What a killed worker had in flight is gone from the trace; the next worker's try is in the same one, and says so."""
-    crashed = [span for span in night.all("process") if span.attributes.get("penstock.crashes")]
+    first_tries = [next(span for span in spans if span.kind == "CONSUMER") for spans in night.traces.values()]
+    crashed = [span.attributes["penstock.redelivered"] for span in first_tries if "penstock.crashes" in span.attributes]
     assert crashed
-    assert all(span.attributes["penstock.redelivered"] for span in crashed)
+    assert all(crashed)
     assert len({span.resource["service.instance.id"] for span in night.all("process")}) == 1
 
 
@@ -184,12 +194,46 @@ def test_no_text_of_a_document_leaves(night: Night) -> None:
 def test_a_collector_that_is_away_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job ends, and so do its processes, with status 0; what could not be told is said once in each log."""
     monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with Fleet(tmp_path) as fleet:
         fleet.provider.start("--latency-ms", "5")
-        worker = fleet.worker(8, control=True, trace_share=1)
+        port = free_port()
+        worker = fleet.worker(8, control=True, trace_share=1, metrics_port=port)
         job = fleet.submit(40)
         fleet.wait_for(job, JobState.COMPLETED, 60)
         fleet.account(job, 40)
         until(lambda: "the collector does not take spans" in worker.log.read_text(), 30, "the loss is said")
+        until(lambda: _lost(port) == {"api": 160.0, "control": 40.0}, 30, "all that was lost is counted")
         worker.send(signal.SIGTERM)
         assert worker.wait(30) == 0
+
+
+def _lost(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    samples = [
+        sample for family in families for sample in family.samples if sample.name == "penstock_trace_spans_total"
+    ]
+    return {sample.labels["lane"]: sample.value for sample in samples if sample.labels["result"] == "failed"}
+
+
+def test_one_machine_mode_tells_all_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`penstock run` feeds and its workers work: when it has ended, every span of both has arrived."""
+    documents = {f"doc-{n}" for n in range(12)}
+    with Collector() as collector:
+        monkeypatch.setenv(ENDPOINT, collector.url)
+        monkeypatch.setenv("PENSTOCK_TRACE_SHARE", "1")
+        provider = Provider(tmp_path).start("--latency-ms", "5")
+        try:
+            source = tmp_path / "docs.jsonl"
+            source.write_text("".join(f'{{"id":"{document}","text":"a"}}\n' for document in documents))
+            command = [*PENSTOCK, "run", str(source), "--out", str(tmp_path / "out"), "--no-progress", "--workers", "1"]
+            command += ["--base-url", provider.url, "--model", "sim", "--prompt", "Summarise: {text}"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+        finally:
+            provider.kill()
+        assert done.returncode == 0, done.stdout + done.stderr
+        names = ["chat sim", "process penstock.api", "send penstock.api", "settle", "wait"]
+        assert {
+            name: sorted(span.name for span in spans) for name, spans in collector.traces().items()
+        } == dict.fromkeys(documents, names)
