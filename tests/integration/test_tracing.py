@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fleet import PENSTOCK, Fleet, Provider, until
+from fleet import PENSTOCK, Fleet, until
 from otlp import ENDPOINT, Collector, Told
 from prometheus_client.parser import text_string_to_metric_families
 from servers import MissingServer, free_port
@@ -191,21 +192,19 @@ def test_no_text_of_a_document_leaves(night: Night) -> None:
     assert not [words for words in said if any(words.encode() in payload for payload in night.collector.payloads)]
 
 
-def test_a_collector_that_is_away_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job ends, and so do its processes, with status 0; what could not be told is said once in each log."""
+def test_a_collector_that_is_away_changes_nothing(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job ends, and so does its process, with status 0; what could not be told is said in the log, and counted."""
     monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    with Fleet(tmp_path) as fleet:
-        fleet.provider.start("--latency-ms", "5")
-        port = free_port()
-        worker = fleet.worker(8, control=True, trace_share=1, metrics_port=port)
-        job = fleet.submit(40)
-        fleet.wait_for(job, JobState.COMPLETED, 60)
-        fleet.account(job, 40)
-        until(lambda: "the collector does not take spans" in worker.log.read_text(), 30, "the loss is said")
-        until(lambda: _lost(port) == {"api": 160.0, "control": 40.0}, 30, "all that was lost is counted")
-        worker.send(signal.SIGTERM)
-        assert worker.wait(30) == 0
+    port = free_port()
+    worker = night.fleet.worker(8, control=True, trace_share=1, metrics_port=port)
+    job = night.fleet.submit(10, key="away")
+    night.fleet.wait_for(job, JobState.COMPLETED, 60)
+    night.fleet.account(job, 10)
+    until(lambda: "the collector does not take spans" in worker.log.read_text(), 30, "the loss is said")
+    until(lambda: (lost := _lost(port))["control"] == 10 and lost["api"] >= 40, 30, "all that was lost is counted")
+    worker.send(signal.SIGTERM)
+    assert worker.wait(30) == 0
 
 
 def _lost(port: int) -> dict[str, float]:
@@ -217,23 +216,22 @@ def _lost(port: int) -> dict[str, float]:
     return {sample.labels["lane"]: sample.value for sample in samples if sample.labels["result"] == "failed"}
 
 
-def test_one_machine_mode_tells_all_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_machine_mode_tells_all_before_it_ends(
+    night: Night, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`penstock run` feeds and its workers work: when it has ended, every span of both has arrived."""
-    documents = {f"doc-{n}" for n in range(12)}
+    source = tmp_path / "docs.jsonl"
+    source.write_text("".join(f'{{"id":"doc-{n}","text":"a"}}\n' for n in range(10)))
+    command = [*PENSTOCK, "run", str(source), "--out", str(tmp_path / "out"), "--no-progress", "--workers", "1"]
+    command += ["--base-url", night.fleet.provider.url, "--model", "sim", "--prompt", "Summarise: {text}"]
     with Collector() as collector:
         monkeypatch.setenv(ENDPOINT, collector.url)
         monkeypatch.setenv("PENSTOCK_TRACE_SHARE", "1")
-        provider = Provider(tmp_path).start("--latency-ms", "5")
-        try:
-            source = tmp_path / "docs.jsonl"
-            source.write_text("".join(f'{{"id":"{document}","text":"a"}}\n' for document in documents))
-            command = [*PENSTOCK, "run", str(source), "--out", str(tmp_path / "out"), "--no-progress", "--workers", "1"]
-            command += ["--base-url", provider.url, "--model", "sim", "--prompt", "Summarise: {text}"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
-        finally:
-            provider.kill()
-        assert done.returncode == 0, done.stdout + done.stderr
-        names = ["chat sim", "process penstock.api", "send penstock.api", "settle", "wait"]
-        assert {
-            name: sorted(span.name for span in spans) for name, spans in collector.traces().items()
-        } == dict.fromkeys(documents, names)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert done.returncode in (0, 3), done.stdout + done.stderr  # 3: the provider refuses some documents for good
+    traces = collector.traces()
+    assert traces.keys() == {f"doc-{n}" for n in range(10)}
+    for spans in traces.values():
+        names = Counter(span.name.split()[0] for span in spans)
+        assert names["send"] == 1
+        assert names["process"] == names["wait"] == names["chat"] == names["settle"] >= 1
