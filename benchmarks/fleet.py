@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,12 +105,16 @@ def fleet(
     concurrency: int,
     base_url: str = "http://127.0.0.1:9/v1",
     lane: str = "api",
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
-    """``worker`` is the module of the worker process, the real one or one with another lane; ``lane`` its argument."""
+    """``worker`` is the module of the worker process, the real one or one with another lane; ``lane`` its argument.
+
+    ``settings`` are further variables of both processes.
+    """
     place.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(open_database(_database_url(place))) as database:
         database.migrate()
-    variables = _variables(place, server, concurrency, base_url)
+    variables = _variables(place, server, concurrency, base_url) | dict(settings or {})
     with (
         process(
             [sys.executable, "-m", "penstock_workers", "control"], variables=variables, log=place / "c.log"

@@ -27,6 +27,7 @@ _USAGE = {  # raised by our other packages; by name, so that reading this table 
     "UnknownProvider",
     "MissingApiKey",
     "InvalidFailpoint",
+    "TracingMissing",
 }
 _OUR_ROOTS = {"ProducerError", "LedgerError", "WorkerError", "RatelimitError", "RateLimitError"}
 

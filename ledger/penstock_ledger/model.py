@@ -51,7 +51,9 @@ class NewJob:
     job_id: str
     job_key: str  # the caller's idempotency key; equals job_id when the caller gave none
     spec: dict[str, Any]  # penstock_producer.spec.JobSpec as JSON
-    source: dict[str, Any]  # the pinned source: kind, uri, size, etag or sha256 ({"kind": "spool"} for an open job)
+    # The pinned source: kind, uri, size, etag or sha256 ({"kind": "spool"} for an open job); with it travels the
+    # `traceparent` of the span in which the job was submitted, where there was one.
+    source: dict[str, Any]
     digest: str  # sha256 over spec and source pin: the same key with another digest is a conflict
     total: int | None  # documents in the source, bad rows included; None while an open job is not closed
     feed_kind: FeedKind = FeedKind.SOURCE

@@ -8,11 +8,12 @@ source's; the cursor moves behind the whole pile or not at all, so the order wit
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from penstock_ledger import Database, JobStore, OutcomeStore, Publish, RedisLedger, buckets_for
+from penstock_ledger import Database, JobStore, OutcomeStore, Publish, PublishReport, RedisLedger, buckets_for
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job
 from penstock_producer.prefix_order import BYTES_ORDERED, ROWS_ORDERED, in_prefix_order, wants_order
 from penstock_producer.refusals import DUPLICATE, refused, written_off
@@ -20,6 +21,7 @@ from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.base import BadRow, Cursor, Document, Source
 from penstock_producer.sources.of_feed import open_feed_source, source_of
 from penstock_producer.spec import JobSpec
+from penstock_producer.tracing import SendSpans
 from penstock_producer.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now, item_tag, queue_name
 
 __all__ = ["FeedStep", "Feeder", "open_feed_source", "open_feeder"]
@@ -69,6 +71,7 @@ class Feeder:
         redis_ledger: RedisLedger,
         refused_lines: frozenset[int] = frozenset(),
         ordered_for: str | None = None,
+        spans: SendSpans | None = None,
     ) -> None:
         self.feed = feed
         self.urgent = False  # set by who leads: whether documents go to the consuming end of the queue
@@ -82,6 +85,7 @@ class Feeder:
         self._buckets = buckets_for(job)
         self._refused_lines = refused_lines
         self._ordered_for = ordered_for  # the endpoint whose bodies are put into prefix order; None keeps the source's
+        self._spans = spans  # None: nothing is traced
         self._rows: Iterator[Document | BadRow] | None = None
         self._cursor: Cursor = dict(feed.cursor)
 
@@ -123,7 +127,7 @@ class Feeder:
             items = [self._item(self._source.fetch(position)) for _, position in group]
             # A death between these two takes the documents out of the window: a rewind of the feed brings them back.
             self._redis.drop_from_window([item.key for item in items])
-            published += self._redis.publish(self._queue, items, self._buckets, urgent=self.urgent).published
+            published += self._send(items, again=True).published
         return published
 
     def _run(self, limit: int, handle: _Handler, bounds: _Bounds) -> FeedStep:
@@ -174,9 +178,15 @@ class Feeder:
         return FeedStep(len(rows), published, skipped, len(rows) - len(documents))
 
     def _publish(self, documents: Sequence[Document]) -> tuple[int, int]:
-        items = [self._item(document) for document in documents]
-        report = self._redis.publish(self._queue, items, self._buckets, urgent=self.urgent)
+        report = self._send([self._item(document) for document in documents])
         return report.published, report.done + report.in_window
+
+    def _send(self, items: Sequence[Publish], *, again: bool = False) -> PublishReport:
+        began_ns = time.time_ns()
+        report = self._redis.publish(self._queue, items, self._buckets, urgent=self.urgent)
+        if self._spans is not None and report.published:
+            self._spans.sent([item.key for item in items], self._queue, began_ns, again=again)
+        return report
 
     def _publish_ordered(self, documents: Sequence[Document]) -> tuple[int, int]:
         assert self._ordered_for is not None, "only jobs in prefix order come here"
@@ -201,7 +211,8 @@ class Feeder:
         key = self._key(document.doc_id)
         inline = len(document.body) <= MAX_INLINE_BODY_BYTES
         body, ref = (document.body, None) if inline else (None, document.position)
-        raw = encode_item(key, queue=self._queue, body=body, ref=ref, urgent=self.urgent, fed=fed_now())
+        trace = None if self._spans is None else self._spans.header(key)
+        raw = encode_item(key, queue=self._queue, body=body, ref=ref, urgent=self.urgent, fed=fed_now(), trace=trace)
         return Publish(key, document.position, item_tag(key), raw)
 
     def _key(self, doc_id: str) -> ItemKey:
@@ -220,6 +231,7 @@ def open_feeder(
     *,
     owner: str,
     settings: ProducerSettings | None = None,
+    spans: SendSpans | None = None,
 ) -> Feeder:
     """A feeder for a feed that ``owner`` has leased. Nothing of the source is read yet."""
     outcomes = OutcomeStore(database)
@@ -235,6 +247,7 @@ def open_feeder(
         redis_ledger=redis_ledger,
         refused_lines=_duplicate_lines(job, feed, outcomes),
         ordered_for=spec.endpoint if wants_order(spec) else None,
+        spans=spans,
     )
 
 

@@ -21,15 +21,17 @@ from penstock_producer.overrides import Overrides
 from penstock_producer.refusals import refused
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.open import open_source, unchanged
+from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.spec import JobSpec
+from penstock_producer.tracing import SUBMITTED_BY, callers_span
 from penstock_producer.validate import survey
 
 _JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: nobody guesses or repeats one
 _JOB_ID_CHARS = 20
 _MAX_JOB_KEY_CHARS = 200
-# Of a pin: where and how it was read, not what it holds. A moved or touched file is the same source.
-_NOT_CONTENT = frozenset({"mtime_ns", "max_line_bytes"})
+# Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
+_NOT_CONTENT = frozenset({"mtime_ns", "max_line_bytes", SUBMITTED_BY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Producer:
         """
         spec = spec if isinstance(spec, JobSpec) else JobSpec.from_json(spec)
         known = self._known(job_key)
-        if known is not None and known.source != SPOOL_PIN and unchanged(known.source, source, self._settings):
+        if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
             return self._create(spec, known.source, known.total, job_key, ())
         found = survey(open_source(source, spec, self._settings), spec)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
@@ -174,12 +176,12 @@ class Producer:
     ) -> Job:
         if job_key is not None:
             _check_key(job_key)
-        job_id = _new_job_id()
+        job_id, span = _new_job_id(), callers_span()
         new = NewJob(
             job_id=job_id,
             job_key=job_key or job_id,
             spec=spec.to_json(),
-            source=dict(pin),
+            source={**pin, SUBMITTED_BY: span} if span else dict(pin),
             digest=_digest(spec, pin),
             total=total,
             feed_kind=feed_kind,

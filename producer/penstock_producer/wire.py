@@ -21,6 +21,7 @@ import orjson
 from penstock_ledger.keys import QUEUE_PREFIX
 from penstock_ledger.model import ItemKey
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
+from penstock_producer.tracing import TRACEPARENT_HEADER
 
 TASK_NAME = "penstock.item"
 MESSAGE_VERSION = 1
@@ -36,6 +37,7 @@ _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
 _FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent, fed) combinations whose constant parts stay built
 
 _SAFE_DOC = re.compile(r"[A-Za-z0-9_.@-]{1,128}", re.ASCII)
+_TRACEPARENT = b',"%b":%%b' % TRACEPARENT_HEADER.encode()
 _EMBED = b'},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 
 
@@ -79,10 +81,12 @@ def encode_item(
     calls: int = 0,
     urgent: bool = False,
     fed: int | None = None,
+    trace: str | None = None,
 ) -> bytes:
     """The raw message to LPUSH. ``body`` must be valid JSON: it is embedded as it is, not parsed again.
 
-    ``retries`` are tries that counted, ``calls`` all requests that were sent; ``fed`` as ``fed_now`` gives it.
+    ``retries`` are tries that counted, ``calls`` all requests that were sent; ``fed`` as ``fed_now`` gives it; ``trace``
+    is the `traceparent` of an item that is traced.
 
     Raises ValueError unless exactly one of ``body`` and ``ref`` is given.
     """
@@ -94,8 +98,9 @@ def encode_item(
     payload = b'"body":' + body if body is not None else b'"ref":' + orjson.dumps(ref)
     text = b"".join((frame.kwargs, orjson.dumps(doc_id), b",", payload, _EMBED))
     quoted_tag = orjson.dumps(tag)
+    traced = b"" if trace is None else _TRACEPARENT % orjson.dumps(trace)
     return b"".join((
-        b'{"body":', orjson.dumps(text.decode()), frame.before_id, quoted_tag,
+        b'{"body":', orjson.dumps(text.decode()), frame.before_id, quoted_tag, traced,
         frame.before_repr, orjson.dumps(f"<{job_id} {doc_id[:_MAX_REPR_DOC_CHARS]}>"),
         frame.before_correlation, quoted_tag, frame.before_tag, quoted_tag, b"}}",
     ))  # fmt: skip

@@ -79,6 +79,7 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
                                      "use broker.existingSecret"),
     "a pool's setting twice": ("minimal", _pool(settings={"drain_seconds": 3}), "settings.drain_seconds",
                                "use workerPools.<name>.drainSeconds"),
+    "traces for nobody": ("minimal", {"tracing": {"share": 0.01}}, "nobody takes the traces", "set tracing.endpoint"),
     "a setting as variable": ("minimal", _pool(env={"PENSTOCK_WINDOW": "5"}), "env.PENSTOCK_WINDOW",
                               "workerPools.api.settings.window"),
 }  # fmt: skip

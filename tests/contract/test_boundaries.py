@@ -27,7 +27,9 @@ MAY_IMPORT = {
     "penstock_cli": set(PACKAGES),
 }
 ROLE_FOLDERS = {"producer", "workers", "ratelimit", "ledger", "gateway", "cli"}
-HEAVY = ("torch", "vllm", "pandas", "boto3", "fastapi", "celery", "kombu", "aiohttp", "typer", "rich", "alembic")
+HEAVY = (
+    "torch", "vllm", "pandas", "boto3", "fastapi", "celery", "kombu", "aiohttp", "typer", "rich", "alembic", "opentelemetry",
+)  # fmt: skip
 
 
 def imported_names(file: Path) -> set[str]:

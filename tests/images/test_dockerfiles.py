@@ -53,7 +53,7 @@ def test_a_build_sees_what_a_wheel_is_made_of_and_no_more() -> None:
 
 def test_requirements_are_the_projects_own() -> None:
     """The base install and the extras that were asked for; no torch and no vLLM in the small image."""
-    lines = script("worker", "postgres", "s3", "flower").splitlines()
+    lines = script("worker", "postgres", "s3", "flower", "otel").splitlines()
     assert {"celery>=5.7,<5.8", "msgspec>=0.19", "psycopg[binary]>=3.2"} < set(lines)
     assert not [line for line in lines if re.match(r"(torch|vllm|transformers|penstock)", line)]
 

@@ -21,7 +21,8 @@ from penstock_workers.metrics.catalogue import CATALOGUE
 from penstock_workers.metrics.dashboards import DASHBOARDS
 
 DOCUMENTS = 60
-OF_ENGINES = re.compile("penstock_(engine|embed)_")  # only workers that host a model have these: tests/engines
+# Only workers that host a model have these, or that trace items: tests/engines, test_tracing.py.
+OF_OTHERS = re.compile("penstock_(engine|embed|trace)_")
 
 
 class House:
@@ -99,7 +100,7 @@ def test_everything_in_the_catalogue_is_there_and_nothing_else(house: House) -> 
     expected = {}
     for metric in CATALOGUE:
         endings = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
-        if OF_ENGINES.match(metric.name) is None:
+        if OF_OTHERS.match(metric.name) is None:
             expected |= {f"{metric.name}{ending}": set(metric.labels) for ending in endings}
     assert ours == expected.keys()
     for name, labels in expected.items():
@@ -108,12 +109,12 @@ def test_everything_in_the_catalogue_is_there_and_nothing_else(house: House) -> 
 
 
 def test_every_expression_asks_for_what_a_real_page_shows(house: House) -> None:
-    """Each series in a dashboard or an alert is on the page of a real worker, but for those of engines."""
+    """Each series in a dashboard or an alert is on the page of a real worker, but for those of others."""
     page = scrape(house.port)
     texts = [alert.expr for alert in ALERTS] + [
         text for dashboard in DASHBOARDS for row in dashboard.rows for panel in row.panels for text, _ in panel.queries
     ]
-    asked = {series for text in texts for series, _ in selectors(parsed(text)) if not OF_ENGINES.match(series)}
+    asked = {series for text in texts for series, _ in selectors(parsed(text)) if not OF_OTHERS.match(series)}
     assert len(asked) > 40
     assert asked <= page.keys()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
 
 from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
@@ -28,10 +29,11 @@ from penstock_workers.metrics.tally import Tally
 from penstock_workers.quarantine import ChildQuarantine, Quarantine
 from penstock_workers.runner import ItemRunner
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
-from penstock_workers.settle import Settler
+from penstock_workers.settle import Settler, Tell
 from penstock_workers.shelves import Shelves
 from penstock_workers.starts import Starts
 from penstock_workers.stores import open_stores
+from penstock_workers.tracing import Tracing, open_tracing
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +53,16 @@ class WorkerEngine:
         self._ended_before = 0
         self._hot: RedisLedger | None = None
         self._control: Control | None = None
+        self._tracing: Tracing | None = None
 
     async def start(self, bridge: Bridge) -> None:
         settings = self._settings
         stores = self._closing.enter_context(open_stores(settings, "worker"))
         self._hot = stores.hot
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
-        self._runner = ItemRunner(
+        self._tracing = self._closing.enter_context(open_tracing(settings, settings.lane))
+        new_runner, tell = _traced(self._tracing)
+        self._runner = new_runner(
             lane=self._lane,
             jobs=JobBook(read_job(jobs, settings)),
             bodies=Bodies(stores.database, settings),
@@ -71,6 +76,7 @@ class WorkerEngine:
                 self._tally,
                 group_max=settings.commit_max,
                 linger_s=settings.commit_linger_s,
+                tell=tell,
             ),
             policy=RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s),
             failpoints=self._failpoints,
@@ -118,6 +124,8 @@ class WorkerEngine:
             yield from bound_figures(lane, "starting")
             return
         yield from self._runner.figures(lane)
+        if self._tracing is not None:
+            yield from self._tracing.sink.figures()
         gauges = self._lane.gauges()
         yield from engine_figures(lane, gauges)
         yield from bound_figures(lane, str(gauges.get("bound") or self._runner.bound()))
@@ -167,6 +175,16 @@ def _admission(settings: WorkerSettings, lane: Lane) -> Admission:
 def _quarantine(settings: WorkerSettings, lane: Lane) -> Quarantine:
     """A suspect runs in a child process; where the engine is in one already, alone in the engine."""
     return EngineQuarantine(lane) if isinstance(lane, GpuLane | SidecarLane) else ChildQuarantine(settings.lane)
+
+
+def _traced(tracing: Tracing | None) -> tuple[Callable[..., ItemRunner], Tell | None]:
+    """The runner, and who hears of settled items. Without tracing nothing is asked of an item, nor imported."""
+    if tracing is None:
+        return ItemRunner, None
+    from penstock_workers.tracing.notes import NotingRunner
+
+    items = tracing.of_items()
+    return partial(NotingRunner, items), items.settled
 
 
 def build_engine(settings: WorkerSettings) -> ItemEngine:

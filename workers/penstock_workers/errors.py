@@ -12,7 +12,8 @@ WorkerError
 ├── MissingApiKey       a provider's `api_key_env` names a variable that is not set
 ├── ModelMissing        a setting names no model that is here
 ├── ModelUnusable       a model is here, and cannot be loaded or not be used as this lane does
-└── PackageMissing      a lane's engine is not installed
+├── PackageMissing      a lane's engine is not installed
+└── TracingMissing      items are to be traced, and OpenTelemetry is not installed
 """
 
 from __future__ import annotations
@@ -115,3 +116,13 @@ class PackageMissing(WorkerError):
 
     def __init__(self, lane: str, package: str, extra: str) -> None:
         super().__init__(f"lane {lane} needs {package}, which is not installed here: pip install 'penstock[{extra}]'")
+
+
+class TracingMissing(WorkerError):
+    """Items are to be traced, and OpenTelemetry is not installed."""
+
+    def __init__(self, share: float, module: str | None) -> None:
+        super().__init__(
+            f"setting trace_share = {share:g} needs OpenTelemetry, and {module or 'a part of it'} is not installed here: "
+            "pip install 'penstock[otel]', or set trace_share (PENSTOCK_TRACE_SHARE) to 0"
+        )

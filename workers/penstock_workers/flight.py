@@ -15,6 +15,7 @@ from penstock_workers.settings import ProviderSettings
 
 if TYPE_CHECKING:
     from penstock_workers.admission import Turn
+    from penstock_workers.tracing.notes import Notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Flight:
     crashes: int = 0  # earlier starts that nobody concluded
     calls: int = 0  # requests sent in this try
     last_answer: bytes | None = None
+    notes: Notes | None = None  # of an item that is traced; written and read by penstock_workers.tracing
 
     @property
     def opened(self) -> bool:

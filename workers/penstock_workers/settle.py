@@ -24,14 +24,24 @@ log = logging.getLogger(__name__)
 
 STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the prefetch bounds how many
 
+Tell = Callable[[Sequence[Settled]], None]  # hears of each group that is durable; must not raise
+
 
 class Settler:
     """Groups outcomes (at most ``group_max``, at most ``linger_s``) and commits one group after the other."""
 
     def __init__(
-        self, shelves: Shelves, failpoints: Failpoints, tally: Tally, *, group_max: int, linger_s: float
+        self,
+        shelves: Shelves,
+        failpoints: Failpoints,
+        tally: Tally,
+        *,
+        group_max: int,
+        linger_s: float,
+        tell: Tell | None = None,
     ) -> None:
         self._shelves = shelves
+        self._tell_of = tell
         self._tally = tally
         self._failpoints = failpoints
         self._gatherer: Gatherer[Settled] = Gatherer(self._commit, group_max=group_max, linger_s=linger_s)
@@ -62,6 +72,8 @@ class Settler:
         self._tally.settled(group)
         assert self._bridge is not None, "start() comes first"
         self._bridge.conclude([(settled.flight.delivery, _verdict(settled)) for settled in group])
+        if self._tell_of is not None:
+            self._tell_of(group)
 
     def _write_sql(self, group: Sequence[Settled]) -> None:
         self._failpoints.hit("before_commit")

@@ -17,6 +17,7 @@ from penstock_ledger import (
     SettledRetry,
 )
 from penstock_ledger.model import DeadLetter, JobState, Result
+from penstock_producer.tracing import TRACEPARENT_HEADER, parse_traceparent
 from penstock_producer.wire import FED_HEADER, URGENT_HEADER, encode_item
 from penstock_workers.flight import Flight
 from penstock_workers.outcome import Dead, Done, Outcome, Parked, Released, Retry, Unreadable
@@ -125,6 +126,7 @@ def _message(flight: Flight, retries: int) -> bytes:
         calls=flight.calls_in_all,
         urgent=flight.delivery.headers.get(URGENT_HEADER) is True,
         fed=_fed(flight),
+        trace=_trace(flight),
     )
 
 
@@ -132,6 +134,12 @@ def _fed(flight: Flight) -> int | None:
     """Headers come from outside: one of another shape is left out."""
     fed = flight.delivery.headers.get(FED_HEADER)
     return fed if isinstance(fed, int) and not isinstance(fed, bool) else None
+
+
+def _trace(flight: Flight) -> str | None:
+    """As it came, whether or not this worker traces: the next one may."""
+    header = flight.delivery.headers.get(TRACEPARENT_HEADER)
+    return header if parse_traceparent(header) is not None else None
 
 
 def _pauses(group: Iterable[Settled]) -> dict[str, str]:

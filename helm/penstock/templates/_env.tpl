@@ -85,6 +85,15 @@ api_key_env = {{ include "penstock.providerKeyVariable" $name | toJson }}
 {{- end }}
 {{- end -}}
 
+{{- define "penstock.tracingEnv" -}}
+{{- if .Values.tracing.share }}
+- name: PENSTOCK_TRACE_SHARE
+  value: {{ .Values.tracing.share | quote }}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ .Values.tracing.endpoint | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* Of one pool: `dict "root" $ "pool" pool`. */}}
 {{- define "penstock.poolEnv" -}}
 {{ include "penstock.storesEnv" .root }}
@@ -95,6 +104,7 @@ api_key_env = {{ include "penstock.providerKeyVariable" $name | toJson }}
   value: "0.0.0.0"
 - name: PENSTOCK_METRICS_PORT
   value: {{ int64 .root.Values.metrics.port | quote }}
+{{- include "penstock.tracingEnv" .root }}
 - name: PENSTOCK_PROBE_DIR
   value: /run/penstock
 - name: PENSTOCK_DRAIN_SECONDS

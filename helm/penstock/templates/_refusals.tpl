@@ -21,6 +21,7 @@
   "redis_url" "broker.existingSecret" "database_url" "database.existingSecret" "providers" "providers" "lane" "workerPools.<name>.kind"
   "concurrency" "workerPools.<name>.concurrency" "drain_seconds" "workerPools.<name>.drainSeconds" "control" "a pool of kind control"
   "probe_dir" "nothing: the chart sets it" "metrics_host" "nothing: the chart sets it" "metrics_port" "metrics.port"
+  "trace_share" "tracing.share"
 }}
 {{- if hasKey $.Values.settings $name }}
 - settings.{{ $name }} would be overruled; use {{ $fix }}
@@ -40,6 +41,12 @@
 {{- end }}
 {{- if and (eq .Values.spot.provider "custom") (not (and .Values.spot.custom.labelKey .Values.spot.custom.labelValue)) }}
 - spot.provider is custom, but nothing says which nodes are spot; set spot.custom.labelKey and spot.custom.labelValue
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.refuseTracing" -}}
+{{- if and .Values.tracing.share (not .Values.tracing.endpoint) }}
+- tracing.share is {{ .Values.tracing.share }}, but nobody takes the traces; set tracing.endpoint to a collector's address (http://collector.monitoring:4318)
 {{- end }}
 {{- end -}}
 

@@ -17,8 +17,9 @@ from penstock_workers.control.lookout import Lookout
 from penstock_workers.control.recover import Recovery
 from penstock_workers.control.steer import Steering
 from penstock_workers.metrics.samples import Sample
-from penstock_workers.settings import WorkerSettings, process_name
+from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 from penstock_workers.stores import open_stores
+from penstock_workers.tracing import Tracing, open_tracing
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,17 @@ FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
 class Control:
     """Owns its own connections, so that it can live in any process and any thread. ``tick`` is not thread-safe."""
 
-    def __init__(self, settings: WorkerSettings, database: Database, hot: RedisLedger, *, owner: str) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        database: Database,
+        hot: RedisLedger,
+        *,
+        owner: str,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._settings = settings
+        self._tracing = tracing
         self._turned_at = time.monotonic()
         self._jobs = JobStore(database)
         self._outbox = Outbox(database)
@@ -41,7 +51,7 @@ class Control:
         self._hot = hot
         self._recovery = Recovery(self._jobs, outcomes, hot)
         self._counted = Counted()
-        self._steering = Steering(settings, database, hot, self._counted, owner=owner)
+        self._steering = Steering(settings, database, hot, self._counted, owner=owner, tracing=tracing)
         self._lookout = Lookout(hot, RedisAddress.parse(settings.redis_url).connect(socket_timeout=LOOK_TIMEOUT_S))
         self._ticks = 0
 
@@ -90,6 +100,8 @@ class Control:
         """Any thread."""
         yield from self._counted.figures()
         yield from self._lookout.figures()
+        if self._tracing is not None:
+            yield from self._tracing.sink.figures()
 
     def _steer(self, job: Job) -> None:
         """One job's trouble must not hold up the others."""
@@ -116,8 +128,8 @@ class Control:
 def start_control(settings: WorkerSettings) -> Iterator[Control]:
     """Run a control loop in a thread of its own, with connections of its own, until the block ends."""
     stop = threading.Event()
-    with open_stores(settings, "control") as stores:
-        control = Control(settings, stores.database, stores.hot, owner=process_name())
+    with open_stores(settings, "control") as stores, open_tracing(settings, CONTROL_LANE) as tracing:
+        control = Control(settings, stores.database, stores.hot, owner=process_name(), tracing=tracing)
         thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)
         thread.start()
         try:

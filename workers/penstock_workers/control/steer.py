@@ -21,6 +21,7 @@ from penstock_workers.control.recover import stats_from
 from penstock_workers.control.room import Room
 from penstock_workers.settings import DEFAULT_PROVIDER, WorkerSettings
 from penstock_workers.stores import REDIS_TIMEOUT_S
+from penstock_workers.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,17 @@ class Steering:
     """Leads the feeds whose leases this process holds; looks at every live job all the same."""
 
     def __init__(
-        self, settings: WorkerSettings, database: Database, hot: RedisLedger, counted: Counted, *, owner: str
+        self,
+        settings: WorkerSettings,
+        database: Database,
+        hot: RedisLedger,
+        counted: Counted,
+        *,
+        owner: str,
+        tracing: Tracing | None = None,
     ) -> None:
         self._settings = settings
+        self._tracing = tracing
         self._counted = counted
         self._database = database
         self._jobs = JobStore(database)
@@ -123,11 +132,17 @@ class Steering:
             led.feeder.lead(leased)
         else:
             led = self._led[name] = _Led(
-                feeder=open_feeder(self._database, self._hot, job, leased, owner=self._owner, settings=self._settings),
+                feeder=self._open_feeder(job, leased),
                 reconciler=Reconciler(self._outcomes, self._hot),
                 next_round=time.monotonic() + self._settings.reconcile_interval_s,
             )
         return led
+
+    def _open_feeder(self, job: Job, feed: Feed) -> Feeder:
+        spans = None if self._tracing is None else self._tracing.of_feed(job, feed)
+        return open_feeder(
+            self._database, self._hot, job, feed, owner=self._owner, settings=self._settings, spans=spans
+        )
 
     def _advance(self, job: Job, feed: Feed, led: _Led) -> None:
         lane = str(job.spec["lane"])

@@ -62,6 +62,13 @@ STORE = Metric(
     ("lane", "store"), "seconds", bounds=STORE_SECONDS,
 )  # fmt: skip
 
+# -- traces --------------------------------------------------------------------------------------------------------------
+SPANS = _worker(
+    "penstock_trace_spans_total",
+    "Spans of traced items: `delivered` to the collector, `failed` on the way, or `dropped` because too many waited.",
+    "lane", "result",
+)  # fmt: skip
+
 # -- leases --------------------------------------------------------------------------------------------------------------
 LEASES_LOST = _worker(
     "penstock_leases_lost_total", "Messages whose lease ran out here, and that others may hold.", "lane"

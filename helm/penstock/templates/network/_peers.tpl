@@ -41,3 +41,9 @@ podSelector:
     {{- end }}
 {{- end }}
 {{- end -}}
+
+{{/* The port of tracing.endpoint, which its scheme tells where it is left out. */}}
+{{- define "penstock.tracingPort" -}}
+{{- $url := urlParse .Values.tracing.endpoint -}}
+{{- default (ternary "443" "80" (eq $url.scheme "https")) (regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host)) -}}
+{{- end -}}

@@ -1,0 +1,178 @@
+"""Spans on their way out: OpenTelemetry's batch processor and OTLP exporter, with limits of ours. The one room that imports it.
+
+Spans are built when an item is settled, with ids and times of their own, so they are handed to the processor as finished
+``ReadableSpan`` instead of going through a tracer: a tracer would draw the ids, and takes several times as long.
+tests/integration/test_tracing.py holds what that leans on, with a real receiver.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib.metadata import version
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import SpanContext as OtelContext
+
+from penstock_producer.tracing import SpanContext
+from penstock_workers.metrics import catalogue
+from penstock_workers.metrics.samples import Sample
+from penstock_workers.settings import process_name
+from penstock_workers.tracing.spans import Kind, Span
+
+log = logging.getLogger(__name__)
+
+SPANS_HELD = 8_192  # waiting and on their way; what comes while so many are here is dropped and counted
+SPANS_PER_EXPORT = 512
+EXPORT_EACH_MS = 1_000  # at the latest; sooner once there are enough for an export
+FLUSH_S = 2.0  # at the end of a process, for what waits; two sinks of one process fit into the drain's stop timeout
+RESULTS = ("delivered", "failed", "dropped")
+
+_KINDS = {kind: SpanKind[kind.value] for kind in Kind}
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
+
+
+class SpanSink:
+    """Takes spans from any thread, and never waits for the collector. One exporter thread, in the process that made it."""
+
+    def __init__(self, lane: str, exporter: SpanExporter | None = None) -> None:
+        self._lane = lane
+        self._exports = _Exports(exporter or OTLPSpanExporter())
+        self._resource = _resource(lane)
+        self._scope = InstrumentationScope("penstock", version("penstock"))
+        self._lock = threading.Lock()
+        self._taken = self._dropped = 0
+        self._erred = False
+        self._processor = BatchSpanProcessor(
+            self._exports,
+            max_queue_size=SPANS_HELD,
+            schedule_delay_millis=EXPORT_EACH_MS,
+            max_export_batch_size=SPANS_PER_EXPORT,
+        )
+
+    def put(self, spans: Iterable[Span]) -> None:
+        """Never raises: what is traced is done, whatever becomes of its spans."""
+        try:
+            with self._lock:
+                for span in spans:
+                    self._take(span)
+        except Exception:
+            if not self._erred:
+                log.exception("a bug of ours: some spans are missing; said once")
+            self._erred = True
+
+    def _take(self, span: Span) -> None:
+        if self._taken - self._exports.concluded >= SPANS_HELD:
+            self._dropped += 1
+            return
+        self._taken += 1
+        self._processor.on_end(self._readable(span))
+
+    def close(self) -> None:
+        """Deliver what waits, for ``FLUSH_S`` at most: what has not left by then is lost with the process."""
+        ending = threading.Thread(target=self._processor.shutdown, name="spans-end", daemon=True)
+        ending.start()
+        ending.join(FLUSH_S)
+        if ending.is_alive():
+            self._exports.shutdown()
+            lost = self._taken - self._exports.concluded
+            log.warning("traces: %d spans could not be delivered within %g s of the end; they are lost", lost, FLUSH_S)
+
+    def figures(self) -> Iterator[Sample]:
+        """Any thread."""
+        counts = {**self._exports.counts, "dropped": self._dropped}
+        for result in RESULTS:
+            yield catalogue.SPANS(counts[result], self._lane, result)
+
+    def _readable(self, span: Span) -> ReadableSpan:
+        return ReadableSpan(
+            span.name,
+            context=_context(span.context, remote=False),
+            parent=None if span.parent is None else _context(span.parent, remote=span.kind is Kind.CONSUMER),
+            resource=self._resource,
+            attributes=span.attributes,
+            links=[Link(_context(link, remote=True)) for link in span.links],
+            kind=_KINDS[span.kind],
+            status=_ERROR if span.error else _UNSET,
+            start_time=span.began_ns,
+            end_time=span.ended_ns,
+            instrumentation_scope=self._scope,
+        )
+
+
+class _Exports(SpanExporter):
+    """Counts what the exporter makes of spans. Written by the processor's thread; any thread may read."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._words = _last_words(type(exporter).__module__)
+        self.counts: Counter[str] = Counter(delivered=0, failed=0)
+        self._failing = False
+
+    @property
+    def concluded(self) -> int:
+        return self.counts["delivered"] + self.counts["failed"]
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            self.counts["delivered" if result is SpanExportResult.SUCCESS else "failed"] += len(spans)
+        self._tell(result is not SpanExportResult.SUCCESS)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def _tell(self, failing: bool) -> None:
+        """Once when it begins and once when it ends, not for each batch of a night."""
+        if failing and not self._failing:
+            log.warning("traces: the collector does not take spans (%s); they are lost, the work goes on", self._words)
+        elif self._failing and not failing:
+            log.info("traces: the collector takes spans again; %d were lost so far", self.counts["failed"])
+        self._failing = failing
+
+
+class _LastWords(logging.Filter):
+    """Keeps an exporter's log, several lines per batch of an outage, to its last line."""
+
+    _said = "no reason given"
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self._said = record.getMessage()
+        return False
+
+    def __str__(self) -> str:
+        return self._said
+
+
+@cache
+def _last_words(logger: str) -> _LastWords:
+    """One filter per logger: a second one would hear nothing."""
+    words = _LastWords()
+    logging.getLogger(logger).addFilter(words)
+    return words
+
+
+def _context(context: SpanContext, *, remote: bool) -> OtelContext:
+    return OtelContext(context.trace_id, context.span_id, remote, _SAMPLED)
+
+
+def _resource(lane: str) -> Resource:
+    """Who speaks; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
+    ours = {
+        "service.name": f"penstock-{lane}",
+        "service.version": version("penstock"),
+        "service.instance.id": process_name(),
+    }
+    return Resource.create().merge(Resource(ours)).merge(OTELResourceDetector().detect())
