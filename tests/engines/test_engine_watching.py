@@ -1,4 +1,4 @@
-"""The metrics page of workers that host a model: every figure of the catalogue's engines, read while they work."""
+"""What is seen of workers that host a model: every engine's figure of the catalogue while they work, and a trace per item."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from engines.gpu_worker import WORK_S, gpu_worker, submit
 from fleet import Fleet, until
 from metrics_page import Page, scrape, value
+from otlp import ENDPOINT, Collector, Told
 from servers import free_port
 
 from penstock_ledger.model import JobState
@@ -28,15 +29,30 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield running
 
 
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    with Collector() as running:
+        monkeypatch.setenv(ENDPOINT, running.url)
+        yield running
+
+
 def names(page: Page, prefix: str) -> set[str]:
     return {name for name in page if name.startswith(prefix)}
 
 
-def test_a_gpu_worker_tells_of_its_engine(fleet: Fleet, tiny_llama: Path) -> None:
+def calls(collector: Collector, documents: int) -> list[Told]:
+    """The one call to the model in each item's trace, once all traces are whole."""
+    whole = {"send", "process", "wait", "settle"}
+    until(lambda: len(collector.traces()) == documents, 20, "each item has a trace")
+    until(lambda: len(collector.spans()) == documents * (len(whole) + 1), 20, "and all its spans")
+    return [span for span in collector.spans() if span.name.partition(" ")[0] not in whole]
+
+
+def test_a_gpu_worker_tells_of_its_engine(fleet: Fleet, collector: Collector, tiny_llama: Path) -> None:
     """While requests run: every engine figure is there and within its bounds. At the end: the ledger's items and tokens."""
-    fleet.control()
+    fleet.control(trace_share=1)
     port = free_port()
-    gpu_worker(fleet, tiny_llama, in_process=True, metrics_port=port)
+    gpu_worker(fleet, tiny_llama, in_process=True, metrics_port=port, trace_share=1)
     documents = [{"id": f"doc-{n}", "text": f"review {n}"} for n in range(300)]
     job = submit(fleet, tiny_llama, documents, params={"max_tokens": 48, "temperature": 0, "ignore_eos": True})
     until(lambda: value(scrape(port), str(catalogue.ENGINE_RUNNING), lane="gpu") > 0, WORK_S, "the engine runs some")
@@ -57,19 +73,22 @@ def test_a_gpu_worker_tells_of_its_engine(fleet: Fleet, tiny_llama: Path) -> Non
     directions = {dict(labels)["direction"]: tokens for labels, tokens in page["penstock_tokens_total"].items()}
     assert directions == {"in": counts.prompt_tokens, "out": 300 * 48}
     assert value(page, "penstock_slots_in_use", lane="gpu") == 0
+    told = [span.attributes for span in calls(collector, 300)]
+    assert {(of["gen_ai.provider.name"], of["gen_ai.usage.output_tokens"]) for of in told} == {("vllm", 48)}
+    assert sum(of["gen_ai.usage.input_tokens"] for of in told) == counts.prompt_tokens
 
 
 @pytest.mark.skipif(find_model(MODEL) is None, reason=f"{MODEL} is not installed (group demo-embed)")
-def test_an_embed_worker_tells_of_its_batches(fleet: Fleet) -> None:
+def test_an_embed_worker_tells_of_its_batches(fleet: Fleet, collector: Collector) -> None:
     """Rate, batch size, padding and budget of a real encoder are there, and add up with what the ledger has."""
-    fleet.control()
+    fleet.control(trace_share=1)
     port = free_port()
     source = fleet.folder / "texts.jsonl"
     texts = [{"id": f"doc-{n}", "text": f"{n} " + "the quick brown fox " * (1 + n % 40)} for n in range(400)]
     source.write_text("".join(json.dumps(text) + "\n" for text in texts))
     spec = {"lane": "embed", "model": None, "endpoint": "/v1/embeddings", "prompt": "{text}"}
     job = fleet.producer.submit(source, spec)
-    fleet.worker(256, lane="embed", embed__model=MODEL, metrics_port=port)
+    fleet.worker(256, lane="embed", embed__model=MODEL, metrics_port=port, trace_share=1)
     fleet.wait_for_outcomes(job, 100, WORK_S)
 
     page = scrape(port)
@@ -83,3 +102,6 @@ def test_an_embed_worker_tells_of_its_batches(fleet: Fleet) -> None:
     page, counts = scrape(port), fleet.producer.status(job.job_id).counts
     assert value(page, "penstock_items_total", lane="embed", outcome="succeeded") == counts.succeeded == 400
     assert sum(page["penstock_tokens_total"].values()) == counts.prompt_tokens
+    told = [span.attributes for span in calls(collector, 400)]
+    assert {of["gen_ai.provider.name"] for of in told} == {"sentence_transformers"}
+    assert sum(of["gen_ai.usage.input_tokens"] for of in told) == counts.prompt_tokens
