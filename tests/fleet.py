@@ -149,7 +149,9 @@ class Fleet:
         database_url: str | None = None,
         appendonly: bool = True,
         redis: RedisServer | SentinelSet | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
+        """``settings`` are PENSTOCK_* variables of every process."""
         self.folder = folder
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
@@ -157,6 +159,7 @@ class Fleet:
         self.redis = redis or RedisServer.start(folder / "redis", appendonly=appendonly)
         self.database_url = database_url or f"sqlite:///{folder}/ledger.db"
         self.provider = Provider(folder)
+        self._settings = settings or {}
         self.processes: list[Process] = []
         self.deaths = 0  # of workers that ``mend`` has replaced
 
@@ -250,6 +253,7 @@ class Fleet:
             "retry_base_s": 0.2,
             "retry_cap_s": 2.0,
             "control": False,
+            **self._settings,
         } | settings
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         return kept | {f"PENSTOCK_{name.upper()}": str(value).strip() for name, value in chosen.items()}

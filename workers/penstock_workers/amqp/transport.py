@@ -13,7 +13,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kombu.asynchronous import get_event_loop
 from kombu.transport import pyamqp
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -118,7 +117,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
     def _open_intake(self, lent: Lent) -> Intake:
         if self._intake is not None:
             return self._intake
-        hub = get_event_loop()
+        hub = self.connection.hub if self.connection is not None else None
         if hub is None:
             raise RuntimeError("messages that are leased need Celery's event loop: start a worker, without -P")
         lent.leases.open(lent.connect_keeper, lent.keys)
@@ -188,6 +187,7 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]  # kombu is untyped
         keys: Keys | None = None,
         **options: Any,
     ) -> None:
+        self.hub: Any = None  # Celery's event loop; Transport writes it
         self.lent = None if leases is None or address is None or keys is None else Lent(leases, address, keys)
         super().__init__(*arguments, **options)
 
@@ -196,6 +196,11 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu is untyped
     """penstockamqp://…"""
 
     Connection = Connection
+
+    def register_with_event_loop(self, connection: Connection, loop: Any) -> None:
+        """kombu's own notion of the current loop is gone after a reconnect."""
+        super().register_with_event_loop(connection, loop)
+        connection.hub = loop
 
 
 class TlsTransport(Transport):
