@@ -111,7 +111,7 @@ def test_rabbitmq_dies_and_comes_back(fleet: Fleet, rabbit: RabbitServer) -> Non
 
 def test_the_queue_is_purged(fleet: Fleet, rabbit: RabbitServer) -> None:
     """What was in it is missed, put back and sent again."""
-    _, workers = start(fleet, latency_ms=300)
+    start(fleet, latency_ms=300)
     job = fleet.submit(DOCUMENTS)
     fleet.wait_for_outcomes(job, DOCUMENTS // 4)
     until(lambda: rabbit.purge(QUEUE) > 0, 20, "there was something to purge")

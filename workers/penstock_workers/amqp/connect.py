@@ -22,13 +22,12 @@ def register() -> None:
         TRANSPORT_ALIASES[OURS + scheme] = f"penstock_workers.amqp.transport:{name}"
 
 
-def connect(address: AmqpAddress, *, answer_timeout_s: float) -> Any:
-    """kombu's connection to the first node that answers, on which no read waits longer. Raises ``AMQP_ERRORS``."""
+def connect(address: AmqpAddress) -> Any:
+    """kombu's connection to the first node that answers. Raises ``AMQP_ERRORS``."""
     register()
     broker = Connection(address.kombu_url, ssl=address.tls or False, connect_timeout=CONNECT_TIMEOUT_S)
     try:
         broker.ensure_connection(max_retries=len(address.urls), interval_start=0, interval_step=0)
-        broker.connection.transport.sock.settimeout(answer_timeout_s)
     except BaseException:
         broker.release()
         raise

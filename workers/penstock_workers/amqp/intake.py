@@ -60,6 +60,7 @@ class Intake:
         self._soon = soon
         self._ack = ack
         self._reject = reject
+        self.delivered = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-take")
         self._waiting: deque[Waiting] = deque()  # bounded by the prefetch that the channel has asked for
         self._group: list[Waiting] = []  # what the call under way is about
@@ -70,6 +71,7 @@ class Intake:
         return len(self._waiting) + len(self._group)
 
     def add(self, queue: str, deliver: Callable[[Arrived], object], message: amqp.Message) -> None:
+        self.delivered += 1
         info, properties = message.delivery_info, message.properties
         if properties.get("type") == RELAYED_TYPE and properties.get("message_id"):
             body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 0.05  # between two turns that had nothing urgent to do
 BACKOFF_BASE_S, BACKOFF_CAP_S = 0.5, 10.0  # while RabbitMQ or Redis cannot be reached
-ANSWER_TIMEOUT_S = 10.0  # of either; a longer silence counts as a fault
+REDIS_TIMEOUT_S = 10.0
 
 
 class Shovel:
@@ -35,7 +35,7 @@ class Shovel:
     def __init__(self, settings: WorkerSettings, address: AmqpAddress) -> None:
         self._address = address
         self._redis = RedisAddress.parse(settings.redis_url).connect(
-            socket_timeout=ANSWER_TIMEOUT_S, socket_connect_timeout=ANSWER_TIMEOUT_S, socket_keepalive=True
+            socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S, socket_keepalive=True
         )
         self._lanes = [
             LaneShovel(self._redis, lane, settings.visibility_timeout_s, owner=process_name())
@@ -86,7 +86,7 @@ class Shovel:
     def _connected(self) -> Any:
         """The connection, made when there is none."""
         if self._broker is None:
-            self._broker = connect(self._address, answer_timeout_s=ANSWER_TIMEOUT_S)
+            self._broker = connect(self._address)
         return self._broker
 
     def _well(self) -> None:

@@ -11,8 +11,10 @@ import base64
 import logging
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Any
 
+from amqp.exceptions import RecoverableConnectionError
 from kombu.transport import pyamqp
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -28,6 +30,8 @@ from penstock_workers.transport import KEEPER_TIMEOUT_MIN_S
 log = logging.getLogger(__name__)
 
 TURN_S = 0.05  # a worker that was full looks for room this often, and at each turn of its hub besides
+ANSWER_TIMEOUT_S = 10.0  # of RabbitMQ; a connection on which it is silent for longer, though asked, is given up
+ASK_EACH_S = 5.0  # an idle worker asks whether it should be
 TAKE_TIMEOUT_S = 5.0  # of a connection that takes; the hub waits for it at the end only
 
 
@@ -59,7 +63,9 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         self._lent = connection.lent
         self._limit = 0  # what the worker may hold; 0 = as many as come
         self._intake: Intake | None = None
-        self._consuming: set[str] = set()  # consumer tags that go through the intake
+        self._consuming: dict[str, str] = {}  # consumer tags that go through the intake, and their queues
+        self._passed_over = -1  # deliveries so far, when RabbitMQ had messages for this idle worker; -1 = it had none
+        self._ask_at = 0.0
         self._leave_hub: list[Callable[[], object]] = []
         super().__init__(connection, *arguments, **options)
 
@@ -78,13 +84,13 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         intake = self._open_intake(self._lent)
         arrive = partial(intake.add, queue, partial(self._deliver, callback))
         tag = str(super().basic_consume(queue, *arguments, no_ack=False, callback=arrive, **options))
-        self._consuming.add(tag)
+        self._consuming[tag] = queue
         return tag
 
     def basic_cancel(self, consumer_tag: str, *arguments: Any, **options: Any) -> Any:
         cancelled = super().basic_cancel(consumer_tag, *arguments, **options)
         if consumer_tag in self._consuming and self._intake is not None:
-            self._consuming.discard(consumer_tag)
+            del self._consuming[consumer_tag]
             self._intake.cancel(consumer_tag)
         return cancelled
 
@@ -111,7 +117,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
 
     def _on_basic_cancel(self, consumer_tag: str) -> None:
         """By RabbitMQ, because the queue is gone: Celery connects anew. Until it does, this worker asks for nothing."""
-        self._consuming.discard(consumer_tag)
+        self._consuming.pop(consumer_tag, None)
         super()._on_basic_cancel(consumer_tag)
 
     def _open_intake(self, lent: Lent) -> Intake:
@@ -136,8 +142,25 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         return intake
 
     def _turn(self) -> None:
-        if self._consuming and self._intake is not None:
-            self._intake.tick()
+        if not self._consuming or self._intake is None:
+            return
+        self._intake.tick()
+        if monotonic() >= self._ask_at:
+            self._ask_at = monotonic() + ASK_EACH_S
+            self._ask(self._intake)
+
+    def _ask(self, intake: Intake) -> None:
+        """A consumer can be there and get nothing, as after its queue was deleted and declared again: connect anew then."""
+        delivered = intake.delivered
+        if len(intake) or self.room() <= 0 or not any(map(self._ready, self._consuming.values())):
+            self._passed_over = -1
+        elif delivered != self._passed_over or intake.delivered != delivered:
+            self._passed_over = intake.delivered
+        else:
+            raise RecoverableConnectionError("RabbitMQ has messages for this worker, and does not deliver them")
+
+    def _ready(self, queue: str) -> int:
+        return int(self.queue_declare(queue, passive=True).message_count)
 
     def _deliver(self, callback: Callable[[Any], object], arrived: Arrived) -> None:
         """To the consumer of its queue. A message that makes the consumer fail must not take the worker with it."""
@@ -196,6 +219,11 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu is untyped
     """penstockamqp://…"""
 
     Connection = Connection
+
+    def establish_connection(self) -> Any:
+        connection = super().establish_connection()
+        connection.transport.sock.settimeout(ANSWER_TIMEOUT_S)
+        return connection
 
     def register_with_event_loop(self, connection: Connection, loop: Any) -> None:
         """kombu's own notion of the current loop is gone after a reconnect."""
