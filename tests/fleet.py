@@ -201,6 +201,10 @@ class Fleet:
         """The control loop in a process of its own."""
         return self._start("control", ["control"], settings)
 
+    def command(self, name: str, *arguments: str, **settings: object) -> Process:
+        """Another command of ours that runs until it is ended."""
+        return self._start(name, arguments, settings)
+
     def _start(self, lane: str, arguments: Sequence[str], settings: Mapping[str, object]) -> Process:
         command = [*PENSTOCK, *arguments]
         name = f"{lane}-{len(self.processes)}"

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from celery import Celery
 from fleet import Fleet, Process, until
 from kombu import Queue
-from rabbit import RabbitServer
-from servers import MissingServer
+from rabbit import PASSWORD, RabbitServer
+from servers import MissingServer, free_port
 
+from penstock_cli.broker_check import rabbitmq
+from penstock_cli.checks import Verdict
 from penstock_ledger import JobNotFound, keys
 from penstock_ledger.model import Job, JobState
+from penstock_workers.app import create_app
+from penstock_workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.servers
 
@@ -224,3 +232,66 @@ def test_switching_a_running_fleet_there_and_back(tmp_path: Path, rabbit: Rabbit
                 assert process.wait(40) == 0
             job_processes = started
         finish(fleet, job)
+
+
+def test_flower_and_inspect_over_rabbitmq(fleet: Fleet, rabbit: RabbitServer) -> None:
+    """Events and control commands go through RabbitMQ, the broker page counts what Redis knows; no password is shown."""
+    port = free_port()
+    login = {"flower__auth": "me:open-sesame", "flower__port": port}
+    flower = fleet.command("flower", "flower", **login)
+    start(fleet)
+    until(lambda: asked(port, "/api/workers?refresh=1"), 30, "Flower knows the workers")
+    job = fleet.submit(DOCUMENTS)
+    fleet.wait_for_outcomes(job, DOCUMENTS // 2)
+    queues = {row["name"]: row for row in asked(port, "/api/queues/length")["active_queues"]}
+    assert 0 < queues[QUEUE]["messages"] <= DOCUMENTS
+    until(lambda: len(asked(port, "/api/tasks?limit=1000")) >= DOCUMENTS // 2, 30, "Flower hears of documents")
+    finish(fleet, job)
+    stats = asked(port, "/api/workers")
+    assert len(stats) == 3
+    assert PASSWORD not in str(stats) + flower.log.read_text()
+    app = create_app(WorkerSettings(redis_url=fleet.redis.url, broker_url=rabbit.url))
+    inspected = app.control.inspect(timeout=5).stats()
+    assert len(inspected) == 3
+    assert PASSWORD not in str(inspected)
+    assert {found["broker"]["transport"] for found in inspected.values()} == {"penstockamqp"}
+
+
+def test_the_doctor_on_rabbitmq(fleet: Fleet, rabbit: RabbitServer) -> None:
+    """It tries what a fleet needs, leaves nothing behind, and says what to mend: password, vhost, address."""
+    assert [finding.verdict for finding in rabbitmq(rabbit.url)] == [Verdict.GOOD] * 3
+    wrong = {
+        "user and password": rabbit.url.replace(quote(PASSWORD, safe=""), "wr0ng"),
+        "vhost": rabbit.url.replace("/jobs", "/nowhere"),
+        "start it": rabbit.url.replace(str(rabbit.port), str(free_port())),
+    }
+    for fix, url in wrong.items():
+        (finding,) = rabbitmq(url)
+        assert finding.verdict is Verdict.BAD
+        assert fix in finding.fix, finding
+        assert "wr0ng" not in finding.seen
+    assert "quorum queues can be declared" in fleet.penstock("doctor")
+
+
+def test_a_queue_of_another_type_is_named(fleet: Fleet, rabbit: RabbitServer) -> None:
+    """A client that declared it before us has made it classic: the shovel says so, and goes on once it is deleted."""
+    with rabbit.channel() as channel:
+        channel.queue_declare(QUEUE, durable=True, auto_delete=False)
+        fleet.provider.start()
+        control = fleet.control()
+        job = fleet.submit(DOCUMENTS)
+        until(lambda: "refuses the queue penstock.api" in control.log.read_text(), 30, "the log names the queue")
+        channel.queue_delete(QUEUE)
+    fleet.ready(fleet.worker(SLOTS))
+    finish(fleet, job)
+
+
+def asked(port: int, path: str) -> Any:
+    """Flower's answer; None while it has none."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
+    request.add_header("Authorization", "Basic " + base64.b64encode(b"me:open-sesame").decode())
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.load(answer)
+    except OSError:
+        return None
