@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 TURN_S = 0.05  # a worker that was full looks for room this often, and at each turn of its hub besides
 ANSWER_TIMEOUT_S = 10.0  # of RabbitMQ; a connection on which it is silent for longer, though asked, is given up
 ASK_EACH_S = 5.0  # an idle worker asks whether it should be
+FRAMES_PER_TURN = 3 * PREFETCH_MAX  # a message has three; then others on the hub have their turn
 TAKE_TIMEOUT_S = 5.0  # of a connection that takes; the hub waits for it at the end only
 
 
@@ -224,6 +225,18 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu is untyped
         connection = super().establish_connection()
         connection.transport.sock.settimeout(ANSWER_TIMEOUT_S)
         return connection
+
+    def on_readable(self, connection: Connection, loop: Any) -> None:
+        """kombu reads one message per turn of the hub. Here a turn reads what has come, and deliveries are taken together."""
+        if not connection.connected:
+            raise RecoverableConnectionError("RabbitMQ has hung up")
+        try:
+            with connection.transport.having_timeout(0):
+                for _ in range(FRAMES_PER_TURN):
+                    connection.blocking_read()
+        except TimeoutError:
+            return
+        loop.call_soon(self.on_readable, connection, loop)
 
     def register_with_event_loop(self, connection: Connection, loop: Any) -> None:
         """kombu's own notion of the current loop is gone after a reconnect."""
