@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kombu import Connection
+from kombu.connection import Connection
 from kombu.exceptions import KombuError
 from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
@@ -25,7 +25,8 @@ def register() -> None:
 def connect(address: AmqpAddress) -> Any:
     """kombu's connection to the first node that answers. Raises ``AMQP_ERRORS``."""
     register()
-    broker = Connection(address.kombu_url, ssl=address.tls or False, connect_timeout=CONNECT_TIMEOUT_S)
+    options: Any = {"ssl": address.tls or False, "connect_timeout": CONNECT_TIMEOUT_S}
+    broker = Connection(address.kombu_url, **options)
     try:
         broker.ensure_connection(max_retries=len(address.urls), interval_start=0, interval_step=0)
     except BaseException:

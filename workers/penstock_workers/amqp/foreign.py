@@ -7,7 +7,6 @@ import base64
 from typing import Any
 from uuid import uuid4
 
-import amqp
 from kombu.utils.json import dumps
 
 from penstock_workers.amqp.relay_scripts import Arrived
@@ -15,8 +14,9 @@ from penstock_workers.amqp.relay_scripts import Arrived
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "expiration", "timestamp")
 
 
-def arrived(queue: str, message: amqp.Message) -> Arrived:
-    """Its tag is the task's id, so that a second delivery is known for what it is; each retry has a tag of its own."""
+def arrived(queue: str, message: Any) -> Arrived:
+    """From py-amqp's message. Its tag is the task's id, so that a second delivery is known for what it is; each retry has
+    one of its own."""
     properties = message.properties
     headers = properties.get("application_headers") or {}
     tag = _tag(headers)

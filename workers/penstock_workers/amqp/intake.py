@@ -12,9 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
-from typing import NamedTuple
-
-import amqp
+from typing import Any, NamedTuple
 
 from penstock_workers.amqp.foreign import arrived
 from penstock_workers.amqp.relay_scripts import Arrived, Taken
@@ -70,7 +68,8 @@ class Intake:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._group)
 
-    def add(self, queue: str, deliver: Callable[[Arrived], object], message: amqp.Message) -> None:
+    def add(self, queue: str, deliver: Callable[[Arrived], object], message: Any) -> None:
+        """A message as py-amqp has it."""
         self.delivered += 1
         info, properties = message.delivery_info, message.properties
         if properties.get("type") == RELAYED_TYPE and properties.get("message_id"):

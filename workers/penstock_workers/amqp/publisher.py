@@ -46,10 +46,7 @@ class Publisher:
         for tag, raw in messages:
             self._sent += 1
             self._open[self._sent] = tag
-            message = amqp.Message(
-                raw, message_id=tag, type=RELAYED_TYPE, content_type="application/json", delivery_mode=_PERSISTENT
-            )
-            self._channel.basic_publish(message, routing_key=self._queue, mandatory=True, timeout=timeout_s)
+            self._channel.basic_publish(_message(tag, raw), routing_key=self._queue, mandatory=True, timeout=timeout_s)
         while self._open:
             self._channel.connection.drain_events(timeout=max(0.001, until - monotonic()))
 
@@ -76,3 +73,8 @@ class Publisher:
     def _close(self, number: int, multiple: bool) -> list[str]:
         numbers = [sent for sent in self._open if sent <= number] if multiple else [number]
         return [self._open.pop(sent) for sent in numbers if sent in self._open]
+
+
+def _message(tag: str, raw: bytes) -> Any:
+    make: Any = amqp.Message
+    return make(raw, message_id=tag, type=RELAYED_TYPE, content_type="application/json", delivery_mode=_PERSISTENT)

@@ -73,7 +73,7 @@ class RelayScripts:
         """RabbitMQ has them; returns how many still lie there."""
         if not leases:
             return 0
-        arguments = [self.where.visibility_timeout_s, *chain.from_iterable(leases)]
+        arguments: list[str | float] = [self.where.visibility_timeout_s, *chain.from_iterable(leases)]
         return int(self._relay([self.where.unacked_index, self.key], arguments))
 
     def recall(self, tags: Sequence[str]) -> int:

@@ -70,10 +70,10 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         self._leave_hub: list[Callable[[], object]] = []
         super().__init__(connection, *arguments, **options)
 
-    def basic_qos(self, prefetch_size: int, prefetch_count: int, a_global: bool, *arguments: Any) -> Any:
+    def basic_qos(self, prefetch_size: int, prefetch_count: int, a_global: bool, argsig: str = "lBb") -> Any:
         """RabbitMQ hears of a share: what the worker holds it has acknowledged."""
         if self._lent is None:
-            return super().basic_qos(prefetch_size, prefetch_count, a_global, *arguments)
+            return super().basic_qos(prefetch_size, prefetch_count, a_global, argsig)
         self._limit = prefetch_count
         share = max(1, min(PREFETCH_MAX, prefetch_count // PREFETCH_SHARE)) if prefetch_count else PREFETCH_MAX
         return super().basic_qos(0, share, False)
@@ -161,7 +161,8 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
             raise RecoverableConnectionError("RabbitMQ has messages for this worker, and does not deliver them")
 
     def _ready(self, queue: str) -> int:
-        return int(self.queue_declare(queue, passive=True).message_count)
+        found: Any = self.queue_declare(queue, passive=True)
+        return int(found.message_count)
 
     def _deliver(self, callback: Callable[[Any], object], arrived: Arrived) -> None:
         """To the consumer of its queue. A message that makes the consumer fail must not take the worker with it."""
@@ -222,11 +223,11 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu is untyped
     Connection = Connection
 
     def establish_connection(self) -> Any:
-        connection = super().establish_connection()
+        connection: Any = super().establish_connection()
         connection.transport.sock.settimeout(ANSWER_TIMEOUT_S)
         return connection
 
-    def on_readable(self, connection: Connection, loop: Any) -> None:
+    def on_readable(self, connection: Any, loop: Any) -> None:
         """kombu reads one message per turn of the hub. Here a turn reads what has come, and deliveries are taken together."""
         if not connection.connected:
             raise RecoverableConnectionError("RabbitMQ has hung up")
@@ -238,7 +239,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu is untyped
             return
         loop.call_soon(self.on_readable, connection, loop)
 
-    def register_with_event_loop(self, connection: Connection, loop: Any) -> None:
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """kombu's own notion of the current loop is gone after a reconnect."""
         super().register_with_event_loop(connection, loop)
         connection.hub = loop
