@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 import amqp
+from redis_sets import write_certificates
 from servers import MissingServer, free_port
 
 START_TIMEOUT_S = 60.0  # an Erlang VM on a busy machine
@@ -29,6 +30,7 @@ class RabbitServer:
 
     folder: Path
     port: int = field(default_factory=free_port)
+    tls_port: int = field(default_factory=free_port)
     dist_port: int = field(default_factory=free_port)
     epmd_port: int = field(default_factory=free_port)
     epmd: subprocess.Popen[bytes] | None = None
@@ -42,8 +44,12 @@ class RabbitServer:
         server = cls(folder)
         (folder / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{server.port}\n"
+            f"listeners.ssl.1 = 127.0.0.1:{server.tls_port}\n"
+            f"ssl_options.cacertfile = {folder}/ca.pem\nssl_options.certfile = {folder}/server.pem\n"
+            f"ssl_options.keyfile = {folder}/server.key\nssl_options.verify = verify_none\n"
             f"default_user = {USER}\ndefault_pass = {PASSWORD}\ndefault_vhost = {VHOST}\n"
         )
+        write_certificates(folder)
         (folder / "enabled_plugins").write_text("[].\n")
         server.epmd = subprocess.Popen(
             ["epmd", "-port", str(server.epmd_port), "-address", "127.0.0.1"],
@@ -56,6 +62,12 @@ class RabbitServer:
     @property
     def url(self) -> str:
         return f"amqp://{USER}:{quote(PASSWORD, safe='')}@127.0.0.1:{self.port}/{VHOST}"
+
+    @property
+    def tls_url(self) -> str:
+        """Its certificate is vouched for by the CA that it names."""
+        plain = self.url.removeprefix("amqp").replace(str(self.port), str(self.tls_port))
+        return f"amqps{plain}?ssl_ca_certs={self.folder / 'ca.pem'}"
 
     @contextmanager
     def channel(self) -> Iterator[Any]:

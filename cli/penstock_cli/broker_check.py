@@ -67,7 +67,7 @@ def _queue(connection: Any) -> Finding:
         finally:
             channel.queue_delete(name)
     except CHANNEL_ERRORS as error:
-        fix = "give the user all three rights on `^(penstock|celery|reply\\.celery|.*pidbox).*`, or on `.*` in a vhost of its own"
+        fix = "give the user all three rights: rabbitmqctl set_permissions -p VHOST USER '.*' '.*' '.*'"
         return Finding(Verdict.BAD, SUBJECT, f"no quorum queue can be had: {safe(str(error))}", fix)
     if refused:
         return Finding(

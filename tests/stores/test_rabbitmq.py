@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import signal
+import socket
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from penstock_cli.broker_check import rabbitmq
 from penstock_cli.checks import Verdict
 from penstock_ledger import JobNotFound, keys
 from penstock_ledger.model import Job, JobState
+from penstock_workers.amqp.address import AmqpAddress
+from penstock_workers.amqp.connect import connect
+from penstock_workers.amqp.publisher import Publisher
 from penstock_workers.app import create_app
 from penstock_workers.settings import WorkerSettings
 
@@ -94,6 +98,17 @@ def test_a_job_through_rabbitmq(fleet: Fleet, rabbit: RabbitServer) -> None:
     finish(fleet, job)
     assert rabbit.ready(QUEUE) == 0
     assert "completed" in fleet.penstock("status", job.job_id)
+
+
+def test_a_job_over_tls(tmp_path: Path, rabbit: RabbitServer) -> None:
+    """Workers and shovel check the certificate; without its CA the doctor says what is wrong."""
+    (finding,) = rabbitmq(rabbit.tls_url.partition("?")[0])
+    assert finding.verdict is Verdict.BAD
+    assert "certificate verify failed" in finding.seen
+    with Fleet(tmp_path / "fleet", settings={"broker_url": rabbit.tls_url}) as fleet:
+        start(fleet)
+        finish(fleet, fleet.submit(DOCUMENTS))
+        assert "quorum queues can be declared" in fleet.penstock("doctor")
 
 
 def test_a_worker_is_killed(fleet: Fleet) -> None:
@@ -269,6 +284,22 @@ def test_the_doctor_on_rabbitmq(fleet: Fleet, rabbit: RabbitServer) -> None:
         assert fix in finding.fix, finding
         assert "wr0ng" not in finding.seen
     assert "quorum queues can be declared" in fleet.penstock("doctor")
+
+
+def test_only_what_rabbitmq_has_counts_as_published(rabbit: RabbitServer) -> None:
+    """What is confirmed is in the queue; what found no queue, or was not sent because the connection broke, is told."""
+    messages = [(f"job:{number}", b"{}") for number in range(500)]
+    broker = connect(AmqpAddress.parse(rabbit.url))
+    publisher = Publisher(broker.connection.channel(), QUEUE)
+    publisher.publish(messages, timeout_s=10)
+    assert publisher.unconfirmed() == {tag for tag, _ in messages}, "there is no such queue yet"
+    assert publisher.look().ready == 0
+    publisher.publish(messages, timeout_s=10)
+    assert (publisher.unconfirmed(), publisher.look().ready) == (set(), 500)
+    broker.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(OSError):
+        publisher.publish(messages, timeout_s=10)
+    assert publisher.unconfirmed() == {tag for tag, _ in messages}
 
 
 def test_a_queue_of_another_type_is_named(fleet: Fleet, rabbit: RabbitServer) -> None:

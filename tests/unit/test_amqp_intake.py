@@ -36,7 +36,7 @@ class Channel:
         self.soon: list[Callable[[], object]] = []
         self.intake = Intake(
             self.leases, self.take, room=lambda: self.limit - len(self.leases), soon=self.soon.append,
-            ack=self.acked.append, reject=self.rejected.append,
+            ack=self.acked.append, reject=self.rejected.append, goodbye=str,
         )  # fmt: skip
         self.number = 0
 

@@ -39,7 +39,7 @@ class Intake:
     """Of one channel; the hub thread's, but for the call of ``take``, for which there is a thread.
 
     ``soon`` brings a call to the hub thread; ``ack`` tells RabbitMQ to forget all deliveries up to a number, ``reject`` to
-    put one back into its queue.
+    put one back into its queue; ``goodbye`` closes what ``take`` needs.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Intake:
         soon: Callable[[Callable[[], object]], object],
         ack: Callable[[int], object],
         reject: Callable[[int], object],
+        goodbye: Callable[[], object],
     ) -> None:
         self._leases = leases
         self._take = take
@@ -58,6 +59,7 @@ class Intake:
         self._soon = soon
         self._ack = ack
         self._reject = reject
+        self._goodbye = goodbye
         self.delivered = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-take")
         self._waiting: deque[Waiting] = deque()  # bounded by the prefetch that the channel has asked for
@@ -110,6 +112,7 @@ class Intake:
             group = list(self._group)
             call.add_done_callback(lambda ended: self._give_back(ended, group))
         self._group = []
+        self._thread.submit(self._goodbye)  # after the call
         self._thread.shutdown(wait=False)
 
     # -- the end of a call -------------------------------------------------------------------------------------------

@@ -28,8 +28,9 @@ class Publisher:
         self._channel = channel
         self._queue = queue
         self._sent = 0
-        self._open: dict[int, str] = {}  # number -> tag of what was sent and not confirmed; bounded by a group
-        self._refused: set[str] = set()
+        self._open: dict[int, str] = {}  # number -> tag of what was sent and not answered; bounded by a group
+        self._left: set[str] = set()  # tags of the group that are not confirmed, those that were not even sent included
+        self._returned: set[str] = set()  # tags that were confirmed, and thrown away all the same
         channel.confirm_select()
         channel.events["basic_ack"].add(self._on_ack)
         channel.events["basic_nack"].add(self._on_nack)
@@ -43,6 +44,7 @@ class Publisher:
     def publish(self, messages: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
         """Pairs of tag and text. Returns when each was confirmed or refused; raises when that takes too long."""
         until = monotonic() + timeout_s
+        self._left = {tag for tag, _ in messages}
         for tag, raw in messages:
             self._sent += 1
             self._open[self._sent] = tag
@@ -51,9 +53,9 @@ class Publisher:
             self._channel.connection.drain_events(timeout=max(0.001, until - monotonic()))
 
     def unconfirmed(self) -> set[str]:
-        """Tags of the last group that RabbitMQ has refused, or not confirmed."""
-        left = self._refused | set(self._open.values())
-        self._refused.clear()
+        """Tags of the last group that RabbitMQ does not have for sure."""
+        left = self._left | self._returned
+        self._left, self._returned = set(), set()
         self._open.clear()
         return left
 
@@ -61,16 +63,16 @@ class Publisher:
         self._channel.close()
 
     def _on_ack(self, number: int, multiple: bool) -> None:
-        self._close(number, multiple)
+        self._left.difference_update(self._answered(number, multiple))
 
     def _on_nack(self, number: int, multiple: bool) -> None:
-        self._refused |= set(self._close(number, multiple))
+        self._answered(number, multiple)
 
     def _on_return(self, _error: Exception, _exchange: str, _routing_key: str, message: Any) -> None:
         """There is no such queue: it was deleted since we looked. A confirmation follows all the same."""
-        self._refused.add(message.properties["message_id"])
+        self._returned.add(message.properties["message_id"])
 
-    def _close(self, number: int, multiple: bool) -> list[str]:
+    def _answered(self, number: int, multiple: bool) -> list[str]:
         numbers = [sent for sent in self._open if sent <= number] if multiple else [number]
         return [self._open.pop(sent) for sent in numbers if sent in self._open]
 

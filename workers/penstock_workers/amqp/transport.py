@@ -132,13 +132,12 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         intake = self._intake = Intake(
             lent.leases, TakeScript(client, lent.keys).take, room=self.room, soon=hub.call_soon,
             ack=lambda number: self.basic_ack(number, multiple=True),
-            reject=lambda number: self.basic_reject(number, requeue=True),
+            reject=lambda number: self.basic_reject(number, requeue=True), goodbye=client.close,
         )  # fmt: skip
         hub.on_tick.add(self._turn)
         self._leave_hub += [
             partial(hub.on_tick.discard, self._turn),
             hub.call_repeatedly(TURN_S, _nothing).cancel,
-            client.close,
         ]
         return intake
 
