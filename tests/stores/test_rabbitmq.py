@@ -25,7 +25,7 @@ from penstock_cli.checks import Verdict
 from penstock_ledger import JobNotFound, keys
 from penstock_ledger.model import Job, JobState
 from penstock_workers.amqp.address import AmqpAddress
-from penstock_workers.amqp.connect import connect
+from penstock_workers.amqp.connect import AMQP_ERRORS, connect
 from penstock_workers.amqp.publisher import Publisher
 from penstock_workers.app import create_app
 from penstock_workers.settings import WorkerSettings
@@ -297,7 +297,7 @@ def test_only_what_rabbitmq_has_counts_as_published(rabbit: RabbitServer) -> Non
     publisher.publish(messages, timeout_s=10)
     assert (publisher.unconfirmed(), publisher.look().ready) == (set(), 500)
     broker.connection.transport.sock.shutdown(socket.SHUT_RDWR)
-    with pytest.raises(OSError):
+    with pytest.raises(AMQP_ERRORS):
         publisher.publish(messages, timeout_s=10)
     assert publisher.unconfirmed() == {tag for tag, _ in messages}
 
