@@ -23,9 +23,7 @@ from penstock_workers.leases import SWEEPS_PER_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-GROUP_MAX = (
-    500  # messages per claim and per wait for confirmations; what its scripts keep others waiting for is some 10 ms
-)
+GROUP_MAX = 500  # messages per claim and per wait for confirmations; some 10 ms of Redis per script
 LEAD_S = 5.0  # a shovel that was killed is replaced after this
 CONFIRM_SHARE = 3  # of the visibility timeout: what is not confirmed by then is still under our lease, and goes back
 CONFIRM_MAX_S = 10.0
