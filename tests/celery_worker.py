@@ -41,6 +41,7 @@ class Settings:
 
     redis_url: str
     broker_transport: str = "penstock"
+    broker_url: str | None = None
     lane: str = "api"
     concurrency: int = 32
     prefetch_multiplier: int = 2

@@ -159,7 +159,9 @@ class Fleet:
         database_url: str | None = None,
         appendonly: bool = True,
         redis: RedisServer | SentinelSet | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
+        """``settings`` are PENSTOCK_* variables of every process."""
         self.folder = folder
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
@@ -167,6 +169,7 @@ class Fleet:
         self.redis = redis or RedisServer.start(folder / "redis", appendonly=appendonly)
         self.database_url = database_url or f"sqlite:///{folder}/ledger.db"
         self.provider = Provider(folder)
+        self._settings = settings or {}
         self.processes: list[Process] = []
         self.deaths = 0  # of workers that ``mend`` has replaced
 
@@ -207,6 +210,10 @@ class Fleet:
     def control(self, **settings: object) -> Process:
         """The control loop in a process of its own."""
         return self._start("control", ["control"], settings)
+
+    def command(self, name: str, *arguments: str, **settings: object) -> Process:
+        """Another command of ours that runs until it is ended."""
+        return self._start(name, arguments, settings)
 
     def _start(self, lane: str, arguments: Sequence[str], settings: Mapping[str, object]) -> Process:
         command = [*PENSTOCK, *arguments]
@@ -260,6 +267,7 @@ class Fleet:
             "retry_base_s": 0.2,
             "retry_cap_s": 2.0,
             "control": False,
+            **self._settings,
         } | settings
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         return kept | {f"PENSTOCK_{name.upper()}": str(value).strip() for name, value in chosen.items()}

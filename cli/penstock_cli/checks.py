@@ -49,7 +49,7 @@ def examine(state: Path | None, *, knock: bool, migrate: bool = False) -> Iterat
     yield _python()
     yield _embedded()
     try:
-        redis_url, database_url, providers = _configuration(state)
+        redis_url, database_url, broker_url, providers = _configuration(state)
     except Exception as error:
         yield Finding(Verdict.BAD, "settings", safe(message(error)))
         return
@@ -58,6 +58,8 @@ def examine(state: Path | None, *, knock: bool, migrate: bool = False) -> Iterat
         yield Finding(Verdict.GOOD, "redis", "the private Redis is not running; `penstock run` starts it")
     else:
         yield from _redis(redis_url, private=state is not None)
+    if broker_url is not None:
+        yield from _rabbitmq(broker_url)
     yield _disk(state)
     if knock:
         for name, provider in providers.items():
@@ -65,17 +67,18 @@ def examine(state: Path | None, *, knock: bool, migrate: bool = False) -> Iterat
                 yield _provider(name, provider)
 
 
-def _configuration(state: Path | None) -> tuple[str | None, str, dict[str, ProviderSettings]]:
+def _configuration(state: Path | None) -> tuple[str | None, str, str | None, dict[str, ProviderSettings]]:
+    """URLs of Redis, of the database and of RabbitMQ, where there is one; and the providers."""
     from penstock_cli.embedded import EmbeddedRedis
     from penstock_cli.state import StateFolder
     from penstock_workers.settings import WorkerSettings
 
     settings = WorkerSettings.load()
     if state is None:
-        return settings.redis_url, settings.database_url, settings.providers
+        return settings.redis_url, settings.database_url, settings.broker_url, settings.providers
     folder = StateFolder.existing(state)
     running = EmbeddedRedis.find(folder.redis)
-    return running.endpoint.redis_url if running else None, folder.database_url, settings.providers
+    return running.endpoint.redis_url if running else None, folder.database_url, None, settings.providers
 
 
 def _python() -> Finding:
@@ -177,6 +180,12 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
         yield Finding(Verdict.BAD, "redis", f"{without_password(url)}: {safe(str(error))}", fix)
     finally:
         client.close()
+
+
+def _rabbitmq(url: str) -> Iterator[Finding]:
+    from penstock_cli.broker_check import rabbitmq
+
+    return rabbitmq(url)
 
 
 def _sentinels(address: RedisAddress) -> Iterator[Finding]:

@@ -47,7 +47,11 @@ class Fleet:
         hurry: Callable[[], bool],
         tell: Callable[[str], None],
     ) -> None:
-        self._settings = settings.model_copy(update={"database_url": state.database_url, "control": False})
+        if settings.broker_url is not None:
+            tell("broker_url is for fleets: this job goes through a Redis of its own")
+        self._settings = settings.model_copy(
+            update={"database_url": state.database_url, "control": False, "broker_url": None}
+        )
         self._state = state
         self._count = workers
         self._hurry = hurry

@@ -105,11 +105,12 @@ class SettleReport(NamedTuple):
 
 
 class Depth(NamedTuple):
-    """How much waits where. ``unacked`` are with workers."""
+    """How much waits where. ``unacked`` are with workers, but for ``relayed`` ones of them, which lie in RabbitMQ."""
 
     queued: int
     unacked: int
     delayed: int
+    relayed: int
 
 
 class Drained(NamedTuple):

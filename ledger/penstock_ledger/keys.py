@@ -22,9 +22,13 @@ penstock:drains:<lane>              hash    items_finished, items_requeued, fini
 penstock:parked:unknown             list    messages that no worker could read or place, whole, for a person; unbounded on
                                             purpose, because nothing is dropped in silence
 penstock:sweep:<unacked key>        string  short-lived: some worker has looked for ended leases of a lane just now
+penstock:relayed:<queue>            zset    tag -> since when its message lies in RabbitMQ (Unix seconds, this server's
+                                            clock) and nobody has taken it; it is in `unacked` all the while
+penstock:shovel:<queue>             string  short-lived: the process that moves the queue's messages to RabbitMQ
 <queue>                             list    kombu's own: raw messages
 unacked.<lane>                      hash    kombu's own, and so are the next: tag -> message that a worker holds
-unacked_index.<lane>                zset    tag -> when its lease was last renewed (Unix seconds, this server's clock)
+unacked_index.<lane>                zset    tag -> when its lease was last renewed (Unix seconds, this server's clock);
+                                            +inf while its message lies in RabbitMQ, where it needs no lease
 unacked_mutex.<lane>                string  lock of stock kombu's sweep
 unacked, unacked_index              as above, of workers from before lanes had keys of their own. What they held still
                                     counts as held, and any worker returns it when its lease ends
@@ -106,6 +110,14 @@ def unacked_index(queue: str) -> str:
 
 def unacked_mutex(queue: str) -> str:
     return f"unacked_mutex.{queue.removeprefix(QUEUE_PREFIX)}"
+
+
+def relayed(queue: str) -> str:
+    return f"{PREFIX}relayed:{queue}"
+
+
+def shovel(queue: str) -> str:
+    return f"{PREFIX}shovel:{queue}"
 
 
 def drains(lane: str) -> str:

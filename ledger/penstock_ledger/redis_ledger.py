@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import inf
 from typing import Any, Final, TypeVar
 
 import redis
@@ -165,7 +166,7 @@ class RedisLedger:
             for chunk in _chunks(tags, BATCH_MAX)
             for at in self._client.zmscore(index, chunk)
         )
-        return sum(at is not None and at > dead_before for at in leases)
+        return sum(at is not None and dead_before < at < inf for at in leases)  # inf: it waits in RabbitMQ
 
     def drop_from_window(self, items: Iterable[ItemKey]) -> None:
         """Forget that items were fed, so that they may be published again (or because they are finished)."""
@@ -181,6 +182,7 @@ class RedisLedger:
             pipe.llen(queue)
             pipe.hlen(keys.unacked(queue))
             pipe.zcard(keys.delayed(queue))
+            pipe.zcard(keys.relayed(queue))
             return Depth(*pipe.execute())
 
     def stats(self, job_id: str) -> dict[str, int]:

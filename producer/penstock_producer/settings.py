@@ -26,7 +26,7 @@ DEFAULT_CONFIG = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
 DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below what hurts a small machine
 
-_PASSWORD = re.compile(r"(?<=://)([^:@/\s]*):[^@/\s]+@")
+_PASSWORD = re.compile(r"(?<=://)([^:@/\s]*):.+@")  # up to the last @: a slash or an @ may stand in it unencoded
 _SECRET_OPTION = re.compile(r"(password=)[^&\s]+")
 
 

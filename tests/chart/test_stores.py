@@ -13,7 +13,7 @@ import pytest
 import redis
 from chart.conftest import EXAMPLES, Render
 from chart.helm_library import Release
-from chart.pods import container, pod_spec, pool
+from chart.pods import container, pod_spec, pool, worker_env
 from servers import MissingServer, free_port, redis_binary
 
 START_TIMEOUT_S = 10.0
@@ -152,6 +152,16 @@ def test_closed_egress_names_its_addresses(render: Render) -> None:
     assert {port["port"] for port in dns["ports"]} == {53}
     targets = [to["ipBlock"]["cidr"] for rule in others for to in rule["to"]]
     assert targets == ["10.20.0.0/24", "10.20.1.0/24", "203.0.113.0/24"]
+
+
+def test_rabbitmq_is_told_and_may_be_reached(render: Render) -> None:
+    """Its URL comes from a Secret to every process that connects to it, and its port is open; without one neither is there."""
+    values = {"rabbitmq": {"existingSecret": "rabbit"}, "networkPolicy": {"egress": {"rabbitmq": {"port": 5671}}}}
+    release = render("external-redis", values)
+    for name in ("api", "control"):
+        assert worker_env(release, name)["PENSTOCK_BROKER_URL"] == {"secretKeyRef": {"name": "rabbit", "key": "url"}}
+    assert 5671 in [port["port"] for rule in _egress(release) for port in rule.get("ports", ())]
+    assert "PENSTOCK_BROKER_URL" not in str(render("external-redis"))
 
 
 def test_metrics_are_scraped_where_they_are_served(render: Render) -> None:

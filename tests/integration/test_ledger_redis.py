@@ -313,7 +313,7 @@ def test_a_retry_waits_for_its_time_on_the_servers_clock(hot: RedisLedger, clien
     due = hot.next_due(QUEUE)
     assert due is not None
     assert 3500 < due <= 3600
-    assert hot.depth(QUEUE) == (2, 0, 1)
+    assert hot.depth(QUEUE) == (2, 0, 1, 0)
     assert [tag_in(raw) for raw in claim(client, 2)] == ["job-a:fresh", "job-a:soon"]
     assert client.hlen(f"penstock:delayed:{QUEUE}:raw") == 1
 

@@ -123,8 +123,9 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 def test_a_clean_job_ends_with_all_results_and_status_0(machine: Machine) -> None:
-    """Every document has its result line, the report adds up, and no process is left behind."""
+    """Every document has its result line, the report adds up, no process is left behind; a fleet's broker is not asked."""
     machine.source(300)
+    (machine.folder / "penstock.toml").write_text('broker_url = "amqp://nobody.invalid"\n')
     with simulator() as provider:
         status, told = machine.penstock(*machine.run_arguments(provider))
         assert status == 0, told + machine.logs()
@@ -135,6 +136,7 @@ def test_a_clean_job_ends_with_all_results_and_status_0(machine: Machine) -> Non
     assert (report["job"], report["state"], report["total"]) == ("reviews", "completed", 300)
     assert (report["succeeded"], report["dead"], report["calls"]) == (300, 0, 300)
     assert "100 % succeeded" in told
+    assert "goes through a Redis of its own" in told
     assert machine.leftovers() == []
 
 

@@ -13,8 +13,12 @@ from kombu.entity import Queue
 from penstock_ledger import RedisAddress, keys
 from penstock_producer.wire import TASK_NAME, queue_name
 from penstock_workers import transport
+from penstock_workers.amqp import connect as amqp
+from penstock_workers.amqp.address import AmqpAddress
+from penstock_workers.amqp.publisher import QUORUM
 from penstock_workers.doors import SubmitTask
 from penstock_workers.engine import ItemEngine
+from penstock_workers.lease_scripts import Keys
 from penstock_workers.leases import Leases
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
@@ -23,6 +27,7 @@ EngineFactory = Callable[["PenstockApp", "WorkerSettings"], ItemEngine]
 CONTROL_QUEUE = queue_name(CONTROL_LANE)
 SOCKET_TIMEOUT_S = 15.0  # a dead peer blocks forever without one
 CONNECT_TIMEOUT_S = 5.0
+HEARTBEAT_S = 20  # of RabbitMQ's connections: a half-open one is noticed within twice that
 HEALTH_CHECK_S = 25  # kombu's: half-open consumer connections are noticed within some 50 s
 
 
@@ -60,6 +65,7 @@ class ItemTask(Task):  # type: ignore[misc]  # Celery is untyped
 def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = None) -> PenstockApp:
     """An app of its own: nothing global is touched but kombu's table of transports."""
     transport.register()
+    amqp.register()
     parts = Parts(settings, build_engine or _build_engine)
     app = PenstockApp("penstock", set_as_current=False)
     app.parts = parts
@@ -71,6 +77,8 @@ def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = No
 
 def broker_url(settings: WorkerSettings) -> str:
     """The broker as kombu reads it; ``redis_url`` is written as redis-py reads it, or names Sentinels."""
+    if settings.broker_url is not None:
+        return AmqpAddress.parse(settings.broker_url).kombu_url
     address = RedisAddress.parse(settings.redis_url)
     if address.sentinels:
         return _sentinel_url(address, ours=settings.broker_transport == "penstock")
@@ -102,17 +110,20 @@ def _sentinel_url(address: RedisAddress, *, ours: bool) -> str:
 
 def _configuration(parts: Parts) -> dict[str, Any]:
     settings = parts.settings
+    on_amqp = settings.broker_url is not None
     queues = [queue_name(settings.lane)]
     if settings.control and CONTROL_QUEUE not in queues:
         queues.insert(0, CONTROL_QUEUE)  # before items: such messages are few and must not wait
     return {
         "broker_url": broker_url(settings),
-        "broker_transport_options": _transport_options(parts),
-        "broker_use_ssl": _stock_tls(parts.settings),
+        "broker_transport_options": _lent(parts) if on_amqp else _transport_options(parts),
+        "broker_use_ssl": _tls(parts.settings),
+        "broker_heartbeat": HEARTBEAT_S,  # RabbitMQ's; Redis has none
+        "broker_channel_error_retry": True,  # RabbitMQ refuses by closing a channel
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,  # outlive any outage of Redis
         "broker_pool_acquire_timeout": 30,
-        "task_queues": [Queue(name, routing_key=name) for name in queues],
+        "task_queues": [Queue(name, routing_key=name, queue_arguments=QUORUM if on_amqp else None) for name in queues],
         "task_default_queue": CONTROL_QUEUE,
         "task_serializer": "json",
         "accept_content": ["json"],
@@ -169,8 +180,20 @@ def _transport_options(parts: Parts) -> dict[str, Any]:
     }
 
 
-def _stock_tls(settings: WorkerSettings) -> dict[str, Any] | None:
-    """What kombu's own transport wants apart from its URL; ours reads the address."""
+def _lent(parts: Parts) -> dict[str, Any]:
+    """What a worker's consumers on RabbitMQ need of Redis."""
+    timeout_s, queue = parts.settings.visibility_timeout_s, queue_name(parts.settings.lane)
+    return {
+        "leases": parts.leases,
+        "address": RedisAddress.parse(parts.settings.redis_url),
+        "keys": Keys(keys.unacked(queue), keys.unacked_index(queue), timeout_s),
+    }
+
+
+def _tls(settings: WorkerSettings) -> dict[str, Any] | None:
+    """What kombu wants apart from its URL; our Redis transport reads the address."""
+    if settings.broker_url is not None:
+        return AmqpAddress.parse(settings.broker_url).tls
     address = RedisAddress.parse(settings.redis_url)
     if settings.broker_transport == "penstock" or not (address.sentinels and address.over_tls):
         return None

@@ -104,6 +104,10 @@ class Leases:
             self.dropped += dropped
             self.put_off += put_off
 
+    def listened(self) -> None:
+        """Messages are brought here without asking, and a consumer waits for them: as good as a claim."""
+        self.claim_heard_at = time.monotonic()
+
     def conclude(self, tags: Iterable[str], fate: Fate) -> None:
         """Let go of messages. Returns at once; tags that are not held are passed over."""
         with self._lock:

@@ -54,7 +54,9 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
     def on_start(self) -> None:
         hub = get_event_loop()
         if hub is None:
-            raise ImproperlyConfigured("items need Celery's event loop: use a Redis broker, and no -P option")
+            raise ImproperlyConfigured(
+                "items need Celery's event loop: use Redis or RabbitMQ as the broker, and no -P option"
+            )
         self._hub: Any = hub
         parts = self.app.parts
         self._drain_seconds: float = parts.settings.drain_seconds

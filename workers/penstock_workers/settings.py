@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.spec import Lane
+from penstock_workers.amqp.address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, UnknownProvider
 
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
@@ -143,6 +144,7 @@ class WorkerSettings(ProducerSettings):
     prefetch_multiplier: Annotated[int, Field(ge=1, le=16)] = 2  # claimed = running + waiting for the group commit
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 25.0  # below the shortest spot notice (30 s)
     visibility_timeout_s: Annotated[float, Field(ge=3, le=43_200)] = 60.0  # the lease; renewed every third of it
+    broker_url: str | None = None  # RabbitMQ that carries the messages; None = the Redis of redis_url does
     broker_transport: Literal["penstock", "redis"] = "penstock"  # "redis" is kombu's stock transport
     commit_linger_s: Annotated[float, Field(ge=0, le=5)] = 0.05
     commit_max: Annotated[int, Field(ge=1, le=500)] = 500
@@ -163,6 +165,21 @@ class WorkerSettings(ProducerSettings):
     gpu: GpuSettings = GpuSettings()
     embed: EmbedSettings = EmbedSettings()
     providers: dict[str, ProviderSettings] = Field(default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()})
+
+    @field_validator("broker_url", check_fields=False)
+    @classmethod
+    def _check_broker_url(cls, url: str | None) -> str | None:
+        """A compose file or a chart can leave a variable empty more easily than out."""
+        if not url:
+            return None
+        AmqpAddress.parse(url)
+        return url
+
+    @model_validator(mode="after")
+    def _check_transport(self) -> Self:
+        if self.broker_url is not None and self.broker_transport != "penstock":
+            raise ValueError("broker_transport is for a broker that is Redis: leave it out beside broker_url")
+        return self
 
     @model_validator(mode="before")
     @classmethod

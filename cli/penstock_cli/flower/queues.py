@@ -1,7 +1,7 @@
 """Flower's broker page for our queues: what waits, what workers hold, and who consumes.
 
-Flower's own knows each broker by its URL, and of Redis only the lists. This asks through kombu's connection, so that it
-reaches whatever the fleet reaches (TLS, sockets, users), and counts what is unacknowledged.
+Flower's own knows each broker by its URL, and of Redis only the lists. This asks the fleet's Redis, which knows of every
+message whatever the broker is, and reaches it as the fleet does (TLS, sockets, users, Sentinels).
 """
 
 from __future__ import annotations
@@ -17,37 +17,40 @@ from flower.views.broker import BrokerView
 from flower.views.monitor import Metrics
 from tornado.web import HTTPError
 
-from penstock_ledger import keys
+from penstock_ledger import RedisAddress, keys
 from penstock_producer.spec import LANES
 from penstock_producer.wire import queue_name
 from penstock_workers.app import CONTROL_QUEUE
 
+TIMEOUT_S = 5.0  # of Redis, for one page
 Row = dict[str, Any]  # as Flower's page and API have it
 
 
 class QueueTable:
     """Implements what Flower calls a broker."""
 
-    def __init__(self, capp: Any, consumers: Counter[str]) -> None:
-        self._capp = capp
+    def __init__(self, redis_url: str, consumers: Counter[str]) -> None:
+        self._redis_url = redis_url
         self._consumers = consumers
 
     async def queues(self, names: Iterable[str]) -> list[Row]:
         return await asyncio.get_running_loop().run_in_executor(None, self._read, sorted(names))
 
     def _read(self, names: list[str]) -> list[Row]:
-        with self._capp.connection_for_read() as connection, connection.default_channel.client.pipeline() as pipe:
+        options = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+        with RedisAddress.parse(self._redis_url).connect(**options) as client, client.pipeline() as pipe:
             for name in names:
                 pipe.llen(name)
                 pipe.hlen(keys.unacked(name))
                 pipe.zcard(keys.delayed(name))
+                pipe.zcard(keys.relayed(name))
             counts = iter(pipe.execute())
         rows: list[Row] = []
         for name in names:
-            ready, unacked, delayed = next(counts), next(counts), next(counts)
+            queued, unacked, delayed, relayed = (next(counts) for _ in range(4))
             rows.append({
-                "name": name, "messages": ready + unacked, "messages_ready": ready,
-                "messages_unacknowledged": unacked, "consumers": self._consumers[name],
+                "name": name, "messages": queued + unacked, "messages_ready": queued + relayed,
+                "messages_unacknowledged": unacked - relayed, "consumers": self._consumers[name],
             })  # fmt: skip
             if delayed:
                 rows.append({"name": f"{name}: retries that wait", "messages": delayed})
@@ -68,7 +71,7 @@ class OurQueues:
             if name in alive
             for queue in info.get("active_queues") or ()
         )
-        return QueueTable(self.capp, Counter(consumed))
+        return QueueTable(self.capp.parts.settings.redis_url, Counter(consumed))
 
     def get_active_queue_names(self) -> list[str]:
         """All of ours, whether somebody consumes them or not: a full queue without a consumer is what one looks for."""

@@ -19,6 +19,7 @@ from penstock_cli.flower.options import fill
 from penstock_cli.flower.queues import handlers
 from penstock_cli.flower.settings import FlowerRole
 from penstock_cli.settings import flower_variables
+from penstock_workers.amqp.address import AmqpAddress
 from penstock_workers.app import create_app
 
 log = logging.getLogger("penstock.flower")
@@ -33,8 +34,9 @@ def serve(role: FlowerRole) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     flower = build(role)
     port = flower.start_http_server()
+    shown = AmqpAddress.parse(role.broker_url).shown if role.broker_url else without_password(role.redis_url)
     address, prefix = default_options.address or "0.0.0.0", default_options.url_prefix  # noqa: S104 -- what Flower does
-    log.info("Flower serves http://%s:%s/%s for %s", address, port, prefix or "", without_password(role.redis_url))
+    log.info("Flower serves http://%s:%s/%s for %s", address, port, prefix or "", shown)
     try:
         flower.start()
     except (KeyboardInterrupt, SystemExit):
@@ -44,7 +46,7 @@ def serve(role: FlowerRole) -> None:
 
 
 def build(role: FlowerRole) -> Any:
-    """Flower with kombu's own transport, which reads events without polling, and our events and pages."""
+    """Flower with kombu's own transport of Redis, which reads events without polling, and our events and pages."""
     options = default_options
     app = create_app(role.model_copy(update={"broker_transport": "redis"}))
     events = BoundedEvents(

@@ -30,6 +30,11 @@
     secretKeyRef:
       name: {{ include "penstock.brokerSecret" . }}
       key: {{ ternary "url" .Values.broker.urlKey .Values.redis.enabled }}
+{{- if .Values.rabbitmq.existingSecret }}
+- name: PENSTOCK_BROKER_URL
+  valueFrom:
+    secretKeyRef: {name: {{ .Values.rabbitmq.existingSecret }}, key: {{ .Values.rabbitmq.urlKey }}}
+{{- end }}
 {{ include "penstock.databaseEnv" . }}
 - name: PENSTOCK_CONFIG
   value: /etc/penstock/penstock.toml

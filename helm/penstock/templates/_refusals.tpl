@@ -18,7 +18,7 @@
 
 {{- define "penstock.refuseSettings" -}}
 {{- range $name, $fix := dict
-  "redis_url" "broker.existingSecret" "database_url" "database.existingSecret" "providers" "providers" "lane" "workerPools.<name>.kind"
+  "redis_url" "broker.existingSecret" "broker_url" "rabbitmq.existingSecret" "database_url" "database.existingSecret" "providers" "providers" "lane" "workerPools.<name>.kind"
   "concurrency" "workerPools.<name>.concurrency" "drain_seconds" "workerPools.<name>.drainSeconds" "control" "a pool of kind control"
   "probe_dir" "nothing: the chart sets it" "metrics_host" "nothing: the chart sets it" "metrics_port" "metrics.port"
   "trace_share" "tracing.share"

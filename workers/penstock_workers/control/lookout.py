@@ -67,6 +67,7 @@ class Lookout:
             depth, drains = self._hot.depth(queue), self._hot.drains(lane)
             yield catalogue.QUEUED(depth.queued, lane)
             yield catalogue.UNACKED(depth.unacked, lane)
+            yield catalogue.RELAYED(depth.relayed, lane)
             yield catalogue.DELAYED(depth.delayed, lane)
             yield catalogue.PARKED(parked[lane], lane)
             yield catalogue.OUTSTANDING(outstanding[lane], lane)

@@ -12,6 +12,8 @@ from penstock_ledger import Database, JobStore, Outbox, OutcomeStore, RedisAddre
 from penstock_ledger.model import Job
 from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
+from penstock_workers.amqp.homecoming import Homecoming
+from penstock_workers.amqp.shovel import start_shovel
 from penstock_workers.control.counted import Counted
 from penstock_workers.control.lookout import Lookout
 from penstock_workers.control.recover import Recovery
@@ -52,7 +54,9 @@ class Control:
         self._recovery = Recovery(self._jobs, outcomes, hot)
         self._counted = Counted()
         self._steering = Steering(settings, database, hot, self._counted, owner=owner, tracing=tracing)
-        self._lookout = Lookout(hot, RedisAddress.parse(settings.redis_url).connect(socket_timeout=LOOK_TIMEOUT_S))
+        client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=LOOK_TIMEOUT_S)
+        self._lookout = Lookout(hot, client)
+        self._homecoming = Homecoming(client, settings) if settings.broker_url is None else None
         self._ticks = 0
 
     def tick(self) -> None:
@@ -60,6 +64,8 @@ class Control:
         live = self._jobs.live()
         self._counted.rebuilds += self._recovery.heed(live)
         self._relay()
+        if self._homecoming is not None:
+            self._homecoming.look()
         self._steering.look_around(live)
         first = self._ticks % max(1, len(live))
         for job in (*live[first:], *live[:first]):  # by turns: who is fed first is ahead in the queue
@@ -126,9 +132,13 @@ class Control:
 
 @contextlib.contextmanager
 def start_control(settings: WorkerSettings) -> Iterator[Control]:
-    """Run a control loop in a thread of its own, with connections of its own, until the block ends."""
+    """Run a control loop in a thread of its own, with connections of its own, until the block ends; and a shovel beside it."""
     stop = threading.Event()
-    with open_stores(settings, "control") as stores, open_tracing(settings, CONTROL_LANE) as tracing:
+    with (
+        open_stores(settings, "control") as stores,
+        open_tracing(settings, CONTROL_LANE) as tracing,
+        start_shovel(settings),
+    ):
         control = Control(settings, stores.database, stores.hot, owner=process_name(), tracing=tracing)
         thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)
         thread.start()

@@ -97,7 +97,8 @@ EMBED_BUDGET = _worker("penstock_embed_token_budget", "Padded tokens that a batc
 # -- the fleet, as a control loop sees it --------------------------------------------------------------------------------
 LOOKED = _control("penstock_looked_timestamp_seconds", "When the fleet was looked at last.", unit="seconds")
 QUEUED = _control("penstock_queue_depth", "Messages that wait in the lane's queue.", "lane")
-UNACKED = _control("penstock_unacked", "Messages that workers of the lane hold.", "lane")
+UNACKED = _control("penstock_unacked", "Messages that workers of the lane hold, or that lie in RabbitMQ.", "lane")
+RELAYED = _control("penstock_relayed", "Of these, the ones in RabbitMQ that no worker has taken yet.", "lane")
 DELAYED = _control("penstock_delayed", "Retries that wait for their time.", "lane")
 PARKED = _control("penstock_parked", "Messages of paused jobs, outside the queue.", "lane")
 UNREADABLE = _control("penstock_parked_unknown", "Messages that no worker could read or place, kept for a person.")

@@ -73,6 +73,7 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
               tuple((_fleet(metric), f"{{{{lane}}}} {what}") for metric, what in (
                   (of.QUEUED, "queued"), (of.UNACKED, "held"), (of.DELAYED, "delayed"), (of.PARKED, "parked"))),
               stacked=True),
+        Panel("In RabbitMQ", "Of those held: not taken by a worker yet.", "short", ((_fleet(of.RELAYED), "{{lane}}"),)),
         Panel("Oldest item", "How long the next message in line has waited.", "s", ((_fleet(of.OLDEST), "{{lane}}"),)),
         Panel("Window", "Documents fed and not finished, and how many may be.", "short",
               ((_fleet(of.OUTSTANDING), "{{lane}} outstanding"), (_fleet(of.WINDOW), "{{lane}} target"))),

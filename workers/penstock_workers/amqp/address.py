@@ -1,0 +1,82 @@
+"""Where RabbitMQ is: the one reading of ``broker_url``.
+
+    amqp://[user:password@]host[:5672][/vhost]      one node
+    amqps://…?ssl_ca_certs=/ca.pem                  over TLS; certificate and host name are checked
+    amqp://host/vhost;amqp://host2/vhost            nodes of one cluster: the next one is asked when one is away
+
+TLS options in the query are named as in ``redis_url``: ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``, ``ssl_cert_reqs``.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
+
+SCHEMES: Final = ("amqp", "amqps")
+SEPARATOR: Final = ";"  # kombu's, between nodes
+OURS: Final = "penstock"  # before the scheme, it chooses our transport: kombu reads it anew for each node
+_TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_CERT_REQS: Final = {"required": ssl.CERT_REQUIRED, "none": ssl.CERT_NONE}
+
+
+@dataclass(frozen=True)
+class AmqpAddress:
+    """Nodes of one RabbitMQ. Make one with ``parse``."""
+
+    urls: tuple[str, ...] = field(repr=False)  # hold passwords; without their queries
+    tls: dict[str, Any] | None = field(default=None, repr=False)  # as py-amqp names it; None = no TLS
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError, which says what to write instead and shows nothing of the address."""
+        nodes = [_split(url) for url in text.split(SEPARATOR)]
+        if len({(node.scheme, node.query) for node in nodes}) > 1:
+            raise ValueError("give all nodes the same scheme and the same options")
+        bare = tuple(urlunsplit(node._replace(query="")) for node in nodes)
+        return cls(bare, _tls(nodes[0]))
+
+    @property
+    def kombu_url(self) -> str:
+        """Chooses our transport, which ``connect.register`` has made known to kombu."""
+        return SEPARATOR.join(f"{OURS}{url}" for url in self.urls)
+
+    @property
+    def shown(self) -> str:
+        """Fit to be printed."""
+        return SEPARATOR.join(_without_password(urlsplit(url)) for url in self.urls)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        node = urlsplit(url)
+        port = node.port
+    except ValueError:  # whose message may hold a part of the password
+        port = 0
+        node = SplitResult(url.partition("://")[0], "", "", "", "")
+    if node.scheme not in SCHEMES or "://" not in url:
+        raise ValueError("start it with amqp:// or amqps:// (a Redis goes into redis_url)")
+    if not node.hostname or port == 0 or node.fragment:
+        raise ValueError("write amqp://user:password@host:5672/vhost, and %-encode what is special in the password")
+    return node
+
+
+def _tls(node: SplitResult) -> dict[str, Any] | None:
+    options = dict(parse_qsl(node.query))
+    unknown = [name for name in options if name not in (*_TLS_FILES, "ssl_cert_reqs")]
+    if unknown or (options and node.scheme != "amqps"):
+        raise ValueError(f"options are {', '.join((*_TLS_FILES, 'ssl_cert_reqs'))}, and go with amqps:// only")
+    if node.scheme != "amqps":
+        return None
+    reqs = options.pop("ssl_cert_reqs", "required")
+    if reqs not in _CERT_REQS:
+        raise ValueError("ssl_cert_reqs is `required` or `none`")
+    files = {name.removeprefix("ssl_"): path for name, path in options.items()}
+    return {**files, "cert_reqs": _CERT_REQS[reqs], "server_hostname": None if reqs == "none" else node.hostname}
+
+
+def _without_password(node: SplitResult) -> str:
+    login, at, host = node.netloc.rpartition("@")
+    user, colon, _ = login.partition(":")
+    return urlunsplit(node._replace(netloc=f"{user}{colon}{'…' * bool(colon)}{at}{host}"))
