@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import limiter_fleet
@@ -18,19 +19,32 @@ settings.load_profile("untimed")
 RUNS_IN_CI = os.environ.get("CI") == "true"
 
 
-def _unavailable(error: MissingServer) -> None:
-    """A missing server skips on a laptop, with its reason, and fails where CI=true."""
-    if RUNS_IN_CI:
-        pytest.fail(str(error), pytrace=False)
-    pytest.skip(str(error))
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None]:
+    """A missing server skips on a laptop, with its reason, and fails where CI=true; whoever starts it only says so."""
+    with _explained():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    with _explained():
+        yield
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except MissingServer as error:
+        if RUNS_IN_CI:
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
 def _shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    try:
-        server = RedisServer.start(tmp_path_factory.mktemp("redis"))
-    except MissingServer as error:
-        _unavailable(error)
+    server = RedisServer.start(tmp_path_factory.mktemp("redis"))
     yield server
     server.stop()
 
@@ -45,10 +59,7 @@ def redis_server(_shared_redis: RedisServer) -> RedisServer:
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     """A real redis-server with AOF that belongs to one test, which may kill and restart it."""
-    try:
-        server = RedisServer.start(tmp_path, appendonly=True)
-    except MissingServer as error:
-        _unavailable(error)
+    server = RedisServer.start(tmp_path, appendonly=True)
     yield server
     server.stop()
 
@@ -56,10 +67,7 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Postgres]:
     """A real PostgreSQL server shared by the session. Do not restart this one."""
-    try:
-        server = Postgres.start()
-    except MissingServer as error:
-        _unavailable(error)
+    server = Postgres.start()
     yield server
     server.stop()
 
@@ -73,10 +81,7 @@ def postgres_url(postgres_server: Postgres) -> str:
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
     """A real PostgreSQL server that belongs to one test, which may restart it."""
-    try:
-        server = Postgres.start()
-    except MissingServer as error:
-        _unavailable(error)
+    server = Postgres.start()
     yield server
     server.stop()
 
@@ -84,10 +89,7 @@ def own_postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """moto's S3 server over real HTTP on loopback."""
-    try:
-        server = S3Server.start()
-    except MissingServer as error:
-        _unavailable(error)
+    server = S3Server.start()
     yield server
     server.stop()
 

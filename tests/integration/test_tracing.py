@@ -14,7 +14,7 @@ import pytest
 from fleet import PENSTOCK, Fleet, until
 from otlp import ENDPOINT, Collector, Told
 from prometheus_client.parser import text_string_to_metric_families
-from servers import MissingServer, free_port
+from servers import free_port
 
 from penstock_ledger.model import ItemKey, JobState
 from penstock_producer.tracing import trace_of
@@ -43,11 +43,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
     with Collector() as collector, pytest.MonkeyPatch.context() as patch:
         patch.setenv(ENDPOINT, collector.url)
         patch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
-        try:
-            fleet = Fleet(folder)
-        except MissingServer as error:
-            pytest.skip(str(error))
-        with fleet:
+        with Fleet(folder) as fleet:
             job_id = _work(fleet)
             yield Night(fleet, collector, job_id, collector.traces())
 
