@@ -45,7 +45,7 @@ demo-clean: ## forget the demos, so that the next one starts from nothing
 	rm -rf $(DEMO) $(DEMO)-embed
 
 test: $(STAMP) ## run every test that CI runs, two at a time: most of them wait for servers
-	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not soak and not engine and not servers and not images"
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not soak and not engine and not servers and not images"
 
 test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, a Redis with TLS and its Sentinel (what is missing skips)
 	@$(BIN)/python -m pytest -q -m servers tests/stores

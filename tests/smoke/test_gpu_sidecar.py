@@ -12,6 +12,7 @@ from fleet import Fleet, Process, until
 from penstock_ledger.model import JobState
 
 SLOW = ("--like", "vllm", "--max-concurrency", "16", "--latency-ms", "400", "--latency-sigma", "0")
+DOCUMENTS = 800  # twenty seconds of this server's work: nobody must be done before somebody has looked
 PROMPT_ONLY = {"lane": "gpu", "model": None, "prompt": "Name a topic: {text}"}
 
 
@@ -34,7 +35,7 @@ def test_it_waits_for_the_model_and_outlives_its_server(fleet: Fleet) -> None:
     """Nothing is claimed before the model is loaded; a server that dies takes no attempt along; its line stays short."""
     fleet.control()
     worker = sidecar_worker(fleet)
-    job = fleet.submit(400, **PROMPT_ONLY)
+    job = fleet.submit(DOCUMENTS, **PROMPT_ONLY)
     until(lambda: said(worker, "waiting for the model"), 30, "the worker waits")
     until(lambda: fleet.depths(job)["queued"], 30, "items wait in the queue")
     assert worker.popen.pid not in fleet.heard_of()
@@ -49,7 +50,7 @@ def test_it_waits_for_the_model_and_outlives_its_server(fleet: Fleet) -> None:
     until(lambda: said(worker, "nobody answers"), 10, "the worker notices")
     fleet.provider.start(*SLOW)
     fleet.wait_for(job, JobState.COMPLETED, 60)
-    account = fleet.account(job, 400)
+    account = fleet.account(job, DOCUMENTS)
     assert (account.dead, account.extra_calls <= 80) == ({}, True)
     assert {result.attempts for result in fleet.producer.results(job.job_id)} == {1}
 

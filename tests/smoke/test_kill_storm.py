@@ -55,9 +55,9 @@ def storm(fleet: Fleet, kills: int, documents: int, *, pause_s: Pause, latency_m
 
 
 def test_kill_storm_on_sqlite(tmp_path: Path) -> None:
-    """Sixteen random SIGKILLs over 3,000 items lose nothing, and each item has exactly one result."""
+    """Ten random SIGKILLs over 2,000 items lose nothing, and each item has exactly one result."""
     with Fleet(tmp_path) as fleet:
-        storm(fleet, 16, 3_000, pause_s=(0.4, 1.6), latency_ms=200)
+        storm(fleet, 10, 2_000, pause_s=(0.4, 1.6), latency_ms=200)
 
 
 def test_kill_storm_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
