@@ -7,7 +7,9 @@ refusals   An overloaded or throttling server takes 30 % off, once per episode: 
            an answer halve it, but only as a run of them: a lone 500 says nothing about load.
 goodput    vLLM refuses nothing and queues without bound (vllm#13395), and its latency follows the length of the answers, so
            latency says little. What counts is tokens per second: more in flight is right while it brings more. After
-           each window: grow while goodput rose by 2 % or more, stay while it is flat, go back when it fell.
+           each window: grow while goodput rose by 2 % or more, stay while it is flat, go back when it fell. Where the
+           server works on less than half of the limit on average (Little's law), the worker's own steps take the rest of
+           the time, and goodput says nothing of the server: grow.
 queueing   Several processes at one server would each win goodput from the others for ever. So where a token takes three times
            as long as in the best window known, requests wait in the server's queue, and 15 % come off. Where vLLM's own
            gauges are reachable, they say it directly: waiting above 10 % of running.
@@ -46,6 +48,8 @@ HOLD_WINDOWS: Final = 4
 GAUGE_EVERY_S: Final = 5.0
 QUEUEING: Final = 3.0
 """Times the best seconds per token: the engine's own slowing down under load stays below."""
+SERVER_PART: Final = 0.5
+"""Of the limit, that the server must have had on average before its goodput is asked."""
 FORGET: Final = 1.01
 """Per window: the best pace known fades, because the server or the documents may have changed."""
 
@@ -133,6 +137,9 @@ class AdaptiveConcurrency:
             self._open_window()
             return
         before, self._before = self._before, None
+        if enough and self._busy_s / age < SERVER_PART * self.limit:
+            self._move(self._limit * SLOW_START)
+            return
         if before is not None and goodput < before[1] * RISE:
             self._growth = STEP
             self._move(before[0] if goodput < before[1] * FALL else self._limit)

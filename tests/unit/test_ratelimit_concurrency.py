@@ -57,6 +57,18 @@ def test_a_saturated_server_stops_the_growth() -> None:
     assert 32 <= bench.control.limit <= 110
 
 
+def test_a_worker_that_is_slower_than_its_server_is_not_held_back() -> None:
+    """Each item costs the worker more time than the server: that goodput does not rise says nothing of the server."""
+    bench = Bench()
+    for turn in range(2_000):
+        for _ in range(bench.control.limit):
+            bench.control.started()
+        bench.now += bench.control.limit * (0.0010 + 0.0002 * (turn % 3))
+        for _ in range(bench.control.limit):
+            bench.control.finished(Signal.OK, 0.0001, 100.0)
+    assert bench.control.limit == bench.maximum
+
+
 @pytest.mark.parametrize("signal", [Signal.OVERLOADED, Signal.THROTTLED])
 def test_an_episode_of_refusals_cuts_once(signal: Signal) -> None:
     """A hundred refusals of requests that were sent together take off 30 %, not all of it."""
