@@ -6,7 +6,6 @@ import base64
 import json
 import signal
 import socket
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,22 +107,27 @@ def test_a_job_over_tls(tmp_path: Path, rabbit: RabbitServer) -> None:
         assert "quorum queues can be declared" in fleet.penstock("doctor")
 
 
+def under_way(fleet: Fleet) -> Job:
+    """A job of which a quarter is done."""
+    job = fleet.submit(DOCUMENTS)
+    fleet.wait_for_outcomes(job, DOCUMENTS // 4)
+    return job
+
+
 def test_a_worker_is_killed(fleet: Fleet) -> None:
     """What it held returns by its lease; only what it had in flight, or had not settled, is paid twice."""
     _, workers = start(fleet, latency_ms=400)
-    job = fleet.submit(DOCUMENTS)
-    fleet.wait_for_outcomes(job, DOCUMENTS // 4)
+    job = under_way(fleet)
     workers[0].kill()
     finish(fleet, job, extra_calls=2 * SLOTS)
 
 
 def test_rabbitmq_dies_and_comes_back(fleet: Fleet, rabbit: RabbitServer) -> None:
     """Messages wait, what is in flight goes on, workers connect again, and no call is made twice."""
-    _, workers = start(fleet)
-    job = fleet.submit(DOCUMENTS)
-    fleet.wait_for_outcomes(job, DOCUMENTS // 4)
+    control, workers = start(fleet)
+    job = under_way(fleet)
     rabbit.kill()
-    time.sleep(2)
+    until(lambda: "messages cannot go to RabbitMQ" in control.log.read_text(), 30, "the shovel has noticed")
     assert all(worker.alive for worker in workers)
     rabbit.restart()
     finish(fleet, job)
@@ -132,8 +136,7 @@ def test_rabbitmq_dies_and_comes_back(fleet: Fleet, rabbit: RabbitServer) -> Non
 def test_the_queue_is_purged(fleet: Fleet, rabbit: RabbitServer) -> None:
     """What was in it is missed, put back and sent again."""
     start(fleet, latency_ms=300)
-    job = fleet.submit(DOCUMENTS)
-    fleet.wait_for_outcomes(job, DOCUMENTS // 4)
+    job = under_way(fleet)
     until(lambda: rabbit.purge(QUEUE) > 0, 20, "there was something to purge")
     finish(fleet, job)
     assert "lost in RabbitMQ" in fleet.processes[0].log.read_text()
@@ -142,8 +145,7 @@ def test_the_queue_is_purged(fleet: Fleet, rabbit: RabbitServer) -> None:
 def test_the_queue_is_deleted(fleet: Fleet, rabbit: RabbitServer) -> None:
     """The shovel declares it anew, workers consume it again, and what was in it is sent again."""
     start(fleet)
-    job = fleet.submit(DOCUMENTS)
-    fleet.wait_for_outcomes(job, DOCUMENTS // 4)
+    job = under_way(fleet)
     with rabbit.channel() as channel:
         channel.queue_delete(QUEUE)
     finish(fleet, job)
@@ -152,8 +154,7 @@ def test_the_queue_is_deleted(fleet: Fleet, rabbit: RabbitServer) -> None:
 def test_the_control_process_is_killed(fleet: Fleet) -> None:
     """Another one's shovel takes over; what the first was moving comes back when its lease ends, and is done once."""
     control, _ = start(fleet)
-    job = fleet.submit(DOCUMENTS)
-    fleet.wait_for_outcomes(job, DOCUMENTS // 4)
+    job = under_way(fleet)
     control.kill()
     fleet.control()
     finish(fleet, job)
@@ -162,19 +163,17 @@ def test_the_control_process_is_killed(fleet: Fleet) -> None:
 def test_redis_forgets(fleet: Fleet, rabbit: RabbitServer) -> None:
     """After FLUSHALL the messages in RabbitMQ are copies without an original: they are dropped, and fed anew."""
     start(fleet, latency_ms=300)
-    job = fleet.submit(DOCUMENTS)
-    fleet.wait_for_outcomes(job, DOCUMENTS // 4)
+    job = under_way(fleet)
     fleet.redis.flush()
     finish(fleet, job, extra_calls=2 * 2 * SLOTS)
 
 
 def test_redis_dies_and_comes_back(fleet: Fleet) -> None:
     """What RabbitMQ delivers meanwhile waits until it can be taken."""
-    _, workers = start(fleet)
-    job = fleet.submit(DOCUMENTS)
-    fleet.wait_for_outcomes(job, DOCUMENTS // 4)
+    control, workers = start(fleet)
+    job = under_way(fleet)
     fleet.redis.kill()
-    time.sleep(1)
+    until(lambda: "next look in" in control.log.read_text(), 30, "the control loop has noticed")
     fleet.redis.restart()
     finish(fleet, job, extra_calls=2 * 2 * SLOTS)
     assert all(worker.alive for worker in workers)
