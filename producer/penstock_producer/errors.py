@@ -38,7 +38,7 @@ def seen(value: Any) -> str:
     return text if len(text) <= MAX_SEEN_CHARS else text[: MAX_SEEN_CHARS - 1] + "…"
 
 
-_CONFIDENTIAL = (["prompt"], ["system"], ["params"], ["response_schema"])  # fields of a spec that hold content
+_CONFIDENTIAL = ([], ["prompt"], ["system"], ["params"], ["response_schema"])  # fields of a spec that hold content
 
 
 class ProducerError(Exception):
