@@ -10,7 +10,7 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, Row, func, literal_column, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock_ledger.errors import JobConflict, JobNotFound, JobNotReplayable, JobSealed, NothingToReplay
+from penstock_ledger.errors import JobClosed, JobConflict, JobNotFound, JobNotReplayable, NothingToReplay
 from penstock_ledger.feeds import FeedStore, add_feed
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob
 from penstock_ledger.outbox import FEED, add_to_outbox
@@ -83,7 +83,7 @@ class JobStore(FeedStore):
     def close(self, job_id: str, total: int | None = None) -> int:
         """Seal an open job with ``total`` documents; None counts its spool in the same transaction.
 
-        Returns the total. Closing again with the same total changes nothing. Raises JobNotFound and JobSealed.
+        Returns the total. Closing again with the same total changes nothing. Raises JobNotFound and JobClosed.
         """
         return self._db.write(lambda connection: _close(connection, job_id, total))
 
@@ -130,7 +130,7 @@ def _close(connection: Connection, job_id: str, total: int | None) -> int:
     if row.total is None:
         connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(total=total))
     elif row.total != total:
-        raise JobSealed(job_id, row.total)
+        raise JobClosed(job_id, row.total)
     return total
 
 

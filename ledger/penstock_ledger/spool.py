@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.database import Database
-from penstock_ledger.errors import JobNotFound, JobSealed, SpoolConflict
+from penstock_ledger.errors import JobClosed, JobNotFound, SpoolConflict
 from penstock_ledger.tables import jobs, spool
 
 STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
@@ -32,7 +32,7 @@ class Spool:
     def append(self, job_id: str, docs: Sequence[tuple[str, bytes]]) -> int:
         """Store documents, all or none; returns how many are new. Pushing the same one again changes nothing.
 
-        Raises JobNotFound, JobSealed after ``close``, and SpoolConflict when an id comes with another body.
+        Raises JobNotFound, JobClosed after ``close``, and SpoolConflict when an id comes with another body.
         """
         wanted = _distinct(job_id, docs)
         return self._db.write(lambda connection: self._append(connection, job_id, wanted))
@@ -90,7 +90,7 @@ def _check_open(connection: Connection, job_id: str) -> None:
     if row is None:
         raise JobNotFound(job_id)
     if row.total is not None:
-        raise JobSealed(job_id, row.total)
+        raise JobClosed(job_id, row.total)
 
 
 def _check_same(connection: Connection, job_id: str, docs: dict[str, bytes]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from penstock_ledger import JobStore, Spool
 from penstock_ledger.model import Job, JobState
 from penstock_producer.documents import DocumentChecker
-from penstock_producer.errors import JobClosed
+from penstock_producer.errors import JobCancelled
 from penstock_producer.spec import JobSpec
 
 # What waits in memory before it is written: one SQL transaction each. A crash loses at most this much of what was not
@@ -48,8 +48,8 @@ class OpenJob:
         """Add one document: a record for the spec's prompt, or a request body where the spec has none.
 
         Accepted for good once flushed, which happens by itself every so many documents. The same ``doc_id`` again is
-        ignored when it holds the same and SpoolConflict when it does not. Raises InvalidDocument, JobClosed for a job
-        that was cancelled, and JobSealed after ``close``.
+        ignored when it holds the same and SpoolConflict when it does not. Raises InvalidDocument, JobCancelled for a job
+        that was cancelled, and JobClosed after ``close``.
         """
         entry = self._checker.check(doc_id, document)
         with self._lock:
@@ -75,7 +75,7 @@ class OpenJob:
             return 0
         state = self._jobs.get(self.job_id).state
         if state.final or state is JobState.CANCELLING:
-            raise JobClosed(f"job {self.job_id} is {state}: {len(self._buffer)} documents were not accepted")
+            raise JobCancelled(f"job {self.job_id} is {state}: {len(self._buffer)} documents were not accepted")
         new = self._spool.append(self.job_id, self._buffer)
         self._buffer = []
         self._buffered_bytes = 0

@@ -23,10 +23,10 @@ from penstock_ledger import (
     FeedLost,
     ItemKey,
     Job,
+    JobClosed,
     JobConflict,
     JobNotFound,
     JobNotReplayable,
-    JobSealed,
     JobState,
     JobStore,
     Meta,
@@ -464,9 +464,9 @@ def test_a_closed_job_counts_its_spool_and_takes_no_more(db: Database, jobs: Job
     assert jobs.close("job-a") == 2
     assert jobs.close("job-a", 2) == 2
     assert jobs.get("job-a").total == 2
-    with pytest.raises(JobSealed):
+    with pytest.raises(JobClosed):
         jobs.close("job-a", 3)
-    with pytest.raises(JobSealed):
+    with pytest.raises(JobClosed):
         spool.append("job-a", [("c", b"3")])
     with pytest.raises(JobNotFound):
         spool.append("job-x", [("c", b"3")])
@@ -480,7 +480,7 @@ def test_racing_pushes_and_a_close_agree_on_the_total(db: Database, jobs: JobSto
     def push(number: int) -> int:
         try:
             return spool.append("job-a", [(f"{number}-{n}", b"") for n in range(20)])
-        except JobSealed:
+        except JobClosed:
             return 0
 
     steps: list[Callable[[], int]] = [lambda number=number: push(number) for number in range(20)]
