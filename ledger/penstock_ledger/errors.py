@@ -30,6 +30,15 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2  # bad usage or input: another argument, file or setting is needed
 
 
+_IDS_SHOWN: Final = 3
+
+
+def shown_ids(doc_ids: Sequence[str]) -> str:
+    """Document ids in a message: the first few, and how many more there are."""
+    shown = ", ".join(map(repr, doc_ids[:_IDS_SHOWN]))
+    return f"{shown} and {len(doc_ids) - _IDS_SHOWN} more" if len(doc_ids) > _IDS_SHOWN else shown
+
+
 class PenstockError(Exception):
     """Root of everything that Penstock raises on purpose. The message says what was seen and what to do."""
 
@@ -112,9 +121,10 @@ class JobConflict(JobError):
 class JobClosed(JobError):
     """A closed job takes no more documents, and cannot be closed with another total."""
 
-    def __init__(self, job_id: str, total: int) -> None:
-        self.job_id, self.total = job_id, total
-        super().__init__(f"job {job_id} was closed with {total} documents: open another job for more")
+    def __init__(self, job_id: str, total: int, doc_ids: Sequence[str] = ()) -> None:
+        self.job_id, self.total, self.doc_ids = job_id, total, tuple(doc_ids)  # of documents that were not accepted
+        refused = f", and {shown_ids(self.doc_ids)} not accepted" if self.doc_ids else ""
+        super().__init__(f"job {job_id} was closed with {total} documents{refused}: open another job for more")
 
 
 class JobNotReplayable(JobError):
@@ -148,15 +158,16 @@ class FeedLost(LedgerError):
 
 
 class SpoolConflict(LedgerError):
-    """The same document id was pushed twice with different bodies."""
+    """Document ids were pushed again with another body. The first one counts; all other documents were stored."""
 
     exit_status = EXIT_USAGE
 
-    def __init__(self, job_id: str, doc_ids: Sequence[str]) -> None:
-        self.doc_ids = tuple(doc_ids)
-        shown = ", ".join(map(repr, self.doc_ids[:3])) + (", …" if len(self.doc_ids) > 3 else "")
+    def __init__(self, job_id: str, doc_ids: Sequence[str], stored: int = 0) -> None:
+        self.job_id, self.doc_ids = job_id, tuple(doc_ids)
+        self.stored = stored  # documents of the same call that are new and stored
         super().__init__(
-            f"job {job_id} holds {shown} with another body: nothing of this call was stored; give new documents new ids"
+            f"job {job_id} holds another body for {shown_ids(self.doc_ids)}: the first one stays, all other documents "
+            "are stored; give new documents new ids"
         )
 
 

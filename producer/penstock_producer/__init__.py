@@ -10,10 +10,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, JobClosed, JobConflict, JobError, JobNotFound, JobNotReplayable, LedgerError, NothingToReplay, PenstockError, SchemaError, SchemaMissing, SchemaTooNew, SpoolConflict
+    from penstock_ledger.errors import (
+        DatabaseUnavailable,
+        DatabaseUnusable,
+        JobClosed,
+        JobConflict,
+        JobError,
+        JobNotFound,
+        JobNotReplayable,
+        LedgerError,
+        NothingToReplay,
+        PenstockError,
+        SchemaError,
+        SchemaMissing,
+        SchemaTooNew,
+        SpoolConflict,
+    )
     from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job, JobState, Result
-    from penstock_producer.async_open_job import AsyncOpenJob
-    from penstock_producer.errors import InvalidDocument, JobCancelled, Problem, ProducerError, SettingsError, SinkError, SourceChanged, SourceError, SourceUnavailable, SpecError, TemplateError, TooManyBadRows
+    from penstock_producer.async_producer import AsyncOpenJob, AsyncProducer
+    from penstock_producer.errors import (
+        InvalidDocument,
+        JobCancelled,
+        Problem,
+        ProducerError,
+        SettingsError,
+        SinkError,
+        SourceChanged,
+        SourceError,
+        SourceUnavailable,
+        SpecError,
+        TemplateError,
+        TooManyBadRows,
+    )
     from penstock_producer.open_job import OpenJob
     from penstock_producer.producer import JobStatus, Producer
     from penstock_producer.settings import ProducerSettings
@@ -21,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncOpenJob",
+    "AsyncProducer",
     "Counts",
     "DatabaseUnavailable",
     "DatabaseUnusable",
@@ -61,7 +90,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncOpenJob": "penstock_producer.async_open_job",
+    "AsyncOpenJob": "penstock_producer.async_producer",
+    "AsyncProducer": "penstock_producer.async_producer",
     "Counts": "penstock_ledger.model",
     "DatabaseUnavailable": "penstock_ledger.errors",
     "DatabaseUnusable": "penstock_ledger.errors",

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock_ledger.errors import EXIT_USAGE, PenstockError
+from penstock_ledger.errors import EXIT_USAGE, PenstockError, shown_ids
 
 if TYPE_CHECKING:
     from penstock_producer.sources.base import BadRow
@@ -139,6 +139,13 @@ class JobCancelled(ProducerError):
     """The job was cancelled or failed and takes no more documents."""
 
     exit_status = EXIT_USAGE
+
+    def __init__(self, job_id: str, state: str, doc_ids: Sequence[str]) -> None:
+        self.job_id, self.state, self.doc_ids = job_id, state, tuple(doc_ids)
+        super().__init__(
+            f"job {job_id} is {state}: {len(self.doc_ids)} documents were not accepted ({shown_ids(self.doc_ids)}); "
+            "push them into another job"
+        )
 
 
 class WireError(ProducerError):

@@ -17,7 +17,12 @@ from penstock_producer import PenstockError
 
 MODULES = (penstock_ledger.errors, penstock_producer.errors, penstock_workers.errors, penstock_cli.errors)
 ERRORS = sorted(
-    {kind for module in MODULES for _, kind in inspect.getmembers(module, inspect.isclass) if issubclass(kind, Exception)},
+    {
+        kind
+        for module in MODULES
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+        if issubclass(kind, Exception)
+    },
     key=lambda kind: kind.__name__,
 )
 NOT_FOR_SERVICES = {"FeedLost", "RedisForgot", "RedisUnfit", "WireError", "BadMessage", "UnknownMessageVersion"}
