@@ -22,6 +22,7 @@ from penstock_cli.state import StateFolder
 from penstock_cli.supervisor import MAX_LOG_BYTES, Supervisor
 from penstock_cli.text import duration
 from penstock_cli.watch import Stall, Watch
+from penstock_ledger.log_lines import LineFormatter
 from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def logging_to(path: Path) -> Iterator[None]:
     from logging.handlers import RotatingFileHandler
 
     handler = RotatingFileHandler(path, maxBytes=MAX_LOG_BYTES, backupCount=1, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(LineFormatter())
     root = logging.getLogger()
     level = root.level
     root.addHandler(handler)
