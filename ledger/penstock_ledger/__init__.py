@@ -57,6 +57,8 @@ from penstock_ledger.postgres import POOL_SIZE, Waits
 from penstock_ledger.redis_address import RedisAddress
 from penstock_ledger.redis_ledger import RedisLedger
 from penstock_ledger.spool import Spool, SpoolRow
+from penstock_ledger.storable import storable
+from penstock_ledger.store_errors import Trouble, in_words, trouble_of
 
 __all__ = [
     "POOL_SIZE",
@@ -108,9 +110,13 @@ __all__ = [
     "Spool",
     "SpoolConflict",
     "SpoolRow",
+    "Trouble",
     "Waits",
     "WorkerSeen",
     "bucket_count",
     "buckets_for",
+    "in_words",
     "open_database",
+    "storable",
+    "trouble_of",
 ]
