@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Job, JobState
 
 WATCH_EVERY_S = 1.0
+WATCH_HINT = "Ctrl-C ends the watching; the job goes on"
 MAX_JOBS_LISTED = 1000
 
 
@@ -42,7 +43,7 @@ def status(
         if not watch:
             _print_status(console, watched.job, watched.look())
             return
-        with for_console(console, watched.job.job_key, panel=True) as progress:
+        with for_console(console, watched.job.job_key, panel=True, hint=WATCH_HINT) as progress:
             while not watched.job.state.final and watched.job.state != "paused":
                 progress.show(watched.look())
                 time.sleep(WATCH_EVERY_S)
