@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from penstock_cli.progress import Wait
+
 LOW_BYTES = 32 * 1024 * 1024  # room for what is in flight, the log of SQLite and the AOF of Redis
 ENOUGH_BYTES = 2 * LOW_BYTES  # before a held job goes on, so that it is not held again at once
 
@@ -26,12 +28,10 @@ def free_bytes(path: Path) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def shortage(path: Path, least: int = LOW_BYTES) -> str | None:
-    """One line on a disk with less than ``least`` bytes free: the place, what is free, what to do."""
+def shortage(path: Path) -> str | None:
+    """One line on a disk that is nearly full: the place and what is free."""
     free = free_bytes(path)
-    if free is None or free >= least:
-        return None
-    return f"{path} has {megabytes(free)} left; free {megabytes(least - free)} there and the job goes on by itself"
+    return None if free is None or free >= LOW_BYTES else f"{path} has {megabytes(free)} left"
 
 
 def is_full(error: BaseException) -> bool:
@@ -65,20 +65,18 @@ class DiskGuard:
         self._free = free
         self.holds = False
 
-    def look(self) -> str | None:
-        """None while there is room, else one line that says what is waited for. Raises what hold and go_on raise."""
+    def look(self) -> Wait | None:
+        """None while there is room, else what is waited for. Raises what ``hold`` and ``go_on`` raise."""
         least = ENOUGH_BYTES if self.holds else LOW_BYTES
         short = [(free, place) for place in self._places if (free := self._free(place)) is not None and free < least]
         if not short:
-            if self.holds:
-                self._go_on()
-                self.holds = False
+            self.holds = self.holds and not self._go_on()
             return None
         free, place = min(short)
-        why = f"the disk of {place} has {megabytes(free)} left"
         if not self.holds:
-            self.holds = self._hold(f"disk_full: {why}")
-        return (
-            f"{why}: no new calls until {megabytes(ENOUGH_BYTES)} are free there; what is paid for is kept. "
-            "Free some space and the job goes on by itself"
+            self.holds = self._hold(f"disk_full: the disk of {place} has {megabytes(free)} left")
+        return Wait(
+            f"the disk of {place} is nearly full: no new calls until {megabytes(ENOUGH_BYTES)} are free; what is paid "
+            "for is kept. Free some space and the job goes on by itself.",
+            f"{megabytes(free)} are left.",
         )

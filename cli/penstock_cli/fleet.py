@@ -17,6 +17,7 @@ from penstock_cli.disk import DiskGuard, is_full
 from penstock_cli.embedded import EmbeddedRedis
 from penstock_cli.errors import RedisNotRunning, UsageProblem
 from penstock_cli.figures import Figures, KeptFigures
+from penstock_cli.progress import Wait
 from penstock_cli.reach import knock
 from penstock_cli.redis_keeper import RedisKeeper
 from penstock_cli.settings import child_environment
@@ -67,6 +68,7 @@ class Fleet:
         self._tell = progress.say
         self._exits = ExitStack()
         self._away_since: float | None = None  # monotonic: since when a store that runs gives errors
+        self._asked_to_stop: Callable[[], bool] = lambda: False
         self._finished_before: int | None = None  # documents that had an outcome when this run began
 
     def __enter__(self) -> Self:
@@ -97,6 +99,7 @@ class Fleet:
 
         Raises WorkersKeepCrashing and EmbeddedRedisFailed; what was finished by then is kept.
         """
+        self._asked_to_stop = asked_to_stop
         job = self._set_going(job)
         started = time.monotonic()
 
@@ -114,9 +117,6 @@ class Fleet:
                     if self._look():
                         break
                 time.sleep(TICK_S)
-            if asked_to_stop():
-                drain = duration(self._settings.drain_seconds)
-                self._tell(f"stopping: what is in flight may finish, for at most {drain}; Ctrl-C again stops now")
         finally:
             self._keep(self._watch.job, seconds(), kept)
         return self._watch.job
@@ -141,25 +141,25 @@ class Fleet:
             self._progress.show(figures)
             self._tell_of_stall(self._stall.notice(figures))
             waits = waits or self._first_steps(figures)
-        self._progress.note(waits)
+        self._progress.note(*(waits or (None,)))
         return False
 
-    def _away(self, error: Exception) -> str:
-        """One line on a store that gives errors. Raises the error again when it does for too long, a full disk excepted."""
+    def _away(self, error: Exception) -> Wait:
+        """What to say of a store that gives errors. Raises the error again when it does for too long, a full disk excepted."""
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
         if now - self._away_since > STORES_AWAY_MAX_S and not is_full(error):
             raise error
-        return f"waiting for queue and ledger in {self._state.root}: {one_line(str(error))}"
+        return Wait(f"waiting for queue and ledger in {self._state.root}: {one_line(str(error))}")
 
-    def _first_steps(self, figures: Figures) -> str | None:
+    def _first_steps(self, figures: Figures) -> Wait | None:
         """What goes on until the first document of this run has finished."""
         if self._finished_before is None:
             self._finished_before = figures.finished
         if figures.finished > self._finished_before:
             return None
-        return "the first calls are under way" if figures.claimed else "starting workers; the first calls follow"
+        return Wait("the first calls are under way" if figures.claimed else "starting workers; the first calls follow")
 
     def _hold(self, why: str) -> bool:
         """Let the job wait for space; False when that could not be written any more: then workers wait by themselves."""
@@ -259,12 +259,13 @@ class Fleet:
     def _stop_workers(self) -> None:
         """Let workers finish what they hold; whatever takes too long is tried again when the job resumes."""
         self._looked_at = float("-inf")
+        self._progress.note("stopping the workers")
         self._supervisor.stop(self._settings.drain_seconds + DRAIN_MARGIN_S, self._hurry, self._draining)
 
     def _draining(self, left_s: float) -> None:
         """Show what the end waits for, every ``LOOK_EVERY_S``."""
         now = time.monotonic()
-        if now - self._looked_at < LOOK_EVERY_S:
+        if now - self._looked_at < LOOK_EVERY_S or not self._asked_to_stop():
             return
         self._looked_at = now
         held = self._calls_held()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from penstock_cli.engines import engines_line
 from penstock_cli.figures import Figures
@@ -18,6 +18,13 @@ LINE_EVERY_S = 5.0
 PANEL_PER_S = 4.0
 PANEL_WIDTH = 78
 RESUMES = "Ctrl-C stops; the same command resumes"  # below the panel of `penstock run`
+
+
+class Wait(NamedTuple):
+    """What is waited for: a sentence that stays, and what changes meanwhile."""
+
+    why: str
+    more: str = ""
 
 
 class Progress(Protocol):
