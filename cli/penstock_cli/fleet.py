@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock_cli.disk import DiskGuard, is_full
+from penstock_cli.disk import DiskGuard, is_full, shortage
 from penstock_cli.embedded import EmbeddedRedis
 from penstock_cli.errors import RedisNotRunning, UsageProblem
 from penstock_cli.figures import Figures, KeptFigures
@@ -273,8 +273,12 @@ class Fleet:
         self._progress.note(
             "stopping:",
             f"{calls} in flight may finish, {duration(left_s)} at most. Ctrl-C again ends at once: "
-            "what is in flight then is paid for and asked again on resume",
+            f"what is in flight then is paid for and asked again on resume.{self._no_room()}",
         )
+
+    def _no_room(self) -> str:
+        short = next(filter(None, map(shortage, self._places)), None)
+        return f" Their answers have no room, {short}: free some space now." if short else ""
 
     def _calls_held(self) -> int | None:
         """None when Redis does not say."""

@@ -100,7 +100,10 @@ def run_local(request: RunRequest) -> int:
             full = _disk_full(request, error)
             if full is None:
                 raise
-            raise JobStopped(full) from error
+            if not interrupts.asked:
+                raise JobStopped(full) from error
+            console.print(f"interrupted, and {full}", soft_wrap=True)
+            return EXIT_INTERRUPTED
 
 
 def _disk_full(request: RunRequest, error: BaseException) -> str | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 LINE_EVERY_S = 5.0
+NOTE_EVERY_S = 30.0  # the same note again, with how it goes, where lines stay
 PANEL_PER_S = 4.0
 PANEL_WIDTH = 78
 RESUMES = "Ctrl-C stops; the same command resumes"  # below the panel of `penstock run`
@@ -73,7 +74,7 @@ class Lines:
     def note(self, text: str | None, more: str = "") -> None:
         if text == self._noted and (not more or self._clock() < self._next_note):
             return
-        self._noted, self._next_note = text, self._clock() + LINE_EVERY_S
+        self._noted, self._next_note = text, self._clock() + NOTE_EVERY_S
         if text:
             self.say(_noted(text, more))
 
