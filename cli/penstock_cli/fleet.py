@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock_cli.embedded import EmbeddedRedis
 from penstock_cli.errors import EmbeddedRedisFailed, UsageProblem
 from penstock_cli.figures import Figures, KeptFigures
+from penstock_cli.pauses import ends_by_itself, lift_provider, pause_lines
 from penstock_cli.reach import knock
 from penstock_cli.settings import child_environment
 from penstock_cli.state import StateFolder
@@ -58,6 +59,7 @@ class Fleet:
         self._tell = tell
         self._exits = ExitStack()
         self._redis_restarts = 0
+        self._pause_told: float | None = None  # when the pause that was told of ends
 
     def __enter__(self) -> Self:
         with ExitStack() as exits:
@@ -100,8 +102,9 @@ class Fleet:
                     next_look = time.monotonic() + LOOK_EVERY_S
                     self._mend_redis()
                     job = watch.refresh()
-                    if job.state.final or job.state == "paused":
+                    if job.state.final or (job.state == "paused" and not ends_by_itself(job)):
                         break
+                    self._tell_of_pause(job)
                     figures = watch.look(self._supervisor.alive)
                     show(figures)
                     self._tell_of_stall(stall.notice(figures))
@@ -129,9 +132,19 @@ class Fleet:
         if job.state == JobState.PAUSED:
             self._tell(f"going on with a paused job (it was paused because: {job.reason or 'no reason recorded'})")
             self._books.jobs.set_state(job.job_id, JobState.RUNNING, expect={JobState.PAUSED})
+            lifted = lift_provider(self._books, job)
+            if lifted:
+                self._tell(lifted)
         job = self._books.jobs.get(job.job_id)
         self._books.redis.set_job_state(job.job_id, job.state)
         return job
+
+    def _tell_of_pause(self, job: Job) -> None:
+        """Once per pause that ends by itself."""
+        if job.state == "paused" and job.resume_at != self._pause_told:
+            self._pause_told = job.resume_at
+            for line in (f"paused: {job.reason}", *pause_lines(job, self._books.option())):
+                self._tell(line)
 
     def _tell_of_stall(self, notice: str | None) -> None:
         """With the reason where there is a plain one: nobody answers."""
