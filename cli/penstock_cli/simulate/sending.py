@@ -64,8 +64,8 @@ async def _drip(request: web.Request, reply: Reply, closing: asyncio.Event) -> w
     with contextlib.suppress(ConnectionError):
         await response.prepare(request)
         for at in range(len(reply.body)):
-            if closing.is_set():
-                break
+            if closing.is_set() or request.transport is None:
+                return await _break_off(request, reply._replace(manner=Manner.DROPPED))
             await response.write(reply.body[at : at + 1])
             await _pause(closing, DRIP_S)
     return response
