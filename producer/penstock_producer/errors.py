@@ -1,21 +1,22 @@
 """What can go wrong on the enqueuing side. Every message names the field, the value seen and the fix.
 
-ProducerError
-├── SpecError               the job spec is unusable; ``problems`` lists each field
-│   └── TemplateError       the prompt template is unusable
-├── SettingsError           a setting is unusable
-├── SourceError             the source is unusable as a whole; ``code`` is stable
-│   ├── SourceUnavailable   it cannot be reached now (pause and try again)
-│   │   └── SourceForbidden it lies outside of what remote doors may read
-│   ├── SourceChanged       it is not the content that was pinned
-│   │   └── BadReference    a message names a place in it where its document is not
-│   └── TooManyBadRows      more rows are refused than the spec allows
-├── SinkError               outputs cannot be written there
-├── InvalidDocument         one document pushed by a service is unusable
-├── JobClosed               a document was pushed into a job that was cancelled
-└── WireError               a queue message is unusable
-    ├── BadMessage          not a message of ours, or a damaged one
-    └── UnknownMessageVersion   written by a release that this one does not understand
+PenstockError, of the ledger
+└── ProducerError
+    ├── SpecError               the job spec is unusable; ``problems`` lists each field
+    │   └── TemplateError       the prompt template is unusable
+    ├── SettingsError           a setting is unusable
+    ├── SourceError             the source is unusable as a whole; ``code`` is stable
+    │   ├── SourceUnavailable   it cannot be reached now (pause and try again)
+    │   │   └── SourceForbidden it lies outside of what remote doors may read
+    │   ├── SourceChanged       it is not the content that was pinned
+    │   │   └── BadReference    a message names a place in it where its document is not
+    │   └── TooManyBadRows      more rows are refused than the spec allows
+    ├── SinkError               outputs cannot be written there
+    ├── InvalidDocument         one document pushed by a service is unusable
+    ├── JobCancelled            a document was pushed into a job that was cancelled or has failed
+    └── WireError               a queue message is unusable
+        ├── BadMessage          not a message of ours, or a damaged one
+        └── UnknownMessageVersion   written by a release that this one does not understand
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from penstock_ledger.errors import EXIT_USAGE, PenstockError, shown_ids
 
 if TYPE_CHECKING:
     from penstock_producer.sources.base import BadRow
@@ -41,7 +44,7 @@ def seen(value: Any) -> str:
 _CONFIDENTIAL = ([], ["prompt"], ["system"], ["params"], ["response_schema"])  # fields of a spec that hold content
 
 
-class ProducerError(Exception):
+class ProducerError(PenstockError):
     """Root of everything that the producer raises on purpose."""
 
     @property
@@ -73,6 +76,8 @@ class Problem:
 class SpecError(ProducerError):
     """The job spec cannot be used."""
 
+    exit_status = EXIT_USAGE
+
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("job spec: " + "\n          ".join(str(problem) for problem in self.problems))
@@ -92,9 +97,13 @@ class TemplateError(SpecError):
 class SettingsError(ProducerError):
     """A setting from `penstock.toml`, the environment or a flag cannot be used."""
 
+    exit_status = EXIT_USAGE
+
 
 class SourceError(ProducerError):
     """The source cannot be used as a whole."""
+
+    exit_status = EXIT_USAGE
 
     def __init__(self, code: str, message: str, *, told: str | None = None) -> None:
         """``told`` is the message without content of rows, where ``message`` shows some."""
@@ -161,9 +170,13 @@ class TooManyBadRows(SourceError):
 class SinkError(ProducerError):
     """A destination for output files cannot be written. What was there before is untouched."""
 
+    exit_status = EXIT_USAGE
+
 
 class InvalidDocument(ProducerError):
     """A document pushed by a service cannot be accepted; ``code`` is one of the row error codes."""
+
+    exit_status = EXIT_USAGE
 
     def __init__(self, code: str, message: str, *, told: str | None = None) -> None:
         """``told`` is the message without content of the document, where ``message`` shows some."""
@@ -176,8 +189,17 @@ class InvalidDocument(ProducerError):
         return f"{self.code}: {self._told}"
 
 
-class JobClosed(ProducerError):
+class JobCancelled(ProducerError):
     """The job was cancelled or failed and takes no more documents."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, job_id: str, state: str, doc_ids: Sequence[str]) -> None:
+        self.job_id, self.state, self.doc_ids = job_id, state, tuple(doc_ids)
+        super().__init__(
+            f"job {job_id} is {state}: {len(self.doc_ids)} documents were not accepted ({shown_ids(self.doc_ids)}); "
+            "push them into another job"
+        )
 
 
 class WireError(ProducerError):

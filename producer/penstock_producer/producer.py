@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,8 +18,8 @@ from penstock_ledger import POOL_SIZE, JobNotFound, JobStore, OutcomeStore, Spoo
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
 from penstock_producer.borders import Borders
 from penstock_producer.documents import DocumentChecker
-from penstock_producer.errors import JobClosed, Problem, SourceError, SpecError, seen
-from penstock_producer.open_job import OpenJob
+from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
+from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
 from penstock_producer.overrides import Overrides
 from penstock_producer.refusals import refused
 from penstock_producer.settings import ProducerSettings
@@ -56,7 +57,8 @@ class JobStatus:
 class Producer:
     """Accepts jobs into the ledger; workers find them there. Needs the database only, not Redis.
 
-    Thread-safe. Usable as a context manager, which closes its connections.
+    Thread-safe, and usable on both sides of a fork. As a context manager it closes at the end. Everything that it raises
+    on purpose is a PenstockError, DatabaseUnavailable for a database that does not answer.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Producer:
             self._database.migrate()  # a file of our own; a server's schema is changed on purpose, by its operator
         self._jobs = JobStore(self._database)
         self._outcomes = OutcomeStore(self._database)
+        self._open: weakref.WeakSet[OpenJob] = weakref.WeakSet()
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +93,12 @@ class Producer:
         self.close()
 
     def close(self) -> None:
-        self._database.close()
+        """Flush the open jobs of this producer and end its connections. Raises as ``OpenJob.flush`` does."""
+        try:
+            for job in list(self._open):
+                job.flush()
+        finally:
+            self._database.close()
 
     def submit(
         self,
@@ -99,12 +107,13 @@ class Producer:
         *,
         job_key: str | None = None,
         timeout_s: float | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> Job:
         """Accept every document of ``source`` (a JSONL path or `s3://` URI) as one job.
 
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
         another spec or content, SpecError, SourceError (as when reading takes longer than ``timeout_s``) and
-        TooManyBadRows; nothing is accepted then.
+        TooManyBadRows; nothing is accepted then. ``progress`` hears now and then how many rows were read.
         """
         spec = self._accepted(spec)
         if not isinstance(source, str | Path):  # a pin is made here, of what was read here
@@ -113,26 +122,30 @@ class Producer:
         known = self._known(job_key)
         if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
             return self._create(spec, known.source, known.total, job_key, ())
-        found = survey(opened, spec)
+        found = survey(opened, spec, progress)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         return self._create(spec, found.pin, found.total, job_key, refusals)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
-        """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again."""
+        """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
+
+        Raises SpecError and JobConflict.
+        """
         spec = self._accepted(spec)
         job = self._create(spec, SPOOL_PIN, None, job_key, (), FeedKind.SPOOL)
-        return OpenJob(job, spec, Spool(self._database), self._jobs, self._settings.max_line_bytes)
+        opened = OpenJob(job, spec, Spool(self._database), self._jobs, *self._limits)
+        self._open.add(opened)
+        return opened
 
     def push(self, job: str, doc_id: str | int, document: Mapping[str, Any] | bytes | str) -> bool:
         """Store one document of an open job at once; False when it is there already.
 
-        Raises JobNotFound, InvalidDocument, SpoolConflict for another document with this id, JobClosed and JobSealed.
+        Raises JobNotFound, InvalidDocument, SpoolConflict for another document with this id, JobCancelled and JobClosed.
         """
         found = self._opened(job)
-        limits = self._settings.max_line_bytes, self._settings.max_body_bytes
-        entry = DocumentChecker(JobSpec.from_json(found.spec), *limits).check(doc_id, document)
-        if found.state.final or found.state is JobState.CANCELLING:
-            raise JobClosed(f"job {found.job_id} is {found.state} and takes no more documents")
+        entry = DocumentChecker(JobSpec.from_json(found.spec), *self._limits).check(doc_id, document)
+        if found.state in TAKES_NO_MORE:
+            raise JobCancelled(found.job_id, str(found.state), [entry[0]])
         return Spool(self._database).append(found.job_id, [entry]) > 0
 
     def seal(self, job: str) -> int:
@@ -142,6 +155,10 @@ class Producer:
     def came_from_remote(self, job: str) -> bool:
         """Whether a remote door accepted this job. Raises JobNotFound."""
         return self._found(job).source.get(DOOR) == REMOTE
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        return self._settings.max_line_bytes, self._settings.max_body_bytes
 
     def _opened(self, job: str) -> Job:
         found = self._found(job)

@@ -21,7 +21,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("doors")
     with Fleet(folder, settings={"source_roots": f'["{folder}"]'}) as fleet:
         fleet.provider.start("--latency-ms", "5")
-        fleet.ready(fleet.worker(control=True, result_backend=fleet.redis.url))
+        fleet.ready(fleet.worker(control=True, result_backend_url=fleet.redis.url))
         yield fleet
 
 

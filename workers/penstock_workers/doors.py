@@ -19,10 +19,8 @@ from typing import Any, ClassVar
 from celery import Task
 from celery.exceptions import Reject
 from redis.exceptions import RedisError
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
-from penstock_ledger import LedgerError, RedisAddress
+from penstock_ledger import DatabaseUnavailable, LedgerError, RedisAddress
 from penstock_producer.borders import Borders
 from penstock_producer.errors import ProducerError
 from penstock_producer.producer import Producer
@@ -39,8 +37,6 @@ MAX_TASK_BYTES = 8 * 1024 * 1024
 GRACE_S = 60.0  # beyond the limit that a task keeps by itself; then it is given up from outside
 DATABASE_PAUSE_S = 2.0  # between two tries of a task that the database does not answer
 REDIS_TIMEOUT_S = 5.0
-
-_AWAY = (OperationalError, InterfaceError, NoConnectionFree)  # of the database: it may be back in a moment
 
 
 class Door:
@@ -76,7 +72,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
 
     Request = "penstock_workers.requests:DoorRequest"
     acks_late = True  # a worker that dies while it reads a source leaves the task to another
-    ignore_result = False  # kept where `result_backend` says; without one, nowhere
+    ignore_result = False  # kept where `result_backend_url` says; without one, nowhere
     typing = False  # arguments are checked below, where a mistake can be told
     throws = (DoorRefused,)  # no traceback in the log: the refusal says it all
 
@@ -107,15 +103,15 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         while True:
             try:
                 return _Served(self.serve(self.door.producer, **given))
+            except DatabaseUnavailable as error:
+                if time.monotonic() >= gives_up_at:
+                    return f"the database could not be reached for {self.door.settings.doors.submit_timeout_s:g} s"
+                log.warning("%s %s waits: %s", self.name, self.request.id, error)
+                time.sleep(DATABASE_PAUSE_S)
             except ProducerError as error:
                 return error.told
             except LedgerError as error:
                 return str(error)
-            except _AWAY as error:
-                if time.monotonic() >= gives_up_at:
-                    return f"the database could not be reached for {self.door.settings.doors.submit_timeout_s:g} s"
-                log.warning("%s: the database does not answer (%s); trying again", self.name, type(error).__name__)
-                time.sleep(DATABASE_PAUSE_S)
             except Exception as error:
                 where = inspect.trace()[-1]
                 log.error("%s: %s at %s:%d", self.name, type(error).__name__, where.filename, where.lineno)

@@ -6,12 +6,14 @@ The only place of this package that reads the environment, but for the API keys 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from penstock_ledger.redaction import looks_secret, remember
 from penstock_producer.borders import DoorSettings
 from penstock_producer.settings import ProducerSettings, ProviderPaths, check_url
 from penstock_producer.spec import Lane
@@ -31,6 +33,7 @@ MAX_ANSWER_BYTES = 32 * 1024 * 1024
 # Of all answers above 64 KiB that a process holds at once, from their first byte until they are stored. A pod of 1 GiB
 # has room for this, for reading one of them as JSON, and for everything else.
 ANSWER_MEMORY_BYTES = 128 * 1024 * 1024
+VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # a name that an environment can have
 
 SLOTS_PER_SEQUENCE = 2  # of a gpu worker: those in its engine, and as many whose prompts are made meanwhile
 
@@ -63,6 +66,9 @@ class ProviderSettings(ProviderPaths):
     @classmethod
     def _no_name_is_none(cls, name: Any) -> Any:
         """A compose file or a chart can leave a variable empty more easily than out."""
+        if isinstance(name, str) and name and (looks_secret(name) or not VARIABLE.fullmatch(name)):
+            remember(name)
+            raise ValueError("give the NAME of the variable that holds the key, such as OPENAI_API_KEY, not the key")
         return name or None
 
     @field_validator("base_url")
@@ -77,6 +83,7 @@ class ProviderSettings(ProviderPaths):
         key = os.environ.get(self.api_key_env)
         if not key:
             raise MissingApiKey(name, self.api_key_env)
+        remember(key)
         return key
 
     @property
@@ -156,13 +163,14 @@ class WorkerSettings(ProducerSettings):
     retry_base_s: Annotated[float, Field(ge=0, le=60)] = 1.0  # full jitter: wait U(0, min(cap, base * 2^attempt))
     retry_cap_s: Annotated[float, Field(gt=0, le=900)] = 60.0
     max_retry_after_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # a longer Retry-After pauses the job instead
+    pause_after_run: Annotated[int, Field(ge=0, le=10_000)] = 20  # 404s and the like in a row pause the job; 0 = never
     control: bool = True  # this worker also keeps jobs moving (one leader each) and takes new ones from Celery clients
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
     window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
     hook_modules: tuple[str, ...] = ()  # modules, with all inside them, that jobs may name hooks of; () = none
     doors: DoorSettings = DoorSettings()  # what jobs from Celery clients may ask for; see docs/doors.md
-    result_backend: str | None = None  # where Celery clients read what became of their tasks; None = nowhere
+    result_backend_url: str | None = None  # where Celery clients read what became of their tasks; None = nowhere
     max_answer_bytes: Annotated[int, Field(ge=1024 * 1024, le=1024**3)] = MAX_ANSWER_BYTES  # of one, decompressed
     answer_memory_bytes: Annotated[int, Field(ge=1024 * 1024)] = ANSWER_MEMORY_BYTES  # of large answers held at once
     event_sample: Annotated[float, Field(ge=0, le=1)] | None = None  # share of items Flower hears of; None: sampling.py
@@ -187,7 +195,7 @@ class WorkerSettings(ProducerSettings):
         AmqpAddress.parse(url)
         return url
 
-    @field_validator("result_backend")
+    @field_validator("result_backend_url")
     @classmethod
     def _no_backend_is_none(cls, url: str | None) -> str | None:
         return url or None

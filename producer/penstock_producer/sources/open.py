@@ -75,8 +75,8 @@ def _blob_of_uri(uri: str, settings: ProducerSettings, roots: SourceRoots | None
         roots.admit(uri)
     if uri.lower().endswith(_OTHER_FORMATS):
         raise SourceError("unsupported_format", f"{uri}: only JSONL is read; convert it to one JSON object per line")
-    scheme, _, path = uri.partition("://")
-    if not path:
+    scheme, separator, _ = uri.partition("://")
+    if not separator:
         return local.LocalFile(uri, roots=roots)
     if scheme == "s3":
         return s3.S3Object(uri, endpoint_url=settings.s3_endpoint_url)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import aiohttp
 
+from penstock_ledger.redaction import redact_bytes
 from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.answer_memory import AnswerMemory, Room
 from penstock_workers.lanes.base import Prepared, Request
@@ -92,12 +93,15 @@ class ApiLane:
             size = _declared_size(response)
             try:
                 if size is not None and size <= SMALL_ANSWER_BYTES:
-                    return Answer(response.status, response.headers, await response.read(), _since(started))
-                body, room = await self._read(response, size, patience)
+                    body, room = await response.read(), None
+                else:
+                    body, room = await self._read(response, size, patience)
             except _TooLarge:
                 response.close()  # what is still to come is not read
                 limit = f"the setting max_answer_bytes allows {self._max_answer_bytes}"
                 return NoAnswer("answer_too_large", f"the answer has more bytes than {limit}", _since(started))
+            # An answer is kept as it is, but for our own key; a refusal is only words, which lose every key in them.
+            body = redact_bytes(body, shapes=response.status != 200)
             return Answer(response.status, response.headers, body, _since(started), room)
 
     async def _read(
