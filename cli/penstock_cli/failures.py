@@ -26,6 +26,7 @@ _USAGE = {  # raised by our other packages; by name, so that reading this table 
     "UnknownLane",
     "UnknownProvider",
     "MissingApiKey",
+    "PlainHttp",
     "InvalidFailpoint",
     "TracingMissing",
 }

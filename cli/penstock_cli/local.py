@@ -89,7 +89,7 @@ def run_local(request: RunRequest) -> int:
 
 def _checked(request: RunRequest, console: Console) -> Plan:
     """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
-    from penstock_cli.reach import knock
+    from penstock_cli.reach import knock, name_receiver
     from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
     from penstock_workers.lanes.make import make_lane
     from penstock_workers.settings import WorkerSettings
@@ -101,6 +101,9 @@ def _checked(request: RunRequest, console: Console) -> Plan:
         with_provider(settings, spec.provider, request.provider) if asks_a_provider else with_own_model(settings, spec)
     )
     settings = _with_short_lease(settings)
+    if asks_a_provider:
+        settings.provider(spec.provider).api_key(spec.provider)  # raises MissingApiKey, PlainHttp
+        name_receiver(spec.provider, settings.provider(spec.provider))
     make_lane(settings)  # raises UnknownLane, MissingApiKey, ModelMissing here rather than in a worker's log
     if asks_a_provider:
         knock(settings.provider(spec.provider).base_url)

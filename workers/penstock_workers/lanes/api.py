@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import aiohttp
 
-from penstock_ledger.redaction import redact_bytes
+from penstock_ledger.redaction import hide, redact_bytes
 from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings
@@ -26,11 +26,13 @@ class ApiLane:
     def __init__(self, providers: Mapping[str, ProviderSettings]) -> None:
         self._providers = providers
         self._headers: dict[str, dict[str, str]] = {}
+        self._keys: dict[str, bytes] = {}
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
         for name, provider in self._providers.items():
             key = provider.api_key(name)
+            self._keys[name] = (key or "").encode()
             self._headers[name] = {"Content-Type": "application/json"} | (
                 {"Authorization": f"Bearer {key}"} if key else {}
             )
@@ -70,6 +72,13 @@ class ApiLane:
         if self._session is not None:
             await self._session.close()
 
+    def _without_keys(self, provider: str, status: int, body: bytes) -> bytes:
+        """An answer is kept as it is, but for the key that was sent; a refusal is only words, and loses every secret."""
+        key = self._keys[provider]
+        if status != 200:
+            return redact_bytes(body)
+        return hide(body, key) if key else body
+
     async def _post(self, request: Request, started: float) -> Tried:
         assert self._session is not None, "start() comes first"
         provider = self._providers[request.provider]
@@ -84,8 +93,7 @@ class ApiLane:
             if body is None:
                 detail = f"the answer is larger than {MAX_ANSWER_BYTES} bytes"
                 return NoAnswer("answer_too_large", detail, _since(started))
-            # An answer is kept as it is, but for our own key; a refusal is only words, which lose every key in them.
-            body = redact_bytes(body, shapes=response.status != 200)
+            body = self._without_keys(request.provider, response.status, body)
             return Answer(response.status, response.headers, body, _since(started))
 
 
