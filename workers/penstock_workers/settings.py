@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from penstock_ledger.redaction import looks_secret, redact, remember
+from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.spec import Lane
 from penstock_workers.amqp.address import AmqpAddress
@@ -48,6 +48,7 @@ class ProviderSettings(BaseModel):
         None  # the NAME of the variable that holds the key: keys never travel in settings or specs
     )
     allow_plain_http: bool = False  # send the key over http:// to another machine, in a network of one's own
+    proxy: str | None = None  # http://[user:password@]host:port for calls; variables such as HTTPS_PROXY do not count
     profile: ProfileName | None = None  # how it meters; None = told from the host of base_url
     rpm: PerMinuteLimit = None  # requests per minute shared by the fleet; None = as its headers tell, or unlimited
     tpm: PerMinuteLimit = None  # tokens per minute, input and output together
@@ -73,7 +74,18 @@ class ProviderSettings(BaseModel):
     def _check_base_url(cls, url: str) -> str:
         if not url.startswith(("http://", "https://")):
             raise ValueError("start it with http:// or https://")
+        remember_url(url)
         return url.rstrip("/")
+
+    @field_validator("proxy")
+    @classmethod
+    def _check_proxy(cls, url: str | None) -> str | None:
+        if not url:
+            return None
+        if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+            raise ValueError("write http://host:port, or https://host:port, of the proxy")
+        remember_url(url)
+        return url
 
     def api_key(self, name: str) -> str | None:
         """The key itself, read when a worker starts. Raises MissingApiKey and PlainHttp."""

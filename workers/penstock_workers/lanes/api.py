@@ -88,6 +88,7 @@ class ApiLane:
             headers={**self._headers[request.provider], "X-Client-Request-Id": request.tag},
             timeout=aiohttp.ClientTimeout(total=request.timeout_s, connect=CONNECT_TIMEOUT_S),
             allow_redirects=False,
+            proxy=provider.proxy,
         ) as response:
             body = await _bounded_body(response)
             if body is None:
