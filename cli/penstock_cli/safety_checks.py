@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from penstock_ledger import Database, RedisAddress
 
 BACKPORTS = "a distribution that backports fixes keeps the old number: compare its changelog, then pass --accept"
-PLACEHOLDERS = ("CHANGE_ME", "choose-one")  # beginnings of the passwords in our examples
 REDIS_FIXES = (
     ("WRONGPASS", "correct user and password in redis_url (PENSTOCK_REDIS_URL), %-encoded"),
     ("invalid username-password", "correct user and password in redis_url (PENSTOCK_REDIS_URL), %-encoded"),
@@ -88,8 +87,7 @@ def redis_safety(address: RedisAddress, info: dict[str, Any]) -> Iterator[Findin
     hosts = [host for host, _ in address.sentinels] or [str(address.parameters.get("host", ""))]
     reach = max(map(reach_of, hosts))
     yield patched("version", of_redis(info), reach)
-    password = str(address.parameters.get("password") or "")
-    yield from _placeholder("redis_url", password)
+    password = address.parameters.get("password")
     if reach is Reach.HERE:
         return
     if not password or _lets_anybody_in(address):
@@ -132,7 +130,6 @@ def postgres_safety(database: Database) -> Iterator[Finding]:
             connection.exec_driver_sql("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").scalar()
         )
     yield patched("postgresql", of_postgresql(number), reach)
-    yield from _placeholder("database_url", url.password or "")
     if reach is Reach.HERE:
         return
     mode = str(url.query.get("sslmode", "prefer"))
@@ -158,7 +155,6 @@ def amqp_safety(url: str) -> Iterator[Finding]:
                 "guest:guest is known to everybody",
                 "rabbitmqctl add_user NAME, and delete_user guest",
             )
-        yield from _placeholder("broker_url", node.password or "")
     if nodes[0].scheme != "amqps":
         yield _in_clear("broker_url", "amqps://…?ssl_ca_certs=/ca.pem", reach)
 
@@ -172,11 +168,6 @@ def patched(subject: str, software: Software, reach: Reach) -> Finding:
     return Finding(
         verdict, subject, seen, f"upgrade {software.product} to {software.wanted()} or newer; {BACKPORTS} {subject}"
     )
-
-
-def _placeholder(setting: str, password: str) -> Iterator[Finding]:
-    if password.startswith(PLACEHOLDERS):
-        yield Finding(Verdict.BAD, "password", f"{setting} has the password of an example", "choose one of your own")
 
 
 def _in_clear(setting: str, fix: str, reach: Reach) -> Finding:

@@ -25,6 +25,7 @@ from penstock_producer.errors import SettingsError, seen
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
+PLACEHOLDER = "CHANGE_ME"  # where .env.example has no password
 DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below what hurts a small machine
 
 
@@ -84,6 +85,7 @@ class ProducerSettings(BaseSettings):
     @field_validator("redis_url", check_fields=False)
     @classmethod
     def _check_redis_url(cls, url: str) -> str:
+        refuse_example_password(url)
         _refuse_open_passwords(url)
         RedisAddress.parse(url)
         return url
@@ -91,6 +93,7 @@ class ProducerSettings(BaseSettings):
     @field_validator("database_url", check_fields=False)
     @classmethod
     def _check_database_url(cls, url: str) -> str:
+        refuse_example_password(url)
         return _with_scheme(url, ("sqlite", "postgresql", "postgres", "postgresql+psycopg"))
 
     @field_validator("s3_endpoint_url", check_fields=False)
@@ -156,6 +159,14 @@ def _shown(name: str, value: Any) -> str:
         remember_url(value)
         return seen(redact(value))
     return seen(value)
+
+
+def refuse_example_password(url: str) -> None:
+    """Everybody can read it where we have published it. Raises ValueError."""
+    if f":{PLACEHOLDER}" in url:
+        raise ValueError(
+            "this is the example's password: choose your own; `python3 docker/passwords.py` writes random ones into .env"
+        )
 
 
 def _refuse_open_passwords(url: str) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
-from penstock_producer.settings import ProducerSettings
+from penstock_producer.settings import ProducerSettings, refuse_example_password
 from penstock_producer.spec import Lane
 from penstock_workers.amqp.address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
@@ -219,6 +219,7 @@ class WorkerSettings(ProducerSettings):
         """A compose file or a chart can leave a variable empty more easily than out."""
         if not url:
             return None
+        refuse_example_password(url)
         AmqpAddress.parse(url)
         return url
 
