@@ -6,7 +6,6 @@ Read ``run_local`` from top to bottom. Everything it starts is ended by the ``wi
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from penstock_cli.jobspec import job_spec, with_own_model, with_provider
 from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_cli.state import StateFolder
 from penstock_cli.terminal import console as make_console
-from penstock_cli.text import count, duration, usd
+from penstock_cli.text import argument, count, duration, usd
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -232,7 +231,7 @@ def _concluded(plan: Plan, ledger: Books, job: Job) -> int:
             f"{count(report.total)} documents are finished and kept. Mend that, then resume with:  {this_command()}"
         )
     places = files.write_outputs(ledger, job, plan.request.out)
-    command = f"penstock dlq list {shlex.quote(job.job_key)}{ledger.option()}"
+    command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     reports.show(report, plan.console, dlq_command=command, files={**places, "report": place})
     return report.exit_status
 

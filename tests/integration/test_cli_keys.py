@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from servers import free_port
 
+from penstock_ledger import DeadLetter, ItemKey
+from penstock_producer import Producer
+
 CANARY = "canary-8f3b1c0d-not-a-known-shape"
 
 
@@ -54,3 +57,19 @@ def test_a_key_given_as_a_name_is_not_shown(folder: Path) -> None:
     assert status == 1
     assert "give the NAME of the variable" in told
     assert CANARY not in told
+
+
+def test_printed_commands_can_be_pasted(folder: Path) -> None:
+    """A job key with spaces and a semicolon is quoted inside the commands that we print (B25)."""
+    key = "a b; touch pwned"
+    url = f"sqlite:///{folder}/ledger.db"
+    settings = {"PENSTOCK_DATABASE_URL": url, "PENSTOCK_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}
+    with Producer(database_url=url) as producer:
+        producer._database.migrate()
+        job = producer.submit(folder / "in.jsonl", {"model": "m", "prompt": "{text}"}, job_key=key)
+        letter = DeadLetter(ItemKey(job.job_id, 1, "a"), "bad_request", 1, 1, "no", 400, b"{}", None)
+        producer._outcomes.settle([], [letter])
+    for command in (("report", key), ("purge", key), ("dlq", "show", key, "--doc", "nothing")):
+        _, told = penstock(folder, *command, **settings)
+        assert "penstock" in told
+        assert "'a b; touch pwned'" in told, told

@@ -204,6 +204,9 @@ class WorkerSettings(ProducerSettings):
     window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
     hook_modules: tuple[str, ...] | None = None  # modules that jobs may name hooks of; None = any that can be imported
     event_sample: Annotated[float, Field(ge=0, le=1)] | None = None  # share of items Flower hears of; None: sampling.py
+    remote_control: bool = (
+        True  # `celery inspect` and `control`, and Flower: whoever reaches the broker may end workers
+    )
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None  # Prometheus reads here; None = no page
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of items traced with OpenTelemetry; 0 = none
