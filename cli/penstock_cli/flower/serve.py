@@ -33,6 +33,7 @@ def serve(role: FlowerRole) -> None:
     extract_settings()
     setup_logging()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Flower stops its server on KeyboardInterrupt
     flower = build(role)
     port = flower.start_http_server()
     shown = AmqpAddress.parse(role.broker_url).shown if role.broker_url else without_password(role.redis_url)
