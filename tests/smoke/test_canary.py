@@ -147,7 +147,8 @@ def test_no_secret_is_left_anywhere(tmp_path: Path, postgres_url: str, monkeypat
         fleet.control()
         worker = fleet.worker(8)
         fleet.ready(worker)
-        assert len(Celery(broker=fleet.redis.url).control.enable_events(reply=True, timeout=20, limit=2)) == 2
+        control = Celery(broker=fleet.redis.url).control
+        until(lambda: len(control.enable_events(reply=True, timeout=3, limit=2)) == 2, 60, "both processes send events")
         spec = {"lane": "api", "model": "m", "prompt": "{text}", "max_attempts": 2}
         mixed = fleet.producer.submit(source(tmp_path, "mixed", "ok", "400", "500", "ok"), spec, job_key="mixed")
         hooked = fleet.producer.submit(
