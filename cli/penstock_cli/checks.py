@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sys
 import time
@@ -183,6 +184,9 @@ def _results(url: str, s3_endpoint_url: str | None) -> Finding:
     try:
         probe_sink(url, s3_endpoint_url=s3_endpoint_url)
     except SinkError as error:
+        if getattr(error.__cause__, "errno", None) == errno.EROFS:  # as in a container that only reads it, or lacks it
+            fix = "control processes write there: let the doctor look from one of them, too"
+            return Finding(Verdict.WARNING, "results", f"{shown} is read-only here", fix)
         fix = "correct results_url (PENSTOCK_RESULTS_URL); control processes write there"
         return Finding(Verdict.BAD, "results", safe(str(error)), fix)
     return Finding(Verdict.GOOD, "results", f"{shown} can be written")
