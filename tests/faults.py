@@ -130,15 +130,14 @@ def play(scenario: Scenario, fleet: Fleet, seed: int) -> Stage:
 
 
 def lift_what_waits_for_a_person(scenario: Scenario, stage: Stage) -> None:
-    """A job that is paused, or a quota that is held, waits for a person only where the scenario says so, and it shows."""
+    """A job that is paused waits for a person only where the scenario says so; it shows, with the command to type."""
     if scenario.waits_for is None:
         return
-    if stage.fleet.state(stage.job) is JobState.PAUSED or re.search(scenario.waits_for, stage.shown()):
-        shown = stage.shown()
+    shown = stage.shown()
+    if stage.fleet.state(stage.job) is JobState.PAUSED:
         assert re.search(scenario.waits_for, shown), f"it waits for a person and does not say so: {shown}"
-        stage.fleet.producer.resume(stage.job.job_id)
-        for quota in re.findall(r"limits --lift (\S+)", stage.fleet.penstock("limits")):
-            stage.fleet.penstock("limits", "--lift", quota)
+        assert "penstock resume" in shown, f"it does not say what the person is to do: {shown}"
+        stage.fleet.penstock("resume", stage.job.job_id)
         stage.ended_at = time.monotonic()
 
 
