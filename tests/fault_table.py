@@ -1,9 +1,10 @@
-"""The table of faults: each row is done to a fleet by `faults.play`. Rows with ``quick`` are in `make test`, all in `make soak`."""
+"""The table of faults: `faults.play` does each row to a fleet. Those with ``quick`` are in `make test`, all in `make soak`."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import time
@@ -99,6 +100,31 @@ def readonly_redis(stage: Stage) -> None:
         stage.hold(10)
     finally:
         client.replicaof("NO", "ONE")
+    stage.notes["ambiguous"] = 2 * SLOTS
+
+
+def full_disk_of_redis(stage: Stage) -> None:
+    """Redis cannot save, and refuses every write (MISCONF): what a full disk does, by a folder in its file's place."""
+    client, blocked = stage.fleet.redis.client(), stage.fleet.redis.folder / "dump.rdb"
+    blocked.mkdir()
+    (blocked / "in the way").touch()
+    client.config_set("save", "1 1")
+    try:
+        until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", 30, "Redis cannot save")
+        stage.hold(8)
+    finally:
+        client.config_set("save", "")
+        shutil.rmtree(blocked)
+    stage.notes["ambiguous"] = 2 * SLOTS
+
+
+def full_memory_of_redis(stage: Stage) -> None:
+    client = stage.fleet.redis.client()
+    client.config_set("maxmemory", 1024)
+    try:
+        stage.hold(8)
+    finally:
+        client.config_set("maxmemory", 0)
     stage.notes["ambiguous"] = 2 * SLOTS
 
 
@@ -223,6 +249,8 @@ SCENARIOS = (
     Scenario("slow Redis", "A8", slow_redis),
     Scenario("stopped Redis", "A8", stopped_redis),
     Scenario("read-only Redis", "A14", readonly_redis),
+    Scenario("full disk of Redis", "A10", full_disk_of_redis),
+    Scenario("full memory of Redis", "A14", full_memory_of_redis),
     Scenario("clock of Redis steps back", "A12", clock_of_redis_steps_back),
     Scenario("strays", "B5 B6", strays, quick=True),
     Scenario("database away", "A15", database_away),
