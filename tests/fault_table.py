@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 
-from faults import CONCURRENCY, SLOTS, Scenario, Stage
+from faults import CONCURRENCY, HOOKS, SLOTS, Scenario, Stage, start_provider
 from fleet import until
 from sqlalchemy import create_engine, text
 
@@ -41,6 +41,18 @@ def dripping(stage: Stage) -> None:
     stage.hostile("drip", 8)
 
 
+def bad_certificate(stage: Stage) -> None:
+    """The provider's certificate has run out; the screen says so while it lasts."""
+    stage.fleet.provider.kill()
+    start_provider(stage.fleet, "expired")
+    stage.hold(12)
+    shown = stage.shown()
+    assert "certificate" in shown, f"what fails is not said: {shown}"
+    stage.fleet.provider.kill()
+    start_provider(stage.fleet, "good")
+    stage.notes["ambiguous"] = 2 * SLOTS
+
+
 # -- what processes do ---------------------------------------------------------------------------------------------
 
 
@@ -51,6 +63,11 @@ def two_kills_of_all(stage: Stage) -> None:
         stage.kill(*stage.workers())
         stage.fleet.mend(stage.start_worker)
         stage.fleet.ready(*stage.workers())
+
+
+def hooks_at_work(stage: Stage) -> None:
+    """One document's hook ends its process, whenever it is called."""
+    stage.hold(8)
 
 
 def thawed_after_a_purge(stage: Stage) -> None:
@@ -245,6 +262,11 @@ SCENARIOS = (
         "error-200,empty,array,no-choices,nan,huge-number,deep,text-plain,usage-negative,usage-absurd,usage-text",
         share=0.4), spec=MANY_TRIES, dead=ONE_DOCUMENT, most_dead=40),
     Scenario("two kills of all", "A6", two_kills_of_all, quick=False),
+    Scenario("postprocess ends its process", "A1", hooks_at_work, spec=(("postprocess", f"{HOOKS}:die_after"),),
+        dead=frozenset({"worker_crashed"}), most_dead=1),
+    Scenario("preprocess ends its process", "A1", hooks_at_work, spec=(("preprocess", f"{HOOKS}:die_before"),),
+        dead=frozenset({"worker_crashed"}), most_dead=1),
+    Scenario("expired certificate", "A9", bad_certificate, https=True),
     Scenario("thawed after a purge", "A16", thawed_after_a_purge),
     Scenario("slow Redis", "A8", slow_redis),
     Scenario("stopped Redis", "A8", stopped_redis),

@@ -93,22 +93,41 @@ class Scenario:
     finding: str  # the findings that it proves
     strike: Callable[[Stage], None]
     documents: int = 240
-    provider: tuple[str, ...] = ()
     spec: tuple[tuple[str, Any], ...] = ()
     dead: frozenset[str] = frozenset()  # reasons that dead letters may have
     most_dead: int = 0
     waits_for: str | None = None  # a person: what `status` then says (a pattern)
     quick: bool = False  # in `make test` as well; it leaves the fleet as it was
-    own_job: bool = False  # the scenario judges a job of its own, and this one's documents are only neighbours
-    stores: tuple[str, ...] = ("sqlite", "postgresql")
+    https: bool = False  # the provider has a certificate, which the fleet trusts
 
     def __str__(self) -> str:
         return self.name
 
 
-def begin(fleet: Fleet) -> None:
+LATENCY = ("--latency-ms", "400")
+HOOKS = "fault_hooks"
+
+
+def make_fleet(folder: Path, database_url: str | None) -> Fleet:
+    """Its workers find the hooks of this folder, and trust the provider's authority."""
+    variables = {"PYTHONPATH": str(Path(__file__).parent), "SSL_CERT_FILE": str(authority(folder))}
+    settings = {"hook_modules": json.dumps([HOOKS])}
+    return Fleet(folder, database_url=database_url, settings=settings, variables=variables)
+
+
+def authority(folder: Path) -> Path:
+    return folder / "authority.pem"
+
+
+def start_provider(fleet: Fleet, certificate: str | None) -> None:
+    flags = () if certificate is None else ("--certificate", certificate, "--authority", str(authority(fleet.folder)))
+    fleet.provider.scheme = "http" if certificate is None else "https"
+    fleet.provider.start(*LATENCY, *flags)
+
+
+def begin(fleet: Fleet, *, https: bool = False) -> None:
     """The fleet that all scenarios have: a provider, and two workers that also control."""
-    fleet.provider.start("--latency-ms", "400")
+    start_provider(fleet, "good" if https else None)
     fleet.ready(*(fleet.worker(CONCURRENCY, control=True) for _ in range(WORKERS)))
 
 

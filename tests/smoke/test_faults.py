@@ -11,14 +11,15 @@ import pytest
 from fault_table import SCENARIOS
 from faults import Scenario
 from fleet import Fleet
+from servers import Postgres
 
 SEEDS = [int(seed) for seed in os.environ.get("FAULT_SEEDS", "1,2").split(",")]
 QUICK = [scenario for scenario in SCENARIOS if scenario.quick]
 
 
 @pytest.fixture(scope="module")
-def shared_fleet(tmp_path_factory: pytest.TempPathFactory, postgres_server: object) -> Iterator[Fleet]:
-    with Fleet(tmp_path_factory.mktemp("faults"), database_url=postgres_server.new_database()) as fleet:
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres) -> Iterator[Fleet]:
+    with faults.make_fleet(tmp_path_factory.mktemp("faults"), postgres_server.new_database()) as fleet:
         faults.begin(fleet)
         yield fleet
 
@@ -37,6 +38,6 @@ def test_a_fault(shared_fleet: Fleet, scenario: Scenario) -> None:
 def test_all_faults(tmp_path: Path, request: pytest.FixtureRequest, scenario: Scenario, store: str, seed: int) -> None:
     """The same for every fault there is, each on a fleet of its own."""
     url = request.getfixturevalue("postgres_url") if store == "postgresql" else None
-    with Fleet(tmp_path, database_url=url) as fleet:
-        faults.begin(fleet)
+    with faults.make_fleet(tmp_path, url) as fleet:
+        faults.begin(fleet, https=scenario.https)
         faults.play(scenario, fleet, seed)
