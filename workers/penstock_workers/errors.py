@@ -6,6 +6,8 @@ WorkerError
 ├── UnknownLane         a job or a worker names a lane that this build does not have
 ├── HookMissing         a job names a hook that this worker cannot import, or may not
 ├── HookStuck           calls of a job's hooks never return
+├── EndpointRefused     a job names a path of its provider that jobs may not ask
+├── DoorRefused         a task of a Celery client asks for what cannot be done, or not at this door
 ├── UnknownProvider     a job names a provider that this worker's settings do not have
 ├── BadEngineSettings   the settings of an engine that a worker is to host cannot work
 ├── EngineAway          the server that a gpu worker asks has not loaded its model in time
@@ -76,6 +78,14 @@ class EngineAway(WorkerError):
 
 class HookStuck(WorkerError):
     """Calls of a job's hooks never return."""
+
+
+class EndpointRefused(WorkerError):
+    """A job names a path of its provider that jobs may not ask."""
+
+
+class DoorRefused(WorkerError):
+    """A task of a Celery client cannot be done. Its text goes back to the client and holds nothing of documents."""
 
 
 class UnknownProvider(WorkerError):
