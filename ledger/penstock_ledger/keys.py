@@ -6,6 +6,7 @@ one script call touches keys of several jobs.
 penstock:epoch                      string  the database's epoch: missing or different = Redis forgot
 penstock:epoch:run                  string  run id of the server that the epoch was written to: different = it has
                                             restarted, and the last second before may be gone
+penstock:epoch:rebuilt              string  short-lived: Redis was rebuilt lately, so windows may not be full again yet
 penstock:<job>:<gen>:done:<n>       hash    completed set, bucket n = crc32(doc) % buckets; field = document id (its
                                             sha256 when longer than 64 bytes), value "" done, "!" dead
 penstock:<job>:<gen>:window         hash    document id -> position in the source: fed and not settled
@@ -49,6 +50,7 @@ PREFIX: Final = "penstock:"
 QUEUE_PREFIX: Final = "penstock."  # of a lane's queue
 EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
+EPOCH_REBUILT: Final = PREFIX + "epoch:rebuilt"
 WORKERS: Final = PREFIX + "workers"
 PARKED_UNKNOWN: Final = PREFIX + "parked:unknown"
 OLDER_UNACKED: Final = "unacked"

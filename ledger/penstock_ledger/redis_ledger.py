@@ -36,6 +36,7 @@ from penstock_ledger.settle_chunks import settle_chunks
 PUBLISH_BYTES_MAX: Final = 4 * 1024 * 1024  # of messages per call: Redis copies them while everyone else waits
 SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
 HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
+REBUILT_S: Final = 300  # workers lose what they held from before within a visibility timeout, a minute by default
 WORKER_FORGOTTEN_S: Final = 60  # a worker that was silent for so long is not listed
 FOREIGN_TO_SQL: Final = ("skipped", "rate_limited")  # counters that only Redis has: a reset keeps them
 
@@ -66,15 +67,18 @@ class RedisLedger:
 
     # -- the life of an item -------------------------------------------------------------------------------------------
 
-    def publish(self, queue: str, docs: Sequence[Publish], buckets: int, *, urgent: bool = False) -> PublishReport:
+    def publish(
+        self, queue: str, docs: Sequence[Publish], buckets: int, *, urgent: bool = False, again: bool = False
+    ) -> PublishReport:
         """Queue documents that are neither finished nor in the window.
 
-        ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming end.
+        ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming end. ``again`` is for
+        documents in the window whose message is lost: they are queued again and stay in the window all the while.
         Raises RedisForgot when the sentinel is not ours; calls before the one that found out have been published.
         """
         published = done = in_window = 0
         for feed, chunk in _feed_chunks(docs):
-            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch, urgent)
+            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch, urgent, again)
             if isinstance(report, bytes):
                 raise RedisForgot(report.decode() or None, self._epoch)
             published += report.published
@@ -82,18 +86,9 @@ class RedisLedger:
             in_window += report.in_window
         return PublishReport(published, done, in_window)
 
-    def republish(self, queue: str, docs: Sequence[Publish]) -> int:
-        """Queue messages of documents that are in the window already and were lost. Returns how many.
-
-        A copy too many does no harm: the claim drops it while another is held, and begin when the item is finished.
-        """
-        for chunk in _chunks([doc.raw for doc in docs], BATCH_MAX):
-            self._client.lpush(queue, *chunk)
-        return len(docs)
-
     def begin(self, items: Sequence[Begin]) -> list[Begun]:
-        """Count the starts of items, in their order, unless they are finished, paused or cancelled."""
-        return [begun for chunk in _chunks(items, BATCH_MAX) for begun in self._scripts.begin(chunk)]
+        """Count the starts of items, in their order, unless they are finished, paused, cancelled or in no window."""
+        return [begun for chunk in _chunks(items, BATCH_MAX) for begun in self._scripts.begin(chunk, self._epoch)]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
         """Conclude items. Works in a full Redis too, because it is what frees memory."""
@@ -107,11 +102,6 @@ class RedisLedger:
     def promote(self, queue: str, limit: int = BATCH_MAX) -> int:
         """Queue up to ``limit`` messages whose time has come; returns how many moved."""
         return _until_short(limit, lambda step: self._scripts.promote(queue, step, HELD_S))
-
-    def next_due(self, queue: str) -> float | None:
-        """Seconds until the next delayed message is due (0 = now), on Redis's clock; None when there is none."""
-        first = self._client.zrange(keys.delayed(queue), 0, 0, withscores=True)
-        return max(0.0, first[0][1] - self._now()) if first else None
 
     def park(self, job_id: str, raws: Sequence[bytes]) -> None:
         """Keep messages of a paused job outside the queue."""
@@ -264,6 +254,7 @@ class RedisLedger:
     def install_epoch(self) -> None:
         """Declare Redis rebuilt, as of the server that ``check_epoch`` saw: a restart since then is found next time."""
         run = self._run_seen or redis_health.run_id(self._redis)
+        self._client.set(keys.EPOCH_REBUILT, "1", ex=REBUILT_S)  # first: windows must not be believed before
         self._client.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
 
     def rehydrate(self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int) -> int:

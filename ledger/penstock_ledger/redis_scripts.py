@@ -45,22 +45,29 @@ class Scripts:
         self._heartbeat = _registered(client, "heartbeat")
 
     def publish(
-        self, queue: str, feed: tuple[str, int], docs: Sequence[Publish], buckets: int, epoch: str, urgent: bool
+        self,
+        queue: str,
+        feed: tuple[str, int],
+        docs: Sequence[Publish],
+        buckets: int,
+        epoch: str,
+        urgent: bool,
+        again: bool,
     ) -> PublishReport | bytes:
         """One feed's documents. Returns the epoch found instead when it is not ``epoch``."""
         scope = keys.feed_scope(*feed)
-        arguments: list[Argument] = [epoch, f"{scope}:done:", int(urgent)]
+        arguments: list[Argument] = [epoch, f"{scope}:done:", int(urgent), int(again)]
         for key, position, _, raw in docs:
             field = keys.done_field(key.doc_id)
             arguments += (keys.done_bucket(field, buckets), field, key.doc_id, position, raw)
         answer = self._publish([keys.EPOCH, queue, f"{scope}:window"], arguments)
         return answer if isinstance(answer, bytes) else PublishReport(*answer)
 
-    def begin(self, items: Sequence[Begin]) -> list[Begun]:
-        arguments: list[Argument] = []
+    def begin(self, items: Sequence[Begin], epoch: str) -> list[Begun]:
+        arguments: list[Argument] = [epoch]
         for key, buckets in items:
             arguments += _place(key, buckets)
-        answer = self._begin([keys.EPOCH], arguments)
+        answer = self._begin([keys.EPOCH, keys.EPOCH_REBUILT], arguments)
         return [Begun(BeginVerdict(answer[i]), answer[i + 1]) for i in range(0, len(answer), 2)]
 
     def settle(self, batch: SettleBatch) -> SettleReport:

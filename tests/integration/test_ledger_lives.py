@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from envelopes import decode_envelope
 from servers import RedisServer
 
 from penstock_ledger import (
@@ -20,7 +21,7 @@ from penstock_ledger import (
     SettledDone,
     SettledRetry,
 )
-from penstock_producer.wire import decode_envelope, encode_item, item_tag
+from penstock_producer.wire import encode_item, item_tag
 
 QUEUE = "penstock.api"
 JOB = "job-a"

@@ -79,7 +79,7 @@ WRITES: dict[str, Callable[[Database], object]] = {
     "create a job": lambda db: JobStore(db).create(
         new_job("job-b", spec={ODD: [ODD, {"x": ODD}]}, source={"uri": ODD}), [letter(reason=ODD)]
     ),
-    "create by an odd key": lambda db: JobStore(db).create(new_job("job-b", job_key=ODD)),
+    "create by an odd key": lambda db: JobStore(db).create(new_job("job-d", job_key=ODD)),
     "pause for a reason": lambda db: JobStore(db).set_state(
         "job-a", JobState.PAUSED, reason=ODD, expect={JobState.RUNNING}
     ),
@@ -105,11 +105,16 @@ WRITES: dict[str, Callable[[Database], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("write", WRITES, ids=str)
-def test_no_public_write_stumbles_over_an_odd_text(db: Database, write: str) -> None:
+def test_no_public_write_stumbles_over_an_odd_text(db: Database) -> None:
     """A NUL and a lone surrogate go through every method of every store, on both databases (A4)."""
     JobStore(db).create(new_job())
-    WRITES[write](db)
+    stumbled = {}
+    for name, write in WRITES.items():
+        try:
+            write(db)
+        except Exception as error:
+            stumbled[name] = error
+    assert stumbled == {}
 
 
 def test_the_reason_of_a_pause_is_stored_readably(db: Database) -> None:

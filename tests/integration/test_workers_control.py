@@ -7,6 +7,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from envelopes import decode_envelope
 from servers import RedisServer
 
 from penstock_ledger import (
@@ -23,7 +24,6 @@ from penstock_ledger import (
 from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
-from penstock_producer.wire import decode_envelope
 from penstock_workers.control.loop import Control
 from penstock_workers.control.room import ACTIVE_S, LOOK_EVERY_S, Room
 from penstock_workers.control.shares import Share
