@@ -17,12 +17,14 @@ penstock:<job>:state                string  paused | cancelled, as workers see i
 penstock:<job>:parked               list    raw messages of a paused job
 penstock:delayed:<queue>            zset    tag -> not before (Unix seconds, this server's clock)
 penstock:delayed:<queue>:raw        hash    tag -> raw message
+penstock:delayed:<queue>:clock      string  the latest time that promoting has seen: a clock that is behind it stepped back
 penstock:workers                    zset    worker name -> last heartbeat (Unix seconds, this server's clock)
 penstock:worker:<name>              hash    what the worker said of itself; expires
 penstock:drains:<lane>              hash    items_finished, items_requeued, finished, requeued: how workers ended, so far
 penstock:parked:unknown             list    messages that no worker could read or place, whole, for a person; unbounded on
                                             purpose, because nothing is dropped in silence
 penstock:sweep:<unacked key>        string  short-lived: some worker has looked for ended leases of a lane just now
+penstock:sweep:<unacked key>:ahead  string  since when leases of a time to come were seen: this server's clock stepped back
 penstock:relayed:<queue>            zset    tag -> since when its message lies in RabbitMQ (Unix seconds, this server's
                                             clock) and nobody has taken it; it is in `unacked` all the while
 penstock:shovel:<queue>             string  short-lived: the process that moves the queue's messages to RabbitMQ
@@ -99,6 +101,10 @@ def delayed(queue: str) -> str:
 
 def delayed_raw(queue: str) -> str:
     return f"{PREFIX}delayed:{queue}:raw"
+
+
+def delayed_clock(queue: str) -> str:
+    return f"{PREFIX}delayed:{queue}:clock"
 
 
 def unacked(queue: str) -> str:

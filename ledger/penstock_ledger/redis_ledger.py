@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from math import inf
 from typing import Any, Final, TypeVar
 
 import redis
@@ -35,6 +34,7 @@ from penstock_ledger.settle_chunks import settle_chunks
 
 PUBLISH_BYTES_MAX: Final = 4 * 1024 * 1024  # of messages per call: Redis copies them while everyone else waits
 SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
+LONGEST_DELAY_S: Final = 90_000.0  # of a retry, where the caller knows no better: no setting allows more than a day
 HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
 REBUILT_S: Final = 300  # workers lose what they held from before within a visibility timeout, a minute by default
 WORKER_FORGOTTEN_S: Final = 60  # a worker that was silent for so long is not listed
@@ -99,9 +99,12 @@ class RedisLedger:
             delayed += report.delayed
         return SettleReport(new, delayed)
 
-    def promote(self, queue: str, limit: int = BATCH_MAX) -> int:
-        """Queue up to ``limit`` messages whose time has come; returns how many moved."""
-        return _until_short(limit, lambda step: self._scripts.promote(queue, step, HELD_S))
+    def promote(self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S) -> int:
+        """Queue up to ``limit`` messages whose time has come; returns how many moved.
+
+        None waits longer than ``longest_s`` seconds from now: a server's clock may have stepped back since it was delayed.
+        """
+        return _until_short(limit, lambda step: self._scripts.promote(queue, step, HELD_S, longest_s))
 
     def park(self, job_id: str, raws: Sequence[bytes]) -> None:
         """Keep messages of a paused job outside the queue."""
@@ -149,14 +152,17 @@ class RedisLedger:
         """Items that were begun, and whose worker lives: its lease is younger than ``lease_s`` seconds."""
         begun = self._client.hkeys(f"{keys.feed_scope(job_id, generation)}:starts")
         tags = [tag_of(ItemKey(job_id, generation, doc.decode())) for doc in begun]
-        dead_before = self._now() - lease_s
+        now = self._now()
+        dead_before, lost_after = now - lease_s, now + lease_s
         leases = (
             at
             for index in (keys.unacked_index(queue), keys.OLDER_UNACKED_INDEX)
             for chunk in _chunks(tags, BATCH_MAX)
             for at in self._client.zmscore(index, chunk)
         )
-        return sum(at is not None and dead_before < at < inf for at in leases)  # inf: it waits in RabbitMQ
+        return sum(
+            at is not None and dead_before < at < lost_after for at in leases
+        )  # later: in RabbitMQ, or of a clock that stepped back
 
     def drop_from_window(self, items: Iterable[ItemKey]) -> None:
         """Forget that items were fed, so that they may be published again (or because they are finished)."""
@@ -227,7 +233,9 @@ class RedisLedger:
     def workers(self) -> list[WorkerSeen]:
         """Workers heard of in the last minute, by name."""
         now = self._now()
-        seen = self._client.zrangebyscore(keys.WORKERS, now - WORKER_FORGOTTEN_S, "+inf", withscores=True)
+        seen = self._client.zrangebyscore(
+            keys.WORKERS, now - WORKER_FORGOTTEN_S, now + WORKER_FORGOTTEN_S, withscores=True
+        )
         with self._client.pipeline(transaction=False) as pipe:
             for name, _ in seen:
                 pipe.hgetall(keys.worker(name.decode()))

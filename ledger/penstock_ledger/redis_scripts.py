@@ -83,9 +83,11 @@ class Scripts:
             arguments += (keys.feed_scope(key.job_id, key.generation), key.doc_id)
         return SettleReport(*self._settle([keys.EPOCH], arguments))
 
-    def promote(self, queue: str, limit: int, held_s: float) -> int:
-        names = [keys.delayed(queue), keys.delayed_raw(queue), queue, keys.unacked(queue)]
-        return int(self._promote(names, [limit, held_s]))
+    def promote(self, queue: str, limit: int, held_s: float, longest_s: float) -> int:
+        names = [
+            keys.delayed(queue), keys.delayed_raw(queue), queue, keys.unacked(queue), keys.delayed_clock(queue)
+        ]  # fmt: skip
+        return int(self._promote(names, [limit, held_s, longest_s]))
 
     def unpark(self, job_id: str, queue: str, limit: int) -> int:
         return int(self._unpark([f"{keys.job_scope(job_id)}:parked", queue, keys.unacked(queue)], [limit]))

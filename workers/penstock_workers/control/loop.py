@@ -58,6 +58,7 @@ class Control:
         self._lookout = Lookout(hot, client)
         self._homecoming = Homecoming(client, settings) if settings.broker_url is None else None
         self._ticks = 0
+        self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
     def tick(self) -> None:
         """One round over all live jobs."""
@@ -72,7 +73,9 @@ class Control:
             self._steer(job)
         self._ticks += 1
         for lane in {str(job.spec.get("lane", "api")) for job in live}:
-            self._counted.add("promoted", lane, self._hot.promote(queue_name(lane), PROMOTE_MAX))
+            self._counted.add(
+                "promoted", lane, self._hot.promote(queue_name(lane), PROMOTE_MAX, longest_s=self._longest_s)
+            )
         self._counted.leads = self._steering.leads
         self._counted.windows = self._steering.windows()
         self._look(live)
