@@ -16,7 +16,7 @@ import redis.exceptions as redis_errors
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, OperationalError, StatementError
 from sqlalchemy.exc import ProgrammingError as BadStatement
 
-from penstock_ledger.errors import RedisForgot
+from penstock_ledger.errors import DatabaseUnavailable, RedisForgot
 
 WORDS_MAX: Final = 300  # characters of an error in a log line
 
@@ -80,13 +80,15 @@ _UNFIT_VALUES: Final = (UnicodeError, OverflowError, ValueError, TypeError)  # n
 
 def trouble_of(error: BaseException) -> Trouble:
     """What kind of failure ``error`` is."""
+    if isinstance(error, DatabaseUnavailable) and isinstance(error.__cause__, DBAPIError):
+        error = error.__cause__  # the driver's own words tell a password that was changed from a server that is away
     if isinstance(error, DBAPIError):
         return _of_sql(error)
     if isinstance(error, redis_errors.RedisError):
         return _of_redis(error)
     if isinstance(error, StatementError):  # a value that SQLAlchemy itself could not bind
         return Trouble.REFUSED if isinstance(error.orig, _UNFIT_VALUES) else Trouble.FAULTY
-    if isinstance(error, OSError | RedisForgot):
+    if isinstance(error, OSError | RedisForgot | DatabaseUnavailable):
         return Trouble.AWAY
     return Trouble.REFUSED if isinstance(error, _UNFIT_VALUES) else Trouble.FAULTY
 
