@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock_ledger import (
     Database,
+    DatabaseUnavailable,
     DeadLetter,
     ItemKey,
     JobState,
@@ -93,7 +94,7 @@ WRITES: dict[str, Callable[[Database], object]] = {
     ),
     "lease as an odd owner": lambda db: JobStore(db).lease_feed("job-a", 1, ODD, 5),
     "move a cursor": lambda db: JobStore(db).advance_feed(
-        JobStore(db).lease_feed("job-a", 1, "me", 5) or pytest.fail("no lease"), "me", cursor={"at": ODD}, exhausted=False
+        JobStore(db).lease_feed("job-a", 1, PLAIN, 5) or pytest.fail("no lease"), PLAIN, cursor={"at": ODD}, exhausted=False
     ),
     "settle a result": lambda db: OutcomeStore(db).settle([result(request_id=ODD, model=ODD, finish_reason=ODD)], []),
     "settle a letter": lambda db: OutcomeStore(db).settle([], [letter(reason=ODD, last_error=ODD)]),
@@ -157,7 +158,7 @@ def test_a_missing_table_and_a_lost_server_are_no_refusals(db: Database, tmp_pat
         OutcomeStore(db).settle([result()], [])
     assert trouble_of(caught.value) is Trouble.FAULTY
     away = open_database("postgresql://nobody@127.0.0.1:1/none")
-    with pytest.raises(DBAPIError) as refused:
+    with pytest.raises(DatabaseUnavailable) as refused:
         JobStore(away).get("x")
     assert trouble_of(refused.value) is Trouble.AWAY
 

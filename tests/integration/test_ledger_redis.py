@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +25,11 @@ from penstock_ledger import (
     SettledDead,
     SettledDone,
     SettledRetry,
+    open_database,
 )
 from penstock_producer.wire import encode_item, item_tag
+from penstock_workers.settings import WorkerSettings
+from penstock_workers.stores import open_stores
 
 QUEUE = "penstock.api"
 JOB = "job-a"
@@ -494,6 +498,27 @@ def test_a_redis_that_would_lose_work_is_refused(hot: RedisLedger, client: Any) 
         client.config_set("maxmemory", "0")
         client.config_set("maxmemory-policy", "noeviction")
     hot.preflight()
+
+
+def test_no_worker_starts_on_a_redis_that_evicts(
+    redis_server: RedisServer, client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers and control loops end at once with the setting and its fix; a Redis that is away is only warned of (C12)."""
+    database_url = f"sqlite:///{tmp_path}/l.db"
+    open_database(database_url).migrate()
+    client.config_set("maxmemory", "1gb")
+    client.config_set("maxmemory-policy", "volatile-lru")
+    try:
+        with (
+            pytest.raises(RedisUnfit, match=r"volatile-lru.*noeviction"),
+            open_stores(WorkerSettings(database_url=database_url, redis_url=redis_server.url), "control"),
+        ):
+            pytest.fail("it must not start")
+    finally:
+        client.config_set("maxmemory", "0")
+        client.config_set("maxmemory-policy", "noeviction")
+    with open_stores(WorkerSettings(database_url=database_url, redis_url="redis://127.0.0.1:1/0"), "worker"):
+        assert "make sure that its maxmemory-policy is noeviction" in caplog.text
 
 
 def test_workers_are_seen_while_they_beat(hot: RedisLedger, client: Any) -> None:

@@ -12,7 +12,7 @@ import redis
 from sqlalchemy.exc import DataError, OperationalError
 
 from penstock_ledger import Begin, BeginVerdict, Begun, ItemKey, SettleBatch, Trouble
-from penstock_ledger.model import Result
+from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
 from penstock_workers import insist
@@ -23,8 +23,9 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.flight import Flight, JobView
 from penstock_workers.insist import Insistence, Waiting
 from penstock_workers.metrics.tally import Tally
-from penstock_workers.outcome import Dead, Done, Outcome, Retry, Unreadable
+from penstock_workers.outcome import Dead, Done, Outcome, Parked, Retry, Unreadable
 from penstock_workers.refusals import UNSTORABLE
+from penstock_workers.runner import ItemRunner
 from penstock_workers.settings import ProviderSettings
 from penstock_workers.settle import Settler
 from penstock_workers.shelves import Settled
@@ -244,3 +245,23 @@ def test_a_cause_is_told_in_full_once_and_then_now_and_then(caplog: pytest.LogCa
     assert len(caplog.records) == 2
     assert [record.exc_info is not None for record in caplog.records] == [True, False]
     assert " times in 30 s" in caplog.records[1].getMessage()
+
+
+class Verdicts:
+    """Starts that know one document."""
+
+    async def begin(self, flight: Flight) -> Outcome | None:
+        return None if flight.key.doc_id == "known" else Unreadable("not fed")
+
+
+async def test_a_stranger_gets_no_dead_letter_and_pauses_no_job() -> None:
+    """What is decided before an item has begun counts for fed documents only; waiting outside the queue is for all (B6)."""
+    runner = object.__new__(ItemRunner)
+    runner._starts = Verdicts()  # type: ignore[assignment]  # the one part that is asked
+    dead = Dead(DeadLetter(flight("x").key, "request_too_large", 1, 0, "", None, b"", None))
+    for outcome in (dead, Parked("source_unavailable", pauses=True)):
+        assert await runner._vouched(flight("known"), outcome) is outcome
+        assert await runner._vouched(flight("forged"), outcome) == Unreadable("not fed")
+    waits = Parked("its job is paused")
+    assert await runner._vouched(flight("forged"), waits) is waits
+    assert await runner._vouched(Flight(Delivery("t", {}, {})), dead) is dead, "no job, no books"
