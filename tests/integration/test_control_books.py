@@ -165,6 +165,7 @@ def test_a_read_only_redis_is_told_once_for_all_jobs(
         raise redis.ReadOnlyError("READONLY You can't write against a read only replica.")
 
     monkeypatch.setattr(house.hot, "set_job_state", refuse)
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(10):
             house.control.tick()

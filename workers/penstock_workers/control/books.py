@@ -42,7 +42,10 @@ class Books:
         if _sum(counts) == job.total:
             self._rewound.pop(job.job_id, None)
             return counts
-        if _sum(counts) > job.total:
+        is_read_for_cancel = job.state is not JobState.CANCELLING or job.job_id in self._rewound
+        if (
+            _sum(counts) > job.total and is_read_for_cancel
+        ):  # what was fed before a cancel is written off by reading it again
             return Unbalanced(JobState.FAILED, _too_many(job, _sum(counts)))
         return self._rewind(job, _sum(counts))
 
