@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.storable import Words
 
-HEAD: Final = "0003"  # the newest migration; revisions sort by their number
+HEAD: Final = "0002"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -139,6 +139,20 @@ spool = Table(
     Column("fed", Boolean, nullable=False),
     UniqueConstraint("job_id", "doc_id", name="spool_doc"),
     Index("spool_unfed", "job_id", "seq", sqlite_where=text("fed = 0"), postgresql_where=text("NOT fed")),
+)
+
+# Nothing writes or reads it any more. Processes of the release before, which go on through an upgrade, do both, so the table
+# is dropped one release later; until then purging a job empties it of what they wrote.
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("kind", Words, nullable=False),
+    Column("job_id", Id, nullable=False),
+    Column("payload", Words, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("sent_at", Double),
+    Index("outbox_pending", "id", sqlite_where=text("sent_at IS NULL"), postgresql_where=text("sent_at IS NULL")),
 )
 
 meta = Table(

@@ -553,6 +553,15 @@ def test_a_transaction_that_never_gets_through_is_given_up(db: Database) -> None
     assert db.read(lambda connection: connection.execute(select(meta.c.name)).all()) == []
 
 
+def test_nothing_is_written_into_the_outbox(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """Accepting and replaying a job write no rows that nobody acts on (C5)."""
+    jobs.create(new_job())
+    outcomes.settle([], [letter("a")])
+    jobs.replay("job-a")
+    with db.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM outbox").scalar_one() == 0
+
+
 # -- jobs that are no more ---------------------------------------------------------------------------------------------
 
 
