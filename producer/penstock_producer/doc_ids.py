@@ -19,7 +19,7 @@ def id_fault(value: str) -> tuple[str, str] | None:
         if _CONTROL.search(value) is not None:
             return "The id holds control characters.", "remove them"
         if _SURROGATE.search(value) is not None:
-            return "The id holds lone surrogates, which are no text.", "remove them"
+            return "The id holds half a surrogate pair.", "write the whole character, or remove it"
     size = len(value) if is_plain else len(value.encode())
     if not 0 < size <= MAX_DOC_ID_BYTES:
         return f"The id has {size} bytes; 1 to {MAX_DOC_ID_BYTES} are allowed.", ""
