@@ -13,7 +13,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from penstock_ledger.errors import JobClosed, JobConflict, JobNotFound, JobNotReplayable, NothingToReplay
 from penstock_ledger.feeds import FeedStore, add_feed
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob
-from penstock_ledger.outbox import FEED, add_to_outbox
 from penstock_ledger.outcome_insert import insert_outcomes
 from penstock_ledger.outcome_rows import letter_row
 from penstock_ledger.storable import json_text
@@ -29,7 +28,7 @@ class JobStore(FeedStore):
     """The jobs table and, inherited, the feeds."""
 
     def create(self, job: NewJob, refused: Iterable[DeadLetter] = ()) -> tuple[Job, bool]:
-        """Accept a job, its first feed, its outbox row and its refused rows in one transaction.
+        """Accept a job, its first feed, and its refused rows in one transaction.
 
         Returns the job and whether it is new: the same key again returns the job that has it.
         Raises JobConflict when the key is taken by a job with another digest.
@@ -125,7 +124,6 @@ class JobStore(FeedStore):
         created = connection.execute(dialect.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
         if created:
             add_feed(connection, job.job_id, 1, job.feed_kind)
-            add_to_outbox(connection, FEED, job.job_id, {"generation": 1})
             _insert_refused(connection, refused)
         return created, connection.execute(select(jobs).where(jobs.c.job_key == job.job_key)).one()
 
@@ -162,7 +160,6 @@ def _replay(
     connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(generation=generation, **again))
     selection = {"reason": reason, "from_generation": row.generation, "documents": replayed}
     feed = add_feed(connection, job_id, generation, FeedKind.REPLAY, selection=selection, overrides=overrides)
-    add_to_outbox(connection, FEED, job_id, {"generation": generation})
     return feed, replayed
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from envelopes import decode_envelope
 from servers import RedisServer
 
 from penstock_ledger import (
@@ -25,7 +26,6 @@ from penstock_ledger import (
 from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
-from penstock_producer.wire import decode_envelope
 from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.quota_hash import QuotaHash, Report, Reserve
 from penstock_ratelimit.testing import BlockingScripts

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 
-from penstock_ledger import JobStore, buckets_for
+from penstock_ledger import JobNotFound, JobStore, buckets_for
 from penstock_producer.spec import JobSpec
 from penstock_workers.errors import EndpointRefused
 from penstock_workers.flight import JobView
@@ -50,6 +50,8 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
 
     def read(job_id: str) -> JobView:
         job = jobs.get(job_id)
+        if job.job_id != job_id:  # a key of a job: items name jobs by their ids, under which they are settled
+            raise JobNotFound(job_id)
         spec = JobSpec.from_json(job.spec)
         provider = settings.provider(spec.provider)
         refused = settings.refused_endpoint(spec.provider, spec.endpoint)

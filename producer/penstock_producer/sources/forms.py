@@ -7,12 +7,12 @@ a prompt, plain records; without one, batch lines.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
 
+from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
 from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN, BodyBuilder, text_field
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
@@ -20,9 +20,7 @@ from penstock_producer.sources.strict_json import RowFault
 from penstock_producer.spec import JobSpec
 from penstock_producer.template import MissingField, Template, TextTooLong
 
-MAX_DOC_ID_BYTES = 512  # an index entry in every database, a header, a terminal line
 _MAX_COLUMNS_SHOWN = 20
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 Row = tuple[str, bytes]  # document id, request body as JSON
@@ -58,22 +56,10 @@ def check_doc_id(value: Any, field: str, *, fix: str = "give every row an id of 
         raise RowFault(
             "invalid_id", f"An id is text, not {type(value).__name__}.", fix=fix, field=field, value=seen(value)
         )
-    if not (value.isascii() and value.isprintable()) and _CONTROL.search(value) is not None:
-        raise RowFault(
-            "invalid_id", "The id holds control characters.", fix="remove them", field=field, value=seen(value)
-        )
-    try:
-        size = len(value) if value.isascii() else len(value.encode())
-    except UnicodeEncodeError:
-        raise RowFault(
-            "invalid_id", "The id holds half a surrogate pair.", fix="write the whole character, or remove it",
-            field=field, value=seen(value),
-        ) from None  # fmt: skip
-    if not 0 < size <= MAX_DOC_ID_BYTES:
-        raise RowFault(
-            "invalid_id", f"The id has {size} bytes; 1 to {MAX_DOC_ID_BYTES} are allowed.", fix=fix, field=field,
-            value=seen(value),
-        )  # fmt: skip
+    fault = id_fault(value)
+    if fault is not None:
+        message, remedy = fault
+        raise RowFault("invalid_id", message, fix=remedy or fix, field=field, value=seen(value))
     return value
 
 
