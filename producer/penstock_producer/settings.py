@@ -170,7 +170,9 @@ def check_url(url: str, schemes: tuple[str, ...]) -> str:
     except ValueError:
         port = 0
     if not parts.hostname or port == 0:
-        raise ValueError(f"name a host, and a port from 1 to 65535 where one is needed, as in {schemes[-1]}://host:8000")
+        raise ValueError(
+            f"name a host, and a port from 1 to 65535 where one is needed, as in {schemes[-1]}://host:8000"
+        )
     return url
 
 
