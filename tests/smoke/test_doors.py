@@ -261,8 +261,4 @@ def test_an_item_of_an_unknown_job_is_kept_aside(fleet: Fleet) -> None:
     with fleet.explained():
         client = fleet.redis.client()
         client.lpush("penstock.api", raw)
-        until(
-            lambda: any(b"job_of_nobody" in kept for kept in client.lrange("penstock:parked:unknown", 0, -1)),
-            30,
-            "kept",
-        )
+        until(lambda: parked(fleet, "job_of_nobody"), 30, "kept")
