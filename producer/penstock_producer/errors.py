@@ -41,7 +41,8 @@ def seen(value: Any) -> str:
     return text if len(text) <= MAX_SEEN_CHARS else text[: MAX_SEEN_CHARS - 1] + "…"
 
 
-_CONFIDENTIAL = ([], ["prompt"], ["system"], ["params"], ["response_schema"])  # fields of a spec that hold content
+# Fields of a spec that hold content, as parts of a pointer; none is the whole spec.
+_CONFIDENTIAL: tuple[list[str], ...] = ([], ["prompt"], ["system"], ["params"], ["response_schema"])
 
 
 class ProducerError(PenstockError):
