@@ -23,7 +23,7 @@ StateOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable, on one line.")]
 
-Lane = Annotated[str, typer.Option(help="How documents are inferred: api, gpu, embed or batch.", rich_help_panel=JOB)]
+Lane = Annotated[str, typer.Option(help="How documents are inferred: api, gpu or embed.", rich_help_panel=JOB)]
 Model = Annotated[str | None, typer.Option(help="The model, for lines that name none.", rich_help_panel=JOB)]
 Endpoint = Annotated[
     str | None,
@@ -49,7 +49,13 @@ Deadline = Annotated[
         help="Time for the whole job, e.g. 8h or 90m; what is left then is a dead letter.", rich_help_panel=JOB
     ),
 ]
-BudgetUsd = Annotated[float | None, typer.Option(help="Pause the job when it has cost this much.", rich_help_panel=JOB)]
+BudgetUsd = Annotated[
+    float | None,
+    typer.Option(
+        help="Pause the job when it has cost this much; needs the provider's prices (usd_per_mtok_in and _out).",
+        rich_help_panel=JOB,
+    ),
+]
 MaxBadRows = Annotated[
     str, typer.Option(help="Unusable rows to accept as dead letters: a number or a share.", rich_help_panel=JOB)
 ]

@@ -16,6 +16,7 @@ import orjson
 
 from penstock_ledger import POOL_SIZE, JobNotFound, JobStore, OutcomeStore, Spool, open_database
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
+from penstock_producer.acceptance import check_acceptable
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.open_job import OpenJob
 from penstock_producer.overrides import Overrides
@@ -96,7 +97,7 @@ class Producer:
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
         another spec or content, SpecError, SourceError and TooManyBadRows; nothing is accepted then.
         """
-        spec = spec if isinstance(spec, JobSpec) else JobSpec.from_json(spec)
+        spec = self._acceptable(spec)
         known = self._known(job_key)
         if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
             return self._create(spec, known.source, known.total, job_key, ())
@@ -109,7 +110,7 @@ class Producer:
 
         Raises SpecError and JobConflict.
         """
-        spec = spec if isinstance(spec, JobSpec) else JobSpec.from_json(spec)
+        spec = self._acceptable(spec)
         job = self._create(spec, SPOOL_PIN, None, job_key, (), FeedKind.SPOOL)
         opened = OpenJob(job, spec, Spool(self._database), self._jobs, self._settings.max_line_bytes)
         self._open.add(opened)
@@ -142,7 +143,8 @@ class Producer:
         False when the job was changed by somebody else meanwhile. Raises SpecError.
         """
         found = self._jobs.get(job)
-        spec = JobSpec.from_json({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
+        spec = JobSpec.accepted({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
+        check_acceptable(spec, self._settings)
         return self._jobs.amend(found.job_id, spec.to_json(), _digest(spec, found.source), expect=found.digest)
 
     def cancel(self, job: str) -> bool:
@@ -159,12 +161,19 @@ class Producer:
     ) -> int:
         """Try dead letters again as a new generation; returns how many.
 
-        ``overrides`` changes their requests: see ``overrides.py``. Raises SpecError, JobNotReplayable, NothingToReplay.
+        ``overrides`` changes their requests, and earlier changes stay until they are unset:
+        ``{"set": {"model": "large"}, "unset": ["max_tokens"], "prompt": "Briefly: {prompt}"}``, see ``overrides.py``.
+        Raises SpecError, JobNotReplayable, NothingToReplay.
         """
-        changes = dict(overrides or {})
-        Overrides(changes)
-        _, count = self._jobs.replay(self._jobs.get(job).job_id, reason=reason, doc_ids=doc_ids, overrides=changes)
+        changes, found = dict(overrides or {}), self._jobs.get(job)
+        Overrides(changes, str(found.spec["endpoint"]))
+        _, count = self._jobs.replay(found.job_id, reason=reason, doc_ids=doc_ids, overrides=changes)
         return count
+
+    def _acceptable(self, given: JobSpec | Mapping[str, Any]) -> JobSpec:
+        spec = given if isinstance(given, JobSpec) else JobSpec.from_json(given)
+        check_acceptable(spec, self._settings)
+        return spec
 
     def _move(self, job: str, to: JobState, expect: Sequence[JobState], reason: str | None) -> bool:
         return self._jobs.set_state(self._jobs.get(job).job_id, to, reason=reason, expect=expect)

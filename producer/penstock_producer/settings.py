@@ -10,11 +10,11 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings.exceptions import SettingsError as MalformedVariable
 
@@ -28,6 +28,19 @@ DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below wha
 
 _PASSWORD = re.compile(r"(?<=://)([^:@/\s]*):.+@")  # up to the last @: a slash or an @ may stand in it unencoded
 _SECRET_OPTION = re.compile(r"(password=)[^&\s]+")
+
+
+class ProviderPrices(BaseModel):
+    """What a provider charges. Whoever accepts jobs knows nothing else of providers; 0 stands for an unknown price."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
+    usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
+
+    @property
+    def priced(self) -> bool:
+        return self.usd_per_mtok_in > 0 or self.usd_per_mtok_out > 0
 
 
 class ProducerSettings(BaseSettings):
@@ -46,6 +59,11 @@ class ProducerSettings(BaseSettings):
     results_url: str | None = None  # folder or s3://bucket/prefix that gets each finished job's files; None = none
     s3_endpoint_url: str | None = None  # None leaves it to AWS_ENDPOINT_URL_S3 and the profile, as boto3 does
     max_line_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_LINE_BYTES
+    providers: Mapping[str, ProviderPrices] = Field(default_factory=dict)  # of the workers' settings, the prices
+
+    def prices(self, provider: str) -> ProviderPrices:
+        """Of one provider; unknown ones where it is not configured."""
+        return self.providers.get(provider, ProviderPrices())
 
     @property
     def database_waits(self) -> Waits:
@@ -139,4 +157,5 @@ def _explain(error: ValidationError) -> Iterable[str]:
         variable = ENV_PREFIX + "__".join(str(part) for part in detail["loc"]).upper()
         value = detail["input"]
         shown = seen(_SECRET_OPTION.sub(r"\1…", _PASSWORD.sub(r"\1:…@", value)) if isinstance(value, str) else value)
-        yield f"setting {name} = {shown} is refused: {detail['msg']} (set {name} in {DEFAULT_CONFIG} or {variable})"
+        why = detail["msg"].removeprefix("Value error, ")
+        yield f"setting {name} = {shown} is refused: {why} (set {name} in {DEFAULT_CONFIG} or {variable})"

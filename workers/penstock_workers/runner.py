@@ -20,7 +20,7 @@ from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.bodies import Bodies
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Bridge, Delivery
-from penstock_workers.errors import HookMissing, HookStuck, UnknownProvider
+from penstock_workers.errors import HookMissing, HookStuck, PricesMissing, UnknownProvider
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.flight import Flight
 from penstock_workers.hooks import Hooks
@@ -113,7 +113,7 @@ class ItemRunner:
             flight.job = self._jobs.known(job_id) or await self._jobs.get(job_id)
         except JobNotFound as error:
             raise TurnedAway(Unreadable(str(error))) from error
-        except UnknownProvider as error:
+        except (UnknownProvider, PricesMissing) as error:
             raise TurnedAway(Parked(str(error), pauses=True)) from error
         try:
             flight.body = flight.given = flight.message.body or await self._bodies.fetch(flight)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from penstock_producer.settings import ProducerSettings
+from penstock_producer.settings import ProducerSettings, ProviderPrices
 from penstock_producer.spec import Lane
 from penstock_workers.amqp.address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, UnknownProvider
@@ -31,7 +31,7 @@ PerMinuteLimit = Annotated[float, Field(gt=0)] | None
 ProfileName = Literal["generic", "openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together", "vllm"]
 
 
-class ProviderSettings(BaseModel):
+class ProviderSettings(ProviderPrices):
     """One place that answers inference requests, with what it allows and what it costs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -49,8 +49,6 @@ class ProviderSettings(BaseModel):
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
     adaptive: bool | None = None  # feel out how many requests it takes at once; None = where no limit is declared
     metrics_url: str | None = None  # vLLM's /metrics, where reachable: its waiting requests steer how many are sent
-    usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
-    usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
 
     @field_validator("api_key_env", mode="before")
     @classmethod
@@ -164,7 +162,10 @@ class WorkerSettings(ProducerSettings):
     failpoints: str = ""  # see failpoints.py; for tests and for proving a point
     gpu: GpuSettings = GpuSettings()
     embed: EmbedSettings = EmbedSettings()
-    providers: dict[str, ProviderSettings] = Field(default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()})
+    # Frozen, so that a narrower type of its values is safe.
+    providers: dict[str, ProviderSettings] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()}
+    )
 
     @field_validator("broker_url", check_fields=False)
     @classmethod

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import orjson
 
 from penstock_producer.errors import seen
+from penstock_producer.params import as_sent
 from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN, BodyBuilder, text_field
 from penstock_producer.sources.strict_json import RowFault
 from penstock_producer.spec import JobSpec
@@ -76,7 +77,7 @@ class BatchLines:
     def __init__(self, spec: JobSpec) -> None:
         self._endpoint = spec.endpoint
         self._needs_model = spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
-        self._defaults = ({} if spec.model is None else {"model": spec.model}) | dict(spec.params)
+        self._defaults = ({} if spec.model is None else {"model": spec.model}) | as_sent(spec.params)
         self._text_field = text_field(spec.endpoint)
 
     def read(self, record: dict[str, Any]) -> Row:
