@@ -50,27 +50,77 @@ class JobSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=False, protected_namespaces=())
 
-    lane: Lane = "api"
-    provider: str = Field(default="default", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    endpoint: str = Field(default=CHAT, pattern=r"^/[A-Za-z0-9_./-]{1,199}$")
-    model: str | None = Field(default=None, min_length=1, max_length=512)
-    prompt: str | None = Field(default=None, min_length=1, max_length=MAX_PROMPT_CHARS)
-    system: str | None = Field(default=None, min_length=1, max_length=MAX_PROMPT_CHARS)
-    id_field: str = Field(default="id", min_length=1, max_length=512)
-    params: dict[str, Any] = Field(default_factory=dict)
-    max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = 4  # the first try and three retries
-    timeout_s: PositiveFloat = 120.0  # one request, not the job
-    deadline_s: PositiveFloat | None = None  # the whole job, from submit
-    budget_usd: PositiveFloat | None = None
-    max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = "1%"
-    response_schema: dict[str, Any] | None = None
-    priority: Priority = "normal"  # urgent passes what waits already; low takes a small part while others live
-    weight: Annotated[float, Field(strict=True, gt=0, le=MAX_WEIGHT)] = 1.0  # its part among the jobs of its tenant
-    tenant: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$")  # tenants share evenly; None is one
-    preprocess: HookPath | None = None  # called in the worker with each item before it is sent; see hooks.py
-    postprocess: HookPath | None = None  # called with each answer before it is stored
-    on_overflow: Overflow = "fail"  # gpu and embed lanes: of too long a prompt, shrink max_tokens, or trim it as well
-    prefix_order: bool | None = None  # feed alike beginnings together; None = gpu jobs with a prompt
+    lane: Lane = Field(
+        default="api", description="How documents are inferred: api, gpu or embed; batch is not built yet."
+    )
+    provider: str = Field(
+        default="default",
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="Which of the workers' providers answers, by its name in their settings.",
+    )
+    endpoint: str = Field(
+        default=CHAT, pattern=r"^/[A-Za-z0-9_./-]{1,199}$", description="The path of the request at the provider."
+    )
+    model: str | None = Field(
+        default=None, min_length=1, max_length=512, description="The model, for requests that name none."
+    )
+    prompt: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_PROMPT_CHARS,
+        description='Template over the fields of a plain record: "Summarise: {text}", {field|default:"none"} where it may '
+        "be absent. None: documents are OpenAI Batch lines or request bodies.",
+    )
+    system: str | None = Field(
+        default=None, min_length=1, max_length=MAX_PROMPT_CHARS, description="A system message before the prompt."
+    )
+    id_field: str = Field(
+        default="id", min_length=1, max_length=512, description="The field of a plain record that names the document."
+    )
+    params: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Request parameters such as max_tokens, checked by params.py; one of the provider's own is x.NAME.",
+    )
+    max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = Field(
+        default=4, description="Tries per document, the first included."
+    )
+    timeout_s: PositiveFloat = Field(default=120.0, description="Seconds for one request.")
+    deadline_s: PositiveFloat | None = Field(
+        default=None, description="Seconds for the whole job, from its submit; what is left then is a dead letter."
+    )
+    budget_usd: PositiveFloat | None = Field(
+        default=None, description="US dollars at which the job pauses. Needs prices in the settings of its provider."
+    )
+    max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = Field(
+        default="1%", description='Unusable rows to accept as dead letters: a number, or a share such as "1%".'
+    )
+    response_schema: dict[str, Any] | None = Field(
+        default=None, description="JSON schema that the text of every answer must satisfy."
+    )
+    priority: Priority = Field(
+        default="normal", description="urgent passes what waits already; low takes a small part while others live."
+    )
+    weight: Annotated[float, Field(strict=True, gt=0, le=MAX_WEIGHT)] = Field(
+        default=1.0, description="The job's part of the fleet beside others of its tenant: 2 is twice."
+    )
+    tenant: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$",
+        description="Whose job it is: tenants share the fleet evenly; jobs without one are one tenant.",
+    )
+    preprocess: HookPath | None = Field(
+        default=None, description='"module:function", called in the worker with each item before it is sent.'
+    )
+    postprocess: HookPath | None = Field(
+        default=None, description='"module:function", called with each answer before it is stored.'
+    )
+    on_overflow: Overflow = Field(
+        default="fail",
+        description="gpu and embed lanes, of a prompt that is too long: fail, shrink max_tokens, or trim the prompt as well.",
+    )
+    prefix_order: bool | None = Field(
+        default=None, description="Feed prompts with alike beginnings together; None: in gpu jobs with a prompt."
+    )
 
     @model_validator(mode="wrap")
     @classmethod
