@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from penstock_ledger.redis_address import RedisAddress
     from penstock_ledger.redis_ledger import RedisLedger
     from penstock_ledger.spool import Spool, SpoolRow
+    from penstock_ledger.storable import storable
+    from penstock_ledger.store_errors import Trouble, in_words, trouble_of
 
 __all__ = [
     "POOL_SIZE",
@@ -119,11 +121,15 @@ __all__ = [
     "Spool",
     "SpoolConflict",
     "SpoolRow",
+    "Trouble",
     "Waits",
     "WorkerSeen",
     "bucket_count",
     "buckets_for",
+    "in_words",
     "open_database",
+    "storable",
+    "trouble_of",
 ]
 
 _HOMES = {
@@ -182,7 +188,11 @@ _HOMES = {
     "WorkerSeen": "batches",
     "bucket_count": "keys",
     "buckets_for": "keys",
+    "in_words": "store_errors",
     "open_database": "database",
+    "storable": "storable",
+    "trouble_of": "store_errors",
+    "Trouble": "store_errors",
 }
 
 

@@ -13,6 +13,7 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,11 +23,11 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 
 from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, SchemaMissing, SchemaTooNew
 from penstock_ledger.postgres import COUNT_CONNECTIONS, POOL_SIZE, Connections, Waits, open_engine
+from penstock_ledger.sqlite_lock import WriteLock, is_busy
 from penstock_ledger.tables import HEAD
 
 T = TypeVar("T")
 
-BUSY_TIMEOUT_MS: Final = 30_000  # one writer at a time, each holds the lock for milliseconds; half a minute is a hang
 CACHE_KIB: Final = 32 * 1024  # per connection, so that the index pages of a million rows stay at hand
 CHECKPOINT_PAGES: Final = 8_000  # 32 MiB of log: pages that many commits touch are written back once, not each time
 WRITE_ATTEMPTS: Final = 5  # of one transaction that lost a deadlock or the wait for the lock
@@ -53,9 +54,7 @@ def open_database(
     """
     parsed = _parsed(url)
     if parsed.get_backend_name() == "sqlite":
-        engine = create_engine(parsed, pool_size=pool_size, max_overflow=0, connect_args={"check_same_thread": False})
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
+        engine = _open_sqlite(parsed, pool_size)
     else:
         engine = open_engine(parsed, pool_size=pool_size, waits=waits or Waits(), role=role)
     return Database(engine)
@@ -206,10 +205,31 @@ def _checked_sqlite(url: URL) -> URL:
     return url
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:
+def _open_sqlite(url: URL, pool_size: int) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=0,
+        connect_args={"check_same_thread": False},
+        hide_parameters=True,  # errors reach logs, and parameters are documents
+    )
+    lock = WriteLock(str(url.database))
+
+    def begin(connection: Connection) -> None:
+        if connection.get_execution_options().get(_WRITES, False):
+            lock.begin(connection)
+        else:
+            connection.exec_driver_sql("BEGIN")
+
+    event.listen(engine, "connect", partial(_prepare_sqlite, lock.look_ms))
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+def _prepare_sqlite(busy_timeout_ms: int, connection: Any, _record: object) -> None:
     connection.isolation_level = None  # SQLAlchemy's recipe: pysqlite must not open transactions by itself
     cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    cursor.execute(f"PRAGMA busy_timeout = {busy_timeout_ms}")
     _switch_to_wal(cursor)
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
@@ -222,7 +242,7 @@ def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
         try:
             mode = cursor.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         except sqlite3.OperationalError as error:
-            if attempt == WAL_ATTEMPTS or not _is_sqlite_busy(error):
+            if attempt == WAL_ATTEMPTS or not is_busy(error):
                 raise
             time.sleep(WAL_PAUSE_S)
             continue
@@ -231,13 +251,8 @@ def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
         return
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
 def _worth_repeating(error: DBAPIError) -> bool:
-    return _sqlstate(error) in _RETRYABLE_SQLSTATES or _is_sqlite_busy(error.orig)
+    return _sqlstate(error) in _RETRYABLE_SQLSTATES or is_busy(error.orig)
 
 
 def _is_away(error: DBAPIError) -> bool:
@@ -249,11 +264,6 @@ def _is_away(error: DBAPIError) -> bool:
         return False
     state = _sqlstate(error)
     return error.connection_invalidated or state is None or state.startswith(_AWAY_SQLSTATES)
-
-
-def _is_sqlite_busy(error: BaseException | None) -> bool:
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _is_missing_table(error: DBAPIError) -> bool:

@@ -16,6 +16,7 @@ from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, New
 from penstock_ledger.outbox import FEED, add_to_outbox
 from penstock_ledger.outcome_insert import insert_outcomes
 from penstock_ledger.outcome_rows import letter_row
+from penstock_ledger.storable import json_text
 from penstock_ledger.tables import jobs, outcomes, spool
 from penstock_ledger.tallies import grouped, subtract
 
@@ -76,7 +77,7 @@ class JobStore(FeedStore):
         query = (
             update(jobs)
             .where(jobs.c.job_id == job_id, jobs.c.digest == expect)
-            .values(spec=orjson.dumps(dict(spec)).decode(), digest=digest)
+            .values(spec=json_text(dict(spec)), digest=digest)
         )
         return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
 
@@ -106,8 +107,8 @@ class JobStore(FeedStore):
     def _create(self, connection: Connection, job: NewJob, refused: Iterable[DeadLetter]) -> tuple[bool, Row[Any]]:
         dialect = sqlite if self._db.is_sqlite else postgresql
         values = {
-            "job_id": job.job_id, "job_key": job.job_key, "spec": orjson.dumps(job.spec).decode(),
-            "source": orjson.dumps(job.source).decode(), "digest": job.digest, "state": str(JobState.RUNNING),
+            "job_id": job.job_id, "job_key": job.job_key, "spec": json_text(job.spec),
+            "source": json_text(job.source), "digest": job.digest, "state": str(JobState.RUNNING),
             "generation": 1, "total": job.total, "created_at": time.time(),
         }  # fmt: skip
         created = connection.execute(dialect.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import secrets
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -91,17 +91,25 @@ class Producer:
         finally:
             self._database.close()
 
-    def submit(self, source: str | Path, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> Job:
+    def submit(
+        self,
+        source: str | Path,
+        spec: JobSpec | Mapping[str, Any],
+        *,
+        job_key: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Job:
         """Accept every document of ``source`` (a JSONL path or `s3://` URI) as one job.
 
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
-        another spec or content, SpecError, SourceError and TooManyBadRows; nothing is accepted then.
+        another spec or content, SpecError, SourceError and TooManyBadRows; nothing is accepted then. ``progress`` hears
+        now and then how many rows were read.
         """
         spec = self._acceptable(spec)
         known = self._known(job_key)
         if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
             return self._create(spec, known.source, known.total, job_key, ())
-        found = survey(open_source(source, spec, self._settings), spec)
+        found = survey(open_source(source, spec, self._settings), spec, progress)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         return self._create(spec, found.pin, found.total, job_key, refusals)
 
