@@ -25,6 +25,7 @@ import redis
 from servers import RedisServer
 
 from penstock_ledger.model import ItemKey
+from penstock_producer.borders import DoorSettings
 from penstock_producer.wire import encode_item
 from penstock_workers.engine import Acked, Bridge, Delivery, GivenBack, Retried
 from penstock_workers.metrics.samples import Sample
@@ -58,6 +59,9 @@ class Settings:
     stalled_s: float = 45.0  # see pulse.STALLED_S
     starts_s: float = 0.0  # how long the engine takes to start
     control: bool = True
+    result_backend: str | None = None
+    hook_modules: tuple[str, ...] = ()
+    doors = DoorSettings()  # no field: it does not travel to a worker
 
 
 class RecordingEngine:

@@ -141,7 +141,7 @@ def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     settings = (
         with_provider(settings, spec.provider, request.provider) if asks_a_provider else with_own_model(settings, spec)
     )
-    settings = _with_short_lease(settings)
+    settings = _with_hooks(_with_short_lease(settings), spec)
     make_lane(settings)  # raises UnknownLane, MissingApiKey, ModelMissing here rather than in a worker's log
     if asks_a_provider:
         knock(settings.provider(spec.provider).base_url)
@@ -158,6 +158,12 @@ def _with_short_lease(settings: WorkerSettings) -> WorkerSettings:
     if "visibility_timeout_s" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"visibility_timeout_s": LOCAL_LEASE_S})
+
+
+def _with_hooks(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
+    """The workers of this command may import what its own command line names."""
+    named = [path.partition(":")[0] for path in (spec.preprocess, spec.postprocess) if path is not None]
+    return settings.model_copy(update={"hook_modules": (*settings.hook_modules, *named)}) if named else settings
 
 
 @contextlib.contextmanager

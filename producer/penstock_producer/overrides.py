@@ -20,9 +20,10 @@ import orjson
 
 from penstock_producer.errors import Problem, SpecError, TemplateError, seen
 from penstock_producer.params import UNCHECKED, as_sent, param_problems
+from penstock_producer.sources.forms import too_large
 from penstock_producer.sources.strict_json import RowFault
 from penstock_producer.spec import CHAT
-from penstock_producer.template import Template
+from penstock_producer.template import Template, TextTooLong
 
 MAX_MODEL_CHARS: Final = 512  # as of a spec
 _TEXT_FIELDS = ("input", "prompt")  # of requests that have no messages
@@ -63,7 +64,10 @@ class Overrides:
             _restore(body, self._unset, orjson.loads(original or request))
         body |= self._set
         if self._prompt is not None:
-            _rewrite(body, self._prompt)
+            try:
+                _rewrite(body, self._prompt)
+            except TextTooLong as error:
+                raise too_large(f"more than {error.max_chars} characters", error.max_chars, "prompt") from None
         return orjson.dumps(body)
 
     def _read(self, given: Mapping[str, Any]) -> None:

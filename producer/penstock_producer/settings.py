@@ -20,25 +20,34 @@ from pydantic_settings.exceptions import SettingsError as MalformedVariable
 
 from penstock_ledger import RedisAddress, Waits
 from penstock_ledger.redaction import HIDDEN, is_secret_name, redact, remember_url, remember_variables
+from penstock_producer.endpoints import check_path, refusal
 from penstock_producer.errors import SettingsError, seen
+from penstock_producer.source_roots import check_root
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
 DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below what hurts a small machine
+DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024  # a template may name a column twice; more often is an amplifier
 
 
-class ProviderPrices(BaseModel):
-    """What a provider charges. Whoever accepts jobs knows nothing else of providers; 0 stands for an unknown price."""
+class ProviderFacts(BaseModel):
+    """What those who submit need to know of a provider; workers know more. A price of 0 stands for an unknown one."""
 
-    model_config = ConfigDict(frozen=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
+    endpoints: tuple[str, ...] = ()  # paths that jobs may ask besides those of its dialect, such as /v1/rerank
     usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
     usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
 
     @property
     def priced(self) -> bool:
         return self.usd_per_mtok_in > 0 or self.usd_per_mtok_out > 0
+
+    @field_validator("endpoints")
+    @classmethod
+    def _check_endpoints(cls, endpoints: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_path(endpoint) for endpoint in endpoints)
 
 
 class ProducerSettings(BaseSettings):
@@ -57,11 +66,19 @@ class ProducerSettings(BaseSettings):
     results_url: str | None = None  # folder or s3://bucket/prefix that gets each finished job's files; None = none
     s3_endpoint_url: str | None = None  # None leaves it to AWS_ENDPOINT_URL_S3 and the profile, as boto3 does
     max_line_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_LINE_BYTES
-    providers: Mapping[str, ProviderPrices] = Field(default_factory=dict)  # of the workers' settings, the prices
+    max_body_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_BODY_BYTES  # one request, rendered
+    # Folders and s3://bucket/prefix that jobs from remote doors (Celery tasks) may read; () = none. See docs/doors.md.
+    source_roots: tuple[str, ...] = ()
+    providers: Mapping[str, ProviderFacts] = Field(default_factory=dict)
 
-    def prices(self, provider: str) -> ProviderPrices:
+    def refused_endpoint(self, provider: str, endpoint: str) -> str | None:
+        """Why jobs may not send to this path of the provider; None when they may."""
+        known = self.providers.get(provider)
+        return refusal(endpoint, provider, () if known is None else known.endpoints)
+
+    def prices(self, provider: str) -> ProviderFacts:
         """Of one provider; unknown ones where it is not configured."""
-        return self.providers.get(provider, ProviderPrices())
+        return self.providers.get(provider, ProviderFacts())
 
     @property
     def database_waits(self) -> Waits:
@@ -111,10 +128,15 @@ class ProducerSettings(BaseSettings):
     def _check_database_url(cls, url: str) -> str:
         return _with_scheme(url, ("sqlite", "postgresql", "postgres", "postgresql+psycopg"))
 
+    @field_validator("source_roots", check_fields=False)
+    @classmethod
+    def _check_source_roots(cls, roots: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_root(root) for root in roots)
+
     @field_validator("s3_endpoint_url", check_fields=False)
     @classmethod
     def _check_endpoint(cls, url: str | None) -> str | None:
-        return None if url is None else _with_scheme(url, ("http", "https"))
+        return None if url is None else check_url(url, ("http", "https"))
 
     @classmethod
     def _refuse_typos(cls, config: Path | None) -> None:
@@ -148,6 +170,18 @@ def _given_names(config: Path | None) -> Iterable[tuple[str, str]]:
     for variable in os.environ:
         if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE:
             yield variable, variable.removeprefix(ENV_PREFIX).split("__")[0].lower()
+
+
+def check_url(url: str, schemes: tuple[str, ...]) -> str:
+    """``url`` with a scheme, a host and, where it names one, a port that exists. Raises ValueError."""
+    parts = urlsplit(_with_scheme(url, schemes))
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{error}; write a port from 1 to 65535") from None
+    if not parts.hostname or port == 0:
+        raise ValueError(f"name a host, as in {schemes[-1]}://host:8000")
+    return url
 
 
 def _with_scheme(url: str, schemes: tuple[str, ...]) -> str:

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from penstock_producer.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.params import KNOWN, param_problems
 from penstock_producer.template import Template
@@ -59,7 +60,9 @@ class JobSpec(BaseModel):
         description="Which of the workers' providers answers, by its name in their settings.",
     )
     endpoint: str = Field(
-        default=CHAT, pattern=r"^/[A-Za-z0-9_./-]{1,199}$", description="The path of the request at the provider."
+        default=CHAT,
+        max_length=MAX_PATH_CHARS,
+        description="The path of the request at the provider: one of its dialect's, or of the provider's own settings.",
     )
     model: str | None = Field(
         default=None, min_length=1, max_length=512, description="The model, for requests that name none."
@@ -138,6 +141,11 @@ class JobSpec(BaseModel):
                 raise SpecError(problems)
         return spec
 
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str) -> str:
+        return check_path(endpoint)
+
     @field_validator("prompt")
     @classmethod
     def _check_prompt(cls, prompt: str | None) -> str | None:
@@ -180,7 +188,7 @@ def _problems(error: ValidationError) -> Iterable[Problem]:
         pointer = "".join(f"/{part}" for part in detail["loc"] if part not in _UNION_BRANCHES)
         if detail["type"] == "extra_forbidden":
             name = str(detail["loc"][-1])
-            yield Problem("unknown_field", pointer, f"there is no field {name!r}", _did_you_mean(name))
+            yield Problem("unknown_field", pointer, f"there is no field {seen(name)}", _did_you_mean(name))
             continue
         kind = "invalid_type" if "type" in detail["type"] or "parsing" in detail["type"] else "invalid_value"
         yield Problem(kind, pointer, f"{seen(detail['input'])} is refused", _fix(detail["msg"]))

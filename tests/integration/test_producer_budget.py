@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from penstock_cli.main import app
 from penstock_ledger import JobStore, open_database
 from penstock_producer import Producer, ProducerSettings, SpecError
-from penstock_producer.settings import ProviderPrices
+from penstock_producer.settings import ProviderFacts
 from penstock_workers.errors import PricesMissing, UnknownLane
 from penstock_workers.jobbook import read_job
 from penstock_workers.lanes.make import check_lane
@@ -20,7 +20,7 @@ from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 SPEC = {"prompt": "{text}", "model": "m", "budget_usd": 2}
 NAMED = r"providers\.default\.usd_per_mtok_in and usd_per_mtok_out"
-PRICED = {"default": ProviderPrices(usd_per_mtok_in=0.15)}
+PRICED = {"default": ProviderFacts(usd_per_mtok_in=0.15)}
 
 
 @pytest.fixture

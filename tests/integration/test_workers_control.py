@@ -23,7 +23,7 @@ from penstock_ledger import (
 from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
-from penstock_producer.settings import ProviderPrices
+from penstock_producer.settings import ProviderFacts
 from penstock_producer.wire import decode_envelope
 from penstock_workers.control.loop import Control
 from penstock_workers.control.room import ACTIVE_S, LOOK_EVERY_S, Room
@@ -48,7 +48,7 @@ class House:
         )
         self.database: Database = open_ledger(self.settings.database_url)
         self.database.migrate()
-        prices = {"default": ProviderPrices(usd_per_mtok_in=1.0)}  # for jobs with a budget
+        prices = {"default": ProviderFacts(usd_per_mtok_in=1.0)}  # for jobs with a budget
         self.producer = Producer(ProducerSettings(database_url=self.settings.database_url, providers=prices))
         self.hot = RedisLedger(self.redis, Meta(self.database).epoch())
         self.jobs, self.outcomes = JobStore(self.database), OutcomeStore(self.database)

@@ -6,6 +6,8 @@ WorkerError
 ├── UnknownLane         a job or a worker names a lane that this build does not have
 ├── HookMissing         a job names a hook that this worker cannot import, or may not
 ├── HookStuck           calls of a job's hooks never return
+├── EndpointRefused     a job names a path of its provider that jobs may not ask
+├── DoorRefused         a task of a Celery client asks for what cannot be done, or not at this door
 ├── UnknownProvider     a job names a provider that this worker's settings do not have
 ├── PricesMissing       a job has a budget, and this worker does not know what its provider charges
 ├── BadEngineSettings   the settings of an engine that a worker is to host cannot work
@@ -78,6 +80,18 @@ class EngineAway(WorkerError):
 
 class HookStuck(WorkerError):
     """Calls of a job's hooks never return."""
+
+
+class EndpointRefused(WorkerError):
+    """A job names a path of its provider that jobs may not ask."""
+
+    exit_status = EXIT_USAGE
+
+
+class DoorRefused(WorkerError):
+    """A task of a Celery client cannot be done. Its text goes back to the client and holds nothing of documents."""
+
+    exit_status = EXIT_USAGE
 
 
 class UnknownProvider(WorkerError):

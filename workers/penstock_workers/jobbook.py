@@ -9,7 +9,7 @@ from collections.abc import Callable
 from penstock_ledger import JobStore, buckets_for
 from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
 from penstock_producer.spec import JobSpec
-from penstock_workers.errors import PricesMissing
+from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.flight import JobView
 from penstock_workers.flows import flow_of
 from penstock_workers.settings import WorkerSettings
@@ -32,7 +32,8 @@ class JobBook:
         return future.result() if future is not None and future.done() and future.exception() is None else None
 
     async def get(self, job_id: str) -> JobView:
-        """Raises JobNotFound, UnknownProvider, PricesMissing or what the database raises. A failure is not remembered."""
+        """Raises JobNotFound, UnknownProvider, EndpointRefused, PricesMissing or what the database raises. A failure is not
+        remembered."""
         future = self._views.get(job_id)
         if future is None:
             future = asyncio.ensure_future(asyncio.to_thread(self._read, job_id))
@@ -55,6 +56,9 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
         provider = settings.provider(spec.provider)
         if spec.budget_usd is not None and spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN and not provider.priced:
             raise PricesMissing(spec.provider, spec.budget_usd)
+        refused = settings.refused_endpoint(spec.provider, spec.endpoint)
+        if refused is not None:  # the key of the fleet would go there
+            raise EndpointRefused(refused)
         return JobView(job.job_id, spec, provider, buckets_for(job), flow_of(job.job_id, spec))
 
     return read

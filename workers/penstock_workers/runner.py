@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from penstock_ledger import JobNotFound
-from penstock_producer.errors import BadMessage, ProducerError, UnknownMessageVersion
+from penstock_producer.errors import BadMessage, BadReference, ProducerError, UnknownMessageVersion
 from penstock_producer.wire import decode_kwargs
 from penstock_ratelimit import NeverFits, QuotaHeld
 from penstock_workers.admission import Admission
@@ -20,7 +20,7 @@ from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.bodies import Bodies
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Bridge, Delivery
-from penstock_workers.errors import HookMissing, HookStuck, PricesMissing, UnknownProvider
+from penstock_workers.errors import EndpointRefused, HookMissing, HookStuck, PricesMissing, UnknownProvider
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.flight import Flight
 from penstock_workers.hooks import Hooks
@@ -113,10 +113,12 @@ class ItemRunner:
             flight.job = self._jobs.known(job_id) or await self._jobs.get(job_id)
         except JobNotFound as error:
             raise TurnedAway(Unreadable(str(error))) from error
-        except (UnknownProvider, PricesMissing) as error:
+        except (UnknownProvider, EndpointRefused, PricesMissing) as error:
             raise TurnedAway(Parked(str(error), pauses=True)) from error
         try:
             flight.body = flight.given = flight.message.body or await self._bodies.fetch(flight)
+        except BadReference as error:  # the message is wrong: its job must not stop for it
+            raise TurnedAway(Unreadable(str(error))) from error
         except ProducerError as error:
             raise TurnedAway(Parked(f"source_unavailable: {error}", pauses=True)) from error
 

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from penstock_ledger.redaction import looks_secret, remember
-from penstock_producer.settings import ProducerSettings, ProviderPrices
+from penstock_producer.borders import DoorSettings
+from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url
 from penstock_producer.spec import Lane
 from penstock_workers.amqp.address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, UnknownProvider
@@ -28,6 +29,11 @@ CONTROL_LANE: Final = "control"
 CONTROL_CONCURRENCY = 4  # jobs taken in at once: one thread each
 
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # a name that an environment can have
+# Of one answer: what is larger is none, and keeps a mad server from eating the worker.
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
+# Of all answers above 64 KiB that a process holds at once, from their first byte until they are stored. A pod of 1 GiB
+# has room for this, for reading one of them as JSON, and for everything else.
+ANSWER_MEMORY_BYTES = 128 * 1024 * 1024
 
 SLOTS_PER_SEQUENCE = 2  # of a gpu worker: those in its engine, and as many whose prompts are made meanwhile
 
@@ -35,7 +41,7 @@ PerMinuteLimit = Annotated[float, Field(gt=0)] | None
 ProfileName = Literal["generic", "openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together", "vllm"]
 
 
-class ProviderSettings(ProviderPrices):
+class ProviderSettings(ProviderFacts):
     """One place that answers inference requests, with what it allows and what it costs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -66,9 +72,7 @@ class ProviderSettings(ProviderPrices):
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, url: str) -> str:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError("start it with http:// or https://")
-        return url.rstrip("/")
+        return check_url(url, ("http", "https")).rstrip("/")
 
     def api_key(self, name: str) -> str | None:
         """The key itself, read when a worker starts. Raises MissingApiKey."""
@@ -161,7 +165,11 @@ class WorkerSettings(ProducerSettings):
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
     window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
-    hook_modules: tuple[str, ...] | None = None  # modules that jobs may name hooks of; None = any that can be imported
+    hook_modules: tuple[str, ...] = ()  # modules, with all inside them, that jobs may name hooks of; () = none
+    doors: DoorSettings = DoorSettings()  # what jobs from Celery clients may ask for; see docs/doors.md
+    result_backend: str | None = None  # where Celery clients read what became of their tasks; None = nowhere
+    max_answer_bytes: Annotated[int, Field(ge=1024 * 1024, le=1024**3)] = MAX_ANSWER_BYTES  # of one, decompressed
+    answer_memory_bytes: Annotated[int, Field(ge=1024 * 1024)] = ANSWER_MEMORY_BYTES  # of large answers held at once
     event_sample: Annotated[float, Field(ge=0, le=1)] | None = None  # share of items Flower hears of; None: sampling.py
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None  # Prometheus reads here; None = no page
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
@@ -170,7 +178,7 @@ class WorkerSettings(ProducerSettings):
     failpoints: str = ""  # see failpoints.py; for tests and for proving a point
     gpu: GpuSettings = GpuSettings()
     embed: EmbedSettings = EmbedSettings()
-    # Frozen, so that a narrower type of its values is safe.
+    # Narrower than the producer's, and never assigned to: the settings are frozen.
     providers: dict[str, ProviderSettings] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()}
     )
@@ -183,6 +191,20 @@ class WorkerSettings(ProducerSettings):
             return None
         AmqpAddress.parse(url)
         return url
+
+    @field_validator("result_backend")
+    @classmethod
+    def _no_backend_is_none(cls, url: str | None) -> str | None:
+        return url or None
+
+    @model_validator(mode="after")
+    def _check_answer_memory(self) -> Self:
+        if self.answer_memory_bytes < self.max_answer_bytes:
+            raise ValueError(
+                f"answer_memory_bytes = {self.answer_memory_bytes} is less than one answer may have: "
+                f"give at least max_answer_bytes = {self.max_answer_bytes}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_transport(self) -> Self:
