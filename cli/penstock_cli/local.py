@@ -132,6 +132,7 @@ def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
     from penstock_cli.reach import knock
     from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_producer.sources.convert import refuse_unreadable
     from penstock_workers.lanes.make import make_lane
     from penstock_workers.settings import WorkerSettings
 
@@ -145,10 +146,8 @@ def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     make_lane(settings)  # raises UnknownLane, MissingApiKey, ModelMissing here rather than in a worker's log
     if asks_a_provider:
         knock(settings.provider(spec.provider).base_url)
-    if not files.is_remote(request.source) and not Path(request.source).is_file():
-        raise UsageProblem(
-            f"{request.source}: there is no such file here ({Path.cwd()}); name a JSONL file or s3://bucket/key"
-        )
+    if not files.is_remote(request.source):
+        refuse_unreadable(request.source)
     files.probe(request.out, request.source)
     return Plan(request, spec, settings, StateFolder.create(request.state), console, progress)
 
