@@ -196,8 +196,9 @@ def _accepted(plan: Plan, ledger: Books) -> Job:
             job_id = producer.submit(request.source, plan.spec, job_key=request.job_key, progress=read).job_id
     except JobConflict as error:
         raise UsageProblem(
-            f"{plan.state.root} holds a job {request.job_key!r} with another source or other options. To resume it, "
-            f"repeat its command unchanged; to start anew, give --job NAME or another --out. ({error})"
+            f"{plan.state.root} holds a job {request.job_key!r} with another source or other options: "
+            f"{'; '.join(error.differences)}. To resume it, repeat its command unchanged; to start anew, give --job NAME "
+            "or another --out."
         ) from error
     job = ledger.jobs.get(job_id)
     if changed:

@@ -56,11 +56,6 @@ _CONFIDENTIAL: tuple[list[str], ...] = (
 class ProducerError(PenstockError):
     """Root of everything that the producer raises on purpose."""
 
-    @property
-    def told(self) -> str:
-        """The message for who may not see what documents, prompts and parameters hold."""
-        return str(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
-from penstock_ledger import DatabaseUnavailable, LedgerError, RedisAddress
+from penstock_ledger import DatabaseUnavailable, PenstockError, RedisAddress
 from penstock_producer.borders import Borders
 from penstock_producer.errors import ProducerError
 from penstock_producer.producer import Producer
@@ -40,7 +40,12 @@ GRACE_S = 60.0  # beyond the limit that a task keeps by itself; then it is given
 DATABASE_PAUSE_S = 2.0  # between two tries of a task that the database does not answer
 REDIS_TIMEOUT_S = 5.0
 
-_AWAY = (DatabaseUnavailable, OperationalError, InterfaceError, NoConnectionFree)  # of the database: it may be back in a moment
+_AWAY = (
+    DatabaseUnavailable,
+    OperationalError,
+    InterfaceError,
+    NoConnectionFree,
+)  # of the database: it may be back in a moment
 
 
 class Door:
@@ -107,15 +112,13 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         while True:
             try:
                 return _Served(self.serve(self.door.producer, **given))
-            except ProducerError as error:
-                return error.told
             except _AWAY as error:
                 if time.monotonic() >= gives_up_at:
                     return f"the database could not be reached for {self.door.settings.doors.submit_timeout_s:g} s"
                 log.warning("%s: the database does not answer (%s); trying again", self.name, type(error).__name__)
                 time.sleep(DATABASE_PAUSE_S)
-            except LedgerError as error:
-                return str(error)
+            except PenstockError as error:
+                return error.told
             except Exception as error:
                 where = inspect.trace()[-1]
                 log.error("%s: %s at %s:%d", self.name, type(error).__name__, where.filename, where.lineno)

@@ -183,7 +183,7 @@ class PlainRecords:
             raise RowFault(
                 "missing_field",
                 f"The prompt uses the column {missing.name!r}, which {what} this row.",
-                fix=f"fill it, or change the prompt; columns here: {columns_of(given)}",
+                fix=f'fill it, or write {{{missing.name}|default:"none"}} in the prompt; columns here: {columns_of(given)}',
                 field=missing.name,
             ) from None
 
