@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock_producer.spec import JobSpec
     from penstock_workers.settings import EmbedSettings, GpuSettings, ProviderSettings, WorkerSettings
 
+MAX_SCHEMA_BYTES = 1024 * 1024  # a larger file was named by mistake
 MAX_KEY_CHARS = 64  # of a job key that is derived from a file name
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -89,6 +90,7 @@ def job_spec(flags: JobFlags) -> JobSpec:
         "postprocess": flags.postprocess,
         "on_overflow": flags.on_overflow,
         "prefix_order": flags.prefix_order,
+        "response_schema": None if flags.response_schema is None else _schema_file(flags.response_schema),
     }
     try:
         spec = JobSpec(**fields)
@@ -97,6 +99,22 @@ def job_spec(flags: JobFlags) -> JobSpec:
     if spec.prompt is not None and spec.model is None and spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN:
         raise UsageProblem("--prompt makes requests from plain records, and they need a model: give --model")
     return spec
+
+
+def _schema_file(path: Path) -> Any:
+    """What a file with a JSON schema holds; whether it is a schema the spec finds out. Raises UsageProblem."""
+    try:
+        if path.stat().st_size > MAX_SCHEMA_BYTES:
+            raise UsageProblem(
+                f"--response-schema {path}: more than {MAX_SCHEMA_BYTES} bytes is no schema; name another file"
+            )
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageProblem(
+            f"--response-schema {path}: {error.strerror}; name a file that holds a JSON schema"
+        ) from error
+    except ValueError as error:
+        raise UsageProblem(f"--response-schema {path}: no JSON ({error}); write one JSON object") from error
 
 
 _FLAGS = {"params": "--param", "timeout_s": "--timeout", "deadline_s": "--deadline"}
@@ -171,7 +189,8 @@ def _refusal(detail: ErrorDetails) -> str:
     """One fault in the words of the flags; a fault of several flags together names none of them."""
     if not detail["loc"]:
         return detail["msg"].removeprefix("Value error, ")
-    return f"--{str(detail['loc'][0]).replace('_', '-')} {detail['input']!r} is refused: {detail['msg']}"
+    why = detail["msg"].removeprefix("Value error, ")
+    return f"--{str(detail['loc'][0]).replace('_', '-')} {detail['input']!r} is refused: {why}"
 
 
 def _with_key(provider: ProviderSettings) -> ProviderSettings:

@@ -19,6 +19,7 @@ from penstock_cli.connect import Books, books
 from penstock_cli.disk import free_bytes, is_full, megabytes
 from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, UsageProblem
 from penstock_cli.figures import KeptFigures
+from penstock_cli.hook_check import check_hooks
 from penstock_cli.interrupts import Interrupts
 from penstock_cli.jobspec import job_spec, with_own_model, with_provider
 from penstock_cli.options import JobFlags, ProviderFlags
@@ -137,6 +138,7 @@ def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     from penstock_workers.settings import WorkerSettings
 
     spec = job_spec(request.job)
+    check_hooks((spec.preprocess, spec.postprocess))
     asks_a_provider = spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
     settings = WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency)
     settings = (

@@ -21,6 +21,10 @@ StateOption = Annotated[
     Path | None,
     typer.Option("--state", help="The state folder of a local `penstock run`, instead of the configured servers."),
 ]
+OutputFile = Annotated[
+    str,
+    typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable, on one line.")]
 
 Lane = Annotated[str, typer.Option(help="How documents are inferred: api, gpu or embed.", rich_help_panel=JOB)]
@@ -84,6 +88,15 @@ Preprocess = Annotated[
 Postprocess = Annotated[
     str | None,
     typer.Option(metavar="MODULE:FUNCTION", help="Called with each answer before it is stored.", rich_help_panel=JOB),
+]
+ResponseSchema = Annotated[
+    Path | None,
+    typer.Option(
+        "--response-schema",
+        metavar="FILE",
+        help="A JSON schema that the text of every answer must satisfy; others are tried again.",
+        rich_help_panel=JOB,
+    ),
 ]
 OnOverflow = Annotated[
     str,
@@ -165,6 +178,7 @@ class JobFlags:
     postprocess: str | None = None
     on_overflow: str = "fail"
     prefix_order: bool | None = None
+    response_schema: Path | None = None
     provider: str = "default"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock_cli import options
+from penstock_cli import examples, options
 from penstock_cli.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
 MAX_ID_CHARS = 512  # ids are shown whole: they are what the next command is given
 MAX_GENERATIONS_SHOWN = 20  # of one document
-LIST_EXAMPLES = "For example: penstock dlq list tickets --reason context_overflow"
-REPLAY_EXAMPLES = (
-    "For example: penstock dlq replay tickets --reason context_overflow --set model=large --set max_tokens=200\n\n"
-    "Take a change back: penstock dlq replay tickets --unset max_tokens"
-)
 SHOWN_BODY_CHARS = 4000  # of a request or an answer on the terminal; --json and export have all of it
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, export, and replay with changes.")
@@ -32,7 +27,7 @@ Reason = Annotated[str | None, typer.Option(help="Only dead letters with this re
 Docs = Annotated[list[str] | None, typer.Option("--doc", metavar="ID", help="Only this document. Repeatable.")]
 
 
-@app.command(name="list", epilog=LIST_EXAMPLES)
+@app.command(name="list", epilog=examples.DLQ_LIST)
 def list_letters(
     job: options.JobName,
     reason: Reason = None,
@@ -115,7 +110,7 @@ def _print_footer(ledger: Books, job: Job, *, shown: int, total: int, generation
         make_console().print(Text(safe(line)), style="dim", soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog=examples.DLQ_SHOW)
 def show(
     job: options.JobName,
     doc: Annotated[str | None, typer.Argument(metavar="ID", help="The document.")] = None,
@@ -144,25 +139,27 @@ def show(
         console.print(Text.assemble((f"{name:<12}", "dim"), value), soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog=examples.DLQ_EXPORT)
 def export(
     job: options.JobName,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="A file, or s3://bucket/key.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output.")
+    ],
     reason: Reason = None,
     state: options.StateOption = None,
 ) -> None:
     """Write the dead letters of a job as OpenAI Batch error lines."""
     from penstock_cli.connect import books
-    from penstock_cli.files import write_errors
+    from penstock_cli.files import STDOUT, write_errors
     from penstock_cli.text import count
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
         written = write_errors(ledger, found, output, reason=reason)
-    typer.echo(f"{count(written)} dead letters in {output}")
+    typer.echo(f"{count(written)} dead letters in {output}", err=output == STDOUT)
 
 
-@app.command(epilog=REPLAY_EXAMPLES)
+@app.command(epilog=examples.DLQ_REPLAY)
 def replay(
     job: options.JobName,
     reason: Reason = None,
