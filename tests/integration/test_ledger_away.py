@@ -32,8 +32,11 @@ def test_a_sqlite_file_that_cannot_be_opened_is_an_error_of_ours(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_producer_works_on_both_sides_of_a_fork(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_producer_works_on_both_sides_of_a_fork(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A child opens connections of its own, and the parent's go on: as under gunicorn's preload and multiprocessing (D4)."""
+    monkeypatch.setattr("penstock_producer.open_job.FLUSH_AFTER_S", 3600.0)  # only what is asked for is flushed
     url = f"sqlite:///{tmp_path}/ledger.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
     migrated = open_database(url)
     migrated.migrate()

@@ -29,6 +29,12 @@ def producer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Produce
         yield producer
 
 
+@pytest.fixture(autouse=True)
+def no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is asked for is flushed; flushes by time are tested with the open jobs."""
+    monkeypatch.setattr("penstock_producer.open_job.FLUSH_AFTER_S", 3600.0)
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "in.jsonl"

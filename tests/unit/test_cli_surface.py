@@ -14,10 +14,22 @@ from penstock_cli.hook_check import check_hooks
 from penstock_cli.jobspec import job_spec
 from penstock_cli.main import app
 from penstock_cli.options import JobFlags
+from penstock_cli.quota_view import Look, tallies, troubles
 from penstock_cli.text import aligned
 from penstock_ledger.model import ItemKey, Result
 from penstock_producer import Producer, ProducerSettings
+from penstock_ratelimit.watch import Breaker, QuotaView
 
+LOOK = Look(
+    QuotaView(
+        quota_id="default", at=0.0, dimensions=(), processes=1, waiting=0, in_flight=0, concurrency=None, granted=120,
+        throttled=5, ramps=2, failures=3, holds=0, margin=0.97, declared_margin=1.0, share=1.0, breaker=Breaker.OPEN,
+        open_left_s=5.0, probes_won=0, hold="", held_s=0.0, pause_left_s=0.0, answered_ago_s=None, retry_budget=100.0,
+        learned=(),
+    ),
+    None,
+    "penstock limits --lift default",
+)  # fmt: skip
 COMMAND = typer.main.get_command(app)
 
 
@@ -116,3 +128,13 @@ def test_a_long_cell_is_whole_and_widens_no_column() -> None:
     """One id of 100 characters does not push every other row to the right (D37)."""
     lines = aligned(["id", "state"], [["a" * 100, "dead"], ["bb", "done"]])
     assert lines == ["id  state", "a" * 100 + "  dead", "bb  done"]
+
+
+def test_limits_are_told_in_plain_words() -> None:
+    """What `penstock limits` counts is said as requests, answers and limits, not by the names of our parts (D38)."""
+    told = " · ".join([*tallies(LOOK), *(trouble.text for trouble in troubles(LOOK, 0.0))])
+    assert "120 started · 7 answered 429 · 3 failed · 2 of the 429s for a rise too fast" in told
+    assert "using 97.0% of the limits" in told
+    assert "3 trial requests decide" in told
+    for word in ("granted", "probe", "margin", "too steep", "somebody"):
+        assert word not in told
