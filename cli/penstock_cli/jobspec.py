@@ -16,7 +16,7 @@ from penstock_cli.settings import OPENAI_KEY_VARIABLE, variable_is_set
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from penstock_producer.errors import Problem
+    from penstock_producer.errors import Problem, SpecError
     from penstock_producer.spec import JobSpec
     from penstock_workers.settings import EmbedSettings, GpuSettings, ProviderSettings, WorkerSettings
 
@@ -95,7 +95,7 @@ def job_spec(flags: JobFlags) -> JobSpec:
     try:
         spec = JobSpec(**fields)
     except SpecError as error:
-        raise UsageProblem("\n".join(_as_flag(problem) for problem in error.problems)) from error
+        raise in_flags(error) from error
     if spec.prompt is not None and spec.model is None and spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN:
         raise UsageProblem("--prompt makes requests from plain records, and they need a model: give --model")
     return spec
@@ -118,6 +118,11 @@ def _schema_file(path: Path) -> Any:
 
 
 _FLAGS = {"params": "--param", "timeout_s": "--timeout", "deadline_s": "--deadline"}
+
+
+def in_flags(error: SpecError) -> UsageProblem:
+    """What is wrong with a spec, in the words of who typed flags."""
+    return UsageProblem("\n".join(map(_as_flag, error.problems)))
 
 
 def _as_flag(problem: Problem) -> str:

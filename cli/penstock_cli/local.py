@@ -21,7 +21,7 @@ from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, Usage
 from penstock_cli.figures import KeptFigures
 from penstock_cli.hook_check import check_hooks
 from penstock_cli.interrupts import Interrupts
-from penstock_cli.jobspec import job_spec, with_own_model, with_provider
+from penstock_cli.jobspec import in_flags, job_spec, with_own_model, with_provider
 from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_cli.progress import for_console
 from penstock_cli.state import StateFolder
@@ -184,7 +184,7 @@ def _ledger(plan: Plan) -> Iterator[Books]:
 def _accepted(plan: Plan, ledger: Books) -> Job:
     """Submit the job, or find the one that this command started earlier and say how far it is."""
     from penstock_ledger import JobConflict
-    from penstock_producer import Producer
+    from penstock_producer import Producer, SpecError
 
     request = plan.request
 
@@ -196,6 +196,8 @@ def _accepted(plan: Plan, ledger: Books) -> Job:
             changed = _change_limits(plan, ledger, producer)
             plan.progress.note(f"reading {request.source}")
             job_id = producer.submit(request.source, plan.spec, job_key=request.job_key, progress=read).job_id
+    except SpecError as error:
+        raise in_flags(error) from error
     except JobConflict as error:
         raise UsageProblem(
             f"{plan.state.root} holds a job {request.job_key!r} with another source or other options: "

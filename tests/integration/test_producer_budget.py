@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from penstock_cli.errors import UsageProblem
 from penstock_cli.main import app
 from penstock_ledger import JobStore, open_database
 from penstock_producer import Producer, ProducerSettings, SpecError
@@ -96,7 +97,8 @@ def test_the_command_line_refuses_a_budget_without_prices(
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
     typed = ["submit", str(source), "--prompt", "{text}", "--model", "m", "--budget-usd", "2"]
     refused = CliRunner().invoke(app, typed)
-    assert isinstance(refused.exception, SpecError)
+    assert isinstance(refused.exception, UsageProblem)
+    assert str(refused.exception).startswith("--budget-usd: 2 USD would never be reached")
     assert "usd_per_mtok_in" in str(refused.exception)
     monkeypatch.setenv("PENSTOCK_PROVIDERS__DEFAULT__USD_PER_MTOK_IN", "0.15")
     assert CliRunner().invoke(app, typed).output.startswith("job_")

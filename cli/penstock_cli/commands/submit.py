@@ -39,8 +39,8 @@ def submit(
     setting, not the job's: name one of theirs with --provider.
     """
     from penstock_cli.hook_check import check_hooks
-    from penstock_cli.jobspec import job_spec
-    from penstock_producer import Producer
+    from penstock_cli.jobspec import in_flags, job_spec
+    from penstock_producer import Producer, SpecError
     from penstock_producer.settings import ProducerSettings
 
     spec = job_spec(
@@ -70,4 +70,8 @@ def submit(
     )
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     with Producer(ProducerSettings.load()) as producer:
-        typer.echo(producer.submit(source, spec, job_key=job).job_id)
+        try:
+            accepted = producer.submit(source, spec, job_key=job)
+        except SpecError as error:
+            raise in_flags(error) from error
+    typer.echo(accepted.job_id)
