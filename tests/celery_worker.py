@@ -44,6 +44,7 @@ class Settings:
     broker_transport: str = "penstock"
     broker_url: str | None = None
     lane: str = "api"
+    remote_control: bool = True
     concurrency: int = 32
     prefetch_multiplier: int = 2
     drain_seconds: float = 5.0
@@ -59,7 +60,7 @@ class Settings:
     stalled_s: float = 45.0  # see pulse.STALLED_S
     starts_s: float = 0.0  # how long the engine takes to start
     control: bool = True
-    result_backend: str | None = None
+    result_backend_url: str | None = None
     hook_modules: tuple[str, ...] = ()
     doors = DoorSettings()  # no field: it does not travel to a worker
 

@@ -107,8 +107,8 @@ class Producer:
         spec: JobSpec | Mapping[str, Any],
         *,
         job_key: str | None = None,
-        progress: Callable[[int], None] | None = None,
         timeout_s: float | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> Job:
         """Accept every document of ``source`` (a JSONL path or `s3://` URI) as one job.
 
@@ -134,8 +134,7 @@ class Producer:
         """
         spec = self._accepted(spec)
         job = self._create(spec, SPOOL_PIN, None, job_key, (), FeedKind.SPOOL)
-        limits = self._settings.max_line_bytes, self._settings.max_body_bytes
-        opened = OpenJob(job, spec, Spool(self._database), self._jobs, *limits)
+        opened = OpenJob(job, spec, Spool(self._database), self._jobs, *self._limits)
         self._open.add(opened)
         return opened
 
@@ -145,8 +144,7 @@ class Producer:
         Raises JobNotFound, InvalidDocument, SpoolConflict for another document with this id, JobCancelled and JobClosed.
         """
         found = self._opened(job)
-        limits = self._settings.max_line_bytes, self._settings.max_body_bytes
-        entry = DocumentChecker(JobSpec.accepted(found.spec), *limits).check(doc_id, document)
+        entry = DocumentChecker(JobSpec.accepted(found.spec), *self._limits).check(doc_id, document)
         if found.state in TAKES_NO_MORE:
             raise JobCancelled(found.job_id, str(found.state), [entry[0]])
         return Spool(self._database).append(found.job_id, [entry]) > 0
@@ -158,6 +156,10 @@ class Producer:
     def came_from_remote(self, job: str) -> bool:
         """Whether a remote door accepted this job. Raises JobNotFound."""
         return self._found(job).source.get(DOOR) == REMOTE
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        return self._settings.max_line_bytes, self._settings.max_body_bytes
 
     def _opened(self, job: str) -> Job:
         found = self._found(job)

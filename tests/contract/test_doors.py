@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from celery.exceptions import Reject
 from servers import RedisServer
-from sqlalchemy.exc import OperationalError
 
-from penstock_ledger import keys
+from penstock_ledger import DatabaseUnavailable, keys
 from penstock_producer import Producer
 from penstock_producer.borders import DoorSettings
 from penstock_workers import doors
@@ -115,7 +114,7 @@ def test_a_database_that_is_away_loses_no_task(app: PenstockApp, source: str, mo
     def flaky(*args: Any, **kwargs: Any) -> Any:
         tries.append(1)
         if len(tries) < 3:
-            raise OperationalError("select", {"secret": "hunter2"}, Exception("no connection"))
+            raise DatabaseUnavailable("db.example:5432", "no connection")
         return submit(*args, **kwargs)
 
     monkeypatch.setattr(Producer, "submit", flaky)

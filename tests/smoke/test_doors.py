@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("doors")
     with Fleet(folder, settings={"source_roots": f'["{folder}"]'}) as fleet:
         fleet.provider.start("--latency-ms", "5")
-        fleet.ready(fleet.worker(control=True, result_backend=fleet.redis.url))
+        fleet.ready(fleet.worker(control=True, result_backend_url=fleet.redis.url))
         yield fleet
 
 
@@ -151,6 +152,19 @@ def test_strangers_push_into_their_own_jobs_only(fleet: Fleet, client: Celery) -
         assert "doors.push_into" in refusal_of(client, "penstock.enqueue", "ours", "a", {"text": "t"})
         assert "doors.push_into" in refusal_of(client, "penstock.close_job", "ours")
         assert opened.close() == 0
+
+
+def test_the_examples_of_the_page_run(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    """What docs/doors.md tells a service to send is accepted as it stands, and worked on (D29)."""
+    page = (Path(__file__).parents[2] / "docs/doors.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    source = fleet.source(4, "example")
+    code = code.replace("redis://redis:6379/0", fleet.redis.url).replace("s3://corpora/tickets.jsonl", str(source))
+    with fleet.explained():
+        exec(compile(code, "docs/doors.md", "exec"), {})
+        assert capsys.readouterr().out.startswith("job_")
+        for key in ("tickets-2026-11-21", "live"):
+            fleet.wait_for(fleet.producer.status(key).job, JobState.COMPLETED, 60)
 
 
 def parked(fleet: Fleet, task_id: str) -> bool:

@@ -19,8 +19,6 @@ from typing import Any, ClassVar
 from celery import Task
 from celery.exceptions import Reject
 from redis.exceptions import RedisError
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
 from penstock_ledger import DatabaseUnavailable, PenstockError, RedisAddress
 from penstock_producer.borders import Borders
@@ -39,13 +37,6 @@ MAX_TASK_BYTES = 8 * 1024 * 1024
 GRACE_S = 60.0  # beyond the limit that a task keeps by itself; then it is given up from outside
 DATABASE_PAUSE_S = 2.0  # between two tries of a task that the database does not answer
 REDIS_TIMEOUT_S = 5.0
-
-_AWAY = (
-    DatabaseUnavailable,
-    OperationalError,
-    InterfaceError,
-    NoConnectionFree,
-)  # of the database: it may be back in a moment
 
 
 class Door:
@@ -81,7 +72,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
 
     Request = "penstock_workers.requests:DoorRequest"
     acks_late = True  # a worker that dies while it reads a source leaves the task to another
-    ignore_result = False  # kept where `result_backend` says; without one, nowhere
+    ignore_result = False  # kept where `result_backend_url` says; without one, nowhere
     typing = False  # arguments are checked below, where a mistake can be told
     throws = (DoorRefused,)  # no traceback in the log: the refusal says it all
 
@@ -112,10 +103,10 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         while True:
             try:
                 return _Served(self.serve(self.door.producer, **given))
-            except _AWAY as error:
+            except DatabaseUnavailable as error:
                 if time.monotonic() >= gives_up_at:
                     return f"the database could not be reached for {self.door.settings.doors.submit_timeout_s:g} s"
-                log.warning("%s: the database does not answer (%s); trying again", self.name, type(error).__name__)
+                log.warning("%s %s waits: %s", self.name, self.request.id, error)
                 time.sleep(DATABASE_PAUSE_S)
             except PenstockError as error:
                 return error.told

@@ -181,7 +181,7 @@ class ItemRunner:
         """Name what happened."""
         if isinstance(tried, NoAnswer) and not tried.sent:
             flight.calls = 0
-        flight.last_answer = tried.body if isinstance(tried, Answer) else None
+        flight.last_answer, flight.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         return name_failure(tried, time.time())
 
     async def _accept(self, flight: Flight, happened: Failure | Reply) -> Failure | Reply:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,9 +94,9 @@ def _print_footer(ledger: Books, job: Job, *, shown: int, total: int, generation
 
     from penstock_cli.replays import changes_in_force, say_in_force
     from penstock_cli.terminal import console as make_console
-    from penstock_cli.text import count, safe
+    from penstock_cli.text import argument, count, safe
 
-    key, option = shlex.quote(job.job_key), ledger.option()
+    key, option = argument(job.job_key), ledger.option()
     told = [f"{count(shown)} of {count(total)}; --limit shows more"] if shown < total else []
     if total:
         told.append(f"look closer:  penstock dlq show {key} ID{option}")
@@ -256,7 +255,7 @@ def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:
 
 
 def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:
-    from penstock_cli.text import safe
+    from penstock_cli.text import argument, safe
     from penstock_ledger.model import DeadLetter
 
     found = ledger.outcomes.get(job.job_id, doc_id)
@@ -265,7 +264,7 @@ def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:
     if found is not None:
         raise UsageProblem(f"document {safe(doc_id)} of {safe(job.job_key)} succeeded; it has no dead letter")
     raise UsageProblem(
-        f"document {safe(doc_id)} of {safe(job.job_key)} has no outcome; `penstock dlq list {safe(job.job_key)}` "
+        f"document {safe(doc_id)} of {safe(job.job_key)} has no outcome; `penstock dlq list {argument(job.job_key)}` "
         "shows those with a dead letter"
     )
 

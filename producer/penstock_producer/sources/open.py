@@ -74,8 +74,8 @@ def _blob_of_uri(uri: str, settings: ProducerSettings, roots: SourceRoots | None
     if roots is not None:
         roots.admit(uri)
     refuse_ending(uri)
-    scheme, _, path = uri.partition("://")
-    if not path:
+    scheme, separator, _ = uri.partition("://")
+    if not separator:
         return local.LocalFile(uri, roots=roots)
     if scheme == "s3":
         return s3.S3Object(uri, endpoint_url=settings.s3_endpoint_url)
