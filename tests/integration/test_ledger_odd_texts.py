@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock_ledger import (
     Database,
+    DatabaseUnavailable,
     DeadLetter,
     ItemKey,
     JobState,
@@ -152,7 +153,7 @@ def test_a_missing_table_and_a_lost_server_are_no_refusals(db: Database, tmp_pat
         OutcomeStore(db).settle([result()], [])
     assert trouble_of(caught.value) is Trouble.FAULTY
     away = open_database("postgresql://nobody@127.0.0.1:1/none")
-    with pytest.raises(DBAPIError) as refused:
+    with pytest.raises(DatabaseUnavailable) as refused:
         JobStore(away).get("x")
     assert trouble_of(refused.value) is Trouble.AWAY
 
