@@ -20,6 +20,7 @@ from penstock_ledger.tables import jobs, outcomes, spool
 from penstock_ledger.tallies import grouped, subtract
 
 STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
+SHOWN_CHARS: Final = 60  # of a value in a message
 LIVE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING)
 REPLAYABLE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.COMPLETED)
 
@@ -36,7 +37,7 @@ class JobStore(FeedStore):
         letters = list(refused)  # the transaction may be repeated
         created, row = self._db.write(lambda connection: self._create(connection, job, letters))
         if row.digest != job.digest:
-            raise JobConflict(job.job_key, row.job_id)
+            raise JobConflict(job.job_key, row.job_id, _differences(_job(row), job))
         return _job(row), created
 
     def get(self, job_id_or_key: str) -> Job:
@@ -126,6 +127,26 @@ class JobStore(FeedStore):
             add_feed(connection, job.job_id, 1, job.feed_kind)
             _insert_refused(connection, refused)
         return created, connection.execute(select(jobs).where(jobs.c.job_key == job.job_key)).one()
+
+
+def _differences(known: Job, new: NewJob) -> list[str]:
+    """In what a submit differs from the job that has its key: each field with both values, cut to some characters."""
+    told = [
+        f"{name} was {_shown(known.spec.get(name))}, is now {_shown(new.spec.get(name))}"
+        for name in sorted(known.spec.keys() | new.spec.keys())
+        if known.spec.get(name) != new.spec.get(name)
+    ]
+    places = [str(source.get("uri", source.get("kind"))) for source in (known.source, new.source)]
+    if places[0] != places[1]:
+        told.append(f"source was {places[0]}, is now {places[1]}")
+    elif any(known.source.get(name) != new.source.get(name) for name in ("sha256", "etag", "size")):
+        told.append(f"the content of {places[0]} has changed")
+    return told
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
 
 
 def _insert_refused(connection: Connection, refused: Iterable[DeadLetter]) -> None:

@@ -21,7 +21,7 @@ from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.bodies import Bodies
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Bridge, Delivery
-from penstock_workers.errors import EndpointRefused, HookMissing, HookStuck, UnknownProvider
+from penstock_workers.errors import EndpointRefused, HookMissing, HookStuck, PricesMissing, UnknownProvider
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.flight import Flight
 from penstock_workers.hooks import Hooks
@@ -119,7 +119,7 @@ class ItemRunner:
             flight.job = self._jobs.known(job_id) or await self._jobs.get(job_id)
         except JobNotFound as error:
             raise TurnedAway(Unreadable(str(error))) from error
-        except (UnknownProvider, EndpointRefused) as error:
+        except (UnknownProvider, EndpointRefused, PricesMissing) as error:
             raise TurnedAway(Parked(str(error), pauses=True)) from error
         try:
             flight.body = flight.given = flight.message.body or await self._bodies.fetch(flight)

@@ -14,6 +14,7 @@ import orjson
 
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
+from penstock_producer.params import as_sent
 from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN, BodyBuilder, text_field
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.strict_json import RowFault
@@ -73,7 +74,7 @@ class BatchLines:
         self._endpoint = spec.endpoint
         self._max_body_bytes = max_body_bytes
         self._needs_model = spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
-        self._defaults = ({} if spec.model is None else {"model": spec.model}) | dict(spec.params)
+        self._defaults = ({} if spec.model is None else {"model": spec.model}) | as_sent(spec.params)
         self._text_field = text_field(spec.endpoint)
 
     def read(self, record: dict[str, Any]) -> Row:
@@ -168,7 +169,7 @@ class PlainRecords:
             raise RowFault(
                 "missing_field",
                 f"The prompt uses the column {missing.name!r}, which {what} this row.",
-                fix=f"fill it, or change the prompt; columns here: {columns_of(given)}",
+                fix=f'fill it, or write {{{missing.name}|default:"none"}} in the prompt; columns here: {columns_of(given)}',
                 field=missing.name,
             ) from None
 
