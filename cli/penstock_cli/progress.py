@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 LINE_EVERY_S = 5.0
+CAUSE_EVERY_S = 60.0
 PANEL_EVERY_S = 0.25
 PANEL_WIDTH = 78
 
@@ -46,14 +47,27 @@ class Lines:
         self._console = console
         self._clock = clock
         self._next = 0.0
+        self._reasons: tuple[str, ...] = ()  # said already
+        self._next_cause = 0.0
 
     def show(self, figures: Figures) -> None:
         if self._clock() < self._next:
             return
         self._next = self._clock() + LINE_EVERY_S
         self._console.print(line(figures), soft_wrap=True)
+        self._say_reasons(figures)
         if figures.engines is not None:
             self._console.print(engines_line(figures.engines), soft_wrap=True)
+
+    def _say_reasons(self, figures: Figures) -> None:
+        """What changed since the last line; why calls fail now and then, since its count always changes."""
+        if figures.reasons != self._reasons:
+            self._reasons = figures.reasons
+            for reason in figures.reasons:
+                self.say(reason)
+        if figures.cause is not None and self._clock() >= self._next_cause:
+            self._next_cause = self._clock() + CAUSE_EVERY_S
+            self.say(f"the last failure: {figures.cause}")
 
     def say(self, message: str) -> None:
         self._console.print(safe(message), soft_wrap=True)
@@ -132,6 +146,8 @@ def panel(figures: Figures, title: str) -> RenderableType:
     )
     for text in lines:
         body.add_row(Text(text, no_wrap=True, overflow="ellipsis"))
+    for reason in told_reasons(figures):
+        body.add_row(Text(reason, style="yellow"))
     if figures.engines is not None:
         body.add_row(Text(engines_line(figures.engines)))  # wrapped: what bounds the fleet stands at its end
     return Box(
@@ -143,6 +159,11 @@ def panel(figures: Figures, title: str) -> RenderableType:
         width=PANEL_WIDTH,
         padding=(0, 1),
     )
+
+
+def told_reasons(figures: Figures) -> list[str]:
+    """What keeps the job from going faster, and why calls failed lately."""
+    return [*figures.reasons, *([f"the last failure: {figures.cause}"] if figures.cause else [])]
 
 
 def _share(figures: Figures) -> str:

@@ -19,6 +19,7 @@ from penstock_ledger.batches import (
     SettleReport,
     WorkerSeen,
 )
+from penstock_ledger.causes import Cause, CauseBook
 from penstock_ledger.database import Database, open_database
 from penstock_ledger.errors import (
     DatabaseUnusable,
@@ -63,6 +64,8 @@ __all__ = [
     "Begin",
     "BeginVerdict",
     "Begun",
+    "Cause",
+    "CauseBook",
     "Counts",
     "Database",
     "DatabaseUnusable",

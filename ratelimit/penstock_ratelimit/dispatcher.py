@@ -117,6 +117,8 @@ class Dispatcher:
             throttled=self.tally.throttled,
             in_flight=self._gate.in_flight,
             concurrency=self._gate.limit,
+            concurrency_most=self._gate.most,
+            climbing=self._gate.climbing,
             calls=self.tally.calls,
             degraded=self._share is not None,
             breaker=health.breaker.name.lower(),
@@ -381,7 +383,10 @@ class Dispatcher:
     def _summary(self) -> str:
         """What `penstock limits` shows of this process."""
         stats = self.stats()
-        names = ("waiting", "in_flight", "concurrency", "granted", "throttled", "degraded")
+        names = (
+            *("waiting", "in_flight", "concurrency", "concurrency_most", "climbing"),
+            *("granted", "throttled", "degraded"),
+        )
         return json.dumps({name: getattr(stats, name) for name in names})
 
     async def aclose(self) -> None:

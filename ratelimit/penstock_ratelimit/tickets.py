@@ -34,6 +34,10 @@ class QuotaStats:
     """Tickets handed out, or on their way to a caller, that have not ended."""
     concurrency: int | None = None
     """Requests that this process may have in flight now; None = not controlled."""
+    concurrency_most: int | None = None
+    """The largest that ``concurrency`` may become."""
+    climbing: bool = False
+    """``concurrency`` still doubles, as after a start."""
     calls: int = 0
     """Round trips to Redis (reservations, settlements, installs)."""
     degraded: bool = False

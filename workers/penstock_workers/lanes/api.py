@@ -17,6 +17,10 @@ from penstock_workers.settings import ProviderSettings
 CONNECT_TIMEOUT_S = 10.0  # a server that does not even accept in this time is down, whatever the item's own deadline
 MAX_ANSWER_BYTES = 32 * 1024 * 1024  # an answer above this is no answer; keeps a mad server from eating the worker
 KEEPALIVE_S = 30.0
+CERTIFICATE_FIX = (
+    "this machine does not trust the server's certificate: give workers the file of its authority in SSL_CERT_FILE, "
+    "or correct the address"
+)
 
 
 class ApiLane:
@@ -51,6 +55,13 @@ class ApiLane:
         started = time.monotonic()
         try:
             return await self._post(request, started)
+        except aiohttp.ClientConnectorCertificateError as error:
+            return NoAnswer(
+                "connect_failed",
+                f"{error.host}:{error.port}: {error.certificate_error}; {CERTIFICATE_FIX}",
+                _since(started),
+                sent=False,
+            )
         except aiohttp.ClientConnectorError as error:
             return NoAnswer("connect_failed", str(error), _since(started), sent=False)
         except aiohttp.ConnectionTimeoutError as error:
