@@ -13,8 +13,8 @@ from typing import Any, Final
 import redis
 
 from penstock_ledger import keys
-from penstock_ledger.outcome_rows import storable
 from penstock_ledger.redis_scripts import Scripts
+from penstock_ledger.storable import storable
 
 KEEP_S: Final = 3600
 """After the last failure of a provider."""
@@ -53,7 +53,7 @@ class CauseBook:
             by_provider.setdefault(cause.provider, []).append(cause)
         for provider, some in by_provider.items():
             entries = [
-                (f"{one.job_id}|{one.name}", one.count, one.since, one.last, storable(one.text[:TEXT_CHARS]) or "")
+                (f"{one.job_id}|{one.name}", one.count, one.since, one.last, storable(one.text[:TEXT_CHARS]))
                 for one in some
             ]
             self._scripts.causes(provider, entries, keep_s=KEEP_S, gap_s=GAP_S, most=FIELDS_MAX)
