@@ -59,10 +59,7 @@ class Dispatcher:
         self._expiry = Expiry(self._discovery, quota_hash)
         self._agreement = Agreement(quota, quota_hash, self.tally)
         self._away = False  # Redis did not answer last time
-        self._processes, self._pace_s = (
-            0,
-            0.0,
-        )  # that share the quota, and its seconds per item: as last heard; 0 = never
+        self._processes, self._pace_s = 0, 0.0  # of the quota, and seconds per item, as last heard
         self._retry_at = 0.0  # loop time: Redis said "later" to the head of the line
         self._share: LocalShare | None = None  # while Redis is away for long
         self._failure: Exception | None = None  # set once: the dispatcher works no more
