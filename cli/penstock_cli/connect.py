@@ -16,6 +16,8 @@ from penstock_cli.errors import RedisNotRunning
 from penstock_cli.state import StateFolder
 
 if TYPE_CHECKING:
+    import redis
+
     from penstock_ledger import Database, JobStore, Meta, OutcomeStore, RedisLedger
     from penstock_ledger.model import Job
 
@@ -31,6 +33,7 @@ class Books:
         self.database = database
         self.state = state
         self.redis_url = redis_url
+        self.redis_client: redis.Redis | None = None  # set once ``redis`` was asked for
         self.jobs: JobStore = JobStore(database)
         self.outcomes: OutcomeStore = OutcomeStore(database)
         self.meta: Meta = Meta(database)
@@ -57,6 +60,7 @@ class Books:
                 f"no Redis answers at {without_password(self.redis_url)} ({error}); "
                 "start it, or set redis_url (PENSTOCK_REDIS_URL) to the one you mean"
             ) from error
+        self.redis_client = client
         return RedisLedger(client, self.meta.epoch())
 
     def redis_if_running(self) -> RedisLedger | None:

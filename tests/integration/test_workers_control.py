@@ -9,6 +9,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from envelopes import decode_envelope
 from servers import RedisServer
 
 from penstock_ledger import (
