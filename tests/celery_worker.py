@@ -44,6 +44,7 @@ class Settings:
     broker_transport: str = "penstock"
     broker_url: str | None = None
     lane: str = "api"
+    remote_control: bool = True
     concurrency: int = 32
     prefetch_multiplier: int = 2
     drain_seconds: float = 5.0

@@ -27,6 +27,7 @@ from penstock_producer.source_roots import check_root
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
+PLACEHOLDER = "CHANGE_ME"  # where .env.example has no password
 DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below what hurts a small machine
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024  # a template may name a column twice; more often is an amplifier
 
@@ -109,6 +110,7 @@ class ProducerSettings(BaseSettings):
     @field_validator("redis_url", check_fields=False)
     @classmethod
     def _check_redis_url(cls, url: str) -> str:
+        refuse_example_password(url)
         _refuse_open_passwords(url)
         RedisAddress.parse(url)
         return url
@@ -116,6 +118,7 @@ class ProducerSettings(BaseSettings):
     @field_validator("database_url", check_fields=False)
     @classmethod
     def _check_database_url(cls, url: str) -> str:
+        refuse_example_password(url)
         return _with_scheme(url, ("sqlite", "postgresql", "postgres", "postgresql+psycopg"))
 
     @field_validator("source_roots", check_fields=False)
@@ -170,7 +173,9 @@ def check_url(url: str, schemes: tuple[str, ...]) -> str:
     except ValueError:
         port = 0
     if not parts.hostname or port == 0:
-        raise ValueError(f"name a host, and a port from 1 to 65535 where one is needed, as in {schemes[-1]}://host:8000")
+        raise ValueError(
+            f"name a host, and a port from 1 to 65535 where one is needed, as in {schemes[-1]}://host:8000"
+        )
     return url
 
 
@@ -198,6 +203,14 @@ def _shown(name: str, value: Any) -> str:
         remember_url(value)
         return seen(redact(value))
     return seen(value)
+
+
+def refuse_example_password(url: str) -> None:
+    """Everybody can read it where we have published it. Raises ValueError."""
+    if f":{PLACEHOLDER}" in url:
+        raise ValueError(
+            "this is the example's password: choose your own; `python3 docker/passwords.py` writes random ones into .env"
+        )
 
 
 def _refuse_open_passwords(url: str) -> None:

@@ -147,6 +147,7 @@ def _configuration(parts: Parts) -> dict[str, Any]:
         "worker_disable_rate_limits": True,  # quotas are the engine's
         "worker_soft_shutdown_timeout": 0,  # the drain has its own deadline
         "worker_send_task_events": False,  # Flower switches them on
+        "worker_enable_remote_control": settings.remote_control,
         "worker_hijack_root_logger": False,
         "event_queue_ttl": 5,
         "event_queue_expires": 60,

@@ -5,20 +5,22 @@ The only place of this package that reads the environment, but for the API keys 
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from penstock_ledger.redaction import looks_secret, remember
+from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
 from penstock_producer.borders import DoorSettings
-from penstock_producer.settings import ProducerSettings, ProviderPaths, check_url
+from penstock_producer.settings import ProducerSettings, ProviderPaths, check_url, refuse_example_password
 from penstock_producer.spec import Lane
 from penstock_workers.amqp.address import AmqpAddress
-from penstock_workers.errors import MissingApiKey, UnknownProvider
+from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
 
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
 DEFAULT_PROVIDER = "default"
@@ -51,6 +53,8 @@ class ProviderSettings(ProviderPaths):
     api_key_env: str | None = (
         None  # the NAME of the variable that holds the key: keys never travel in settings or specs
     )
+    allow_plain_http: bool = False  # send the key over http:// to another machine, in a network of one's own
+    proxy: str | None = None  # http://[user:password@]host:port for calls; variables such as HTTPS_PROXY do not count
     profile: ProfileName | None = None  # how it meters; None = told from the host of base_url
     rpm: PerMinuteLimit = None  # requests per minute shared by the fleet; None = as its headers tell, or unlimited
     tpm: PerMinuteLimit = None  # tokens per minute, input and output together
@@ -74,17 +78,40 @@ class ProviderSettings(ProviderPaths):
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, url: str) -> str:
+        remember_url(url)
         return check_url(url, ("http", "https")).rstrip("/")
 
+    @field_validator("proxy")
+    @classmethod
+    def _check_proxy(cls, url: str | None) -> str | None:
+        if not url:
+            return None
+        if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+            raise ValueError("write http://host:port, or https://host:port, of the proxy")
+        remember_url(url)
+        return url
+
     def api_key(self, name: str) -> str | None:
-        """The key itself, read when a worker starts. Raises MissingApiKey."""
+        """The key itself, read when a worker starts. Raises MissingApiKey and PlainHttp."""
         if self.api_key_env is None:
             return None
+        if self.shows_key and not self.allow_plain_http:
+            raise PlainHttp(name, self.shown_url, self.api_key_env)
         key = os.environ.get(self.api_key_env)
         if not key:
             raise MissingApiKey(name, self.api_key_env)
         remember(key)
         return key
+
+    @property
+    def shows_key(self) -> bool:
+        """Whether everybody between here and the server could read the key: plain http to another machine."""
+        return self.api_key_env is not None and is_open_to_others(self.base_url)
+
+    @property
+    def shown_url(self) -> str:
+        """``base_url`` as it may be shown."""
+        return redact(self.base_url)
 
     @property
     def limits(self) -> dict[str, float]:
@@ -101,6 +128,18 @@ class ProviderSettings(ProviderPaths):
     def cost_microusd(self, prompt_tokens: int | None, completion_tokens: int | None) -> int:
         """Millionths of a dollar for one answered call: dollars per million tokens times tokens is just that."""
         return round((prompt_tokens or 0) * self.usd_per_mtok_in + (completion_tokens or 0) * self.usd_per_mtok_out)
+
+
+def is_open_to_others(url: str) -> bool:
+    """Whether a request to this URL crosses a network as plain text."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme != "http" or host == "localhost" or host.endswith(".localhost"):
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True  # a name: of another machine, or as good as one
 
 
 class GpuSettings(BaseModel):
@@ -174,6 +213,9 @@ class WorkerSettings(ProducerSettings):
     max_answer_bytes: Annotated[int, Field(ge=1024 * 1024, le=1024**3)] = MAX_ANSWER_BYTES  # of one, decompressed
     answer_memory_bytes: Annotated[int, Field(ge=1024 * 1024)] = ANSWER_MEMORY_BYTES  # of large answers held at once
     event_sample: Annotated[float, Field(ge=0, le=1)] | None = None  # share of items Flower hears of; None: sampling.py
+    remote_control: bool = (
+        True  # `celery inspect` and `control`, and Flower: whoever reaches the broker may end workers
+    )
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None  # Prometheus reads here; None = no page
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of items traced with OpenTelemetry; 0 = none
@@ -192,6 +234,7 @@ class WorkerSettings(ProducerSettings):
         """A compose file or a chart can leave a variable empty more easily than out."""
         if not url:
             return None
+        refuse_example_password(url)
         AmqpAddress.parse(url)
         return url
 

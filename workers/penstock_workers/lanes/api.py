@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import aiohttp
 
-from penstock_ledger.redaction import redact_bytes
+from penstock_ledger.redaction import hide, redact_bytes
 from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.answer_memory import AnswerMemory, Room
 from penstock_workers.lanes.base import Prepared, Request
@@ -35,11 +35,13 @@ class ApiLane:
         self._max_answer_bytes = max_answer_bytes
         self._memory = AnswerMemory(answer_memory_bytes)
         self._headers: dict[str, dict[str, str]] = {}
+        self._keys: dict[str, bytes] = {}
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
         for name, provider in self._providers.items():
             key = provider.api_key(name)
+            self._keys[name] = (key or "").encode()
             self._headers[name] = {"Content-Type": "application/json"} | (
                 {"Authorization": f"Bearer {key}"} if key else {}
             )
@@ -80,6 +82,13 @@ class ApiLane:
         if self._session is not None:
             await self._session.close()
 
+    def _without_keys(self, provider: str, status: int, body: bytes) -> bytes:
+        """An answer is kept as it is, but for the key that was sent; a refusal is only words, and loses every secret."""
+        key = self._keys[provider]
+        if status != 200:
+            return redact_bytes(body)
+        return hide(body, key) if key else body
+
     async def _post(self, request: Request, started: float, patience: asyncio.Timeout) -> Tried:
         assert self._session is not None, "start() comes first"
         provider = self._providers[request.provider]
@@ -89,6 +98,7 @@ class ApiLane:
             headers={**self._headers[request.provider], "X-Client-Request-Id": request.tag},
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S),  # the whole has its own, see infer
             allow_redirects=False,
+            proxy=provider.proxy,
         ) as response:
             size = _declared_size(response)
             try:
@@ -100,8 +110,7 @@ class ApiLane:
                 response.close()  # what is still to come is not read
                 limit = f"the setting max_answer_bytes allows {self._max_answer_bytes}"
                 return NoAnswer("answer_too_large", f"the answer has more bytes than {limit}", _since(started))
-            # An answer is kept as it is, but for our own key; a refusal is only words, which lose every key in them.
-            body = redact_bytes(body, shapes=response.status != 200)
+            body = self._without_keys(request.provider, response.status, body)
             return Answer(response.status, response.headers, body, _since(started), room)
 
     async def _read(
