@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError
+from penstock_cli.state import StateFolder
 
 _USAGE = {  # raised by our other packages; by name, so that reading this table imports none of them
     "SpecError",
@@ -46,7 +47,9 @@ def message(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if "SchemaMissing" in names:
-        return f"{str(error).partition(':')[0]}: `penstock migrate` creates or upgrades the tables"
+        return (
+            f"{str(error).partition(':')[0]}: `penstock migrate` creates or upgrades the tables.{StateFolder.nearby()}"
+        )
     if isinstance(error, CliError) or names & _OUR_ROOTS:
         return str(error)
     if _from(error, "redis"):

@@ -142,7 +142,9 @@ def final_line(figures: Figures) -> str:
     return " · ".join([_share(figures), *_trouble(figures), *_spent(figures)])
 
 
-def panel(figures: Figures | None, title: str, *, note: str, hint: str, seconds: float) -> RenderableType:
+def panel(
+    figures: Figures | None, title: str, *, note: str = "", hint: str = RESUMES, seconds: float = 0.0
+) -> RenderableType:
     """``figures`` are None until there are any; ``seconds`` since the panel appeared."""
     from rich.panel import Panel as Box
     from rich.progress_bar import ProgressBar

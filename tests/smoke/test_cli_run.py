@@ -123,7 +123,8 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 def test_a_clean_job_ends_with_all_results_and_status_0(machine: Machine) -> None:
-    """Every document has its result line, the report adds up, no process is left behind; a fleet's broker is not asked."""
+    """Every document has its result line, each step is said, the report adds up, no process is left behind; a fleet's
+    broker is not asked (D19)."""
     machine.source(300)
     (machine.folder / "penstock.toml").write_text('broker_url = "amqp://nobody.invalid"\n')
     with simulator() as provider:
@@ -136,6 +137,14 @@ def test_a_clean_job_ends_with_all_results_and_status_0(machine: Machine) -> Non
     assert (report["job"], report["state"], report["total"]) == ("reviews", "completed", 300)
     assert (report["succeeded"], report["dead"], report["calls"]) == (300, 0, 300)
     assert "100 % succeeded" in told
+    steps = [
+        "setting up",
+        "reading reviews.jsonl",
+        "starting the private Redis",
+        "starting 2 workers",
+        "the first calls",
+    ]
+    assert sorted(steps, key=told.index) == steps, "each step is said when it begins (D19)"
     assert "goes through a Redis of its own" in told
     assert machine.leftovers() == []
 
@@ -183,7 +192,8 @@ def test_faults_on_the_way_cost_retries_not_documents(machine: Machine) -> None:
 
 
 def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
-    """Exit status 130, nothing finished is lost or paid again, and the second run says how far the first one came."""
+    """Exit status 130, nothing finished is lost or paid again, the drain says what it waits for, and the second run says
+    how far the first one came (D20)."""
     machine.source(600)
     with simulator("--latency-ms", "100") as provider:
         arguments = machine.run_arguments(provider, "--concurrency", "10")
@@ -193,6 +203,7 @@ def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
         told, _ = process.communicate(timeout=RUN_TIMEOUT_S)
         assert process.returncode == 130, told + machine.logs()
         assert "resume with:  penstock run reviews.jsonl" in told
+        assert re.search(r"stopping: \d+ calls? in flight may finish, \d+ s at most\. Ctrl-C again ends at once", told)
         assert machine.leftovers() == []
         finished = machine.report()["succeeded"]
         assert 0 < finished < 600

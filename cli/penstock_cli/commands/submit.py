@@ -37,6 +37,7 @@ def submit(
     How the provider is reached (URL, key, limits, prices) is the workers'
     setting, not the job's: name one of theirs with --provider.
     """
+    from penstock_cli.connect import refuse_without_database
     from penstock_cli.jobspec import job_spec
     from penstock_producer import Producer
     from penstock_producer.settings import ProducerSettings
@@ -65,5 +66,7 @@ def submit(
             provider=provider,
         )
     )
-    with Producer(ProducerSettings.load()) as producer:
+    settings = ProducerSettings.load()
+    refuse_without_database(settings)
+    with Producer(settings) as producer:
         typer.echo(producer.submit(source, spec, job_key=job).job_id)
