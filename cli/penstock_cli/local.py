@@ -150,6 +150,7 @@ def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
             f"{request.source}: there is no such file here ({Path.cwd()}); name a JSONL file or s3://bucket/key"
         )
     files.probe(request.out, request.source)
+    files.refuse_other_jobs(request.out, request.job_key)
     return Plan(request, spec, settings, StateFolder.create(request.state), console, progress)
 
 
@@ -192,7 +193,7 @@ def _accepted(plan: Plan, ledger: Books) -> Job:
     except JobConflict as error:
         raise UsageProblem(
             f"{plan.state.root} holds a job {request.job_key!r} with another source or other options. To resume it, "
-            f"repeat its command unchanged; to start anew, give --job NAME or another --out. ({error})"
+            f"repeat its command unchanged; to start anew, give another --out and --job NAME. ({error})"
         ) from error
     job = ledger.jobs.get(job_id)
     if changed:

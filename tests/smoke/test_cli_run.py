@@ -342,7 +342,8 @@ def test_a_missing_source_and_an_unwritable_folder_are_refused(machine: Machine)
 def test_a_job_reads_from_s3_and_writes_to_s3(
     tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Source and results may both be in a bucket; the report lies beside them, and a missing bucket is told at once."""
+    """Source and results may both be in a bucket; the report lies beside them, another job is kept from
+    overwriting them, and a missing bucket is told at once (D6)."""
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.setenv(f"AWS_{name}", "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -360,6 +361,8 @@ def test_a_job_reads_from_s3_and_writes_to_s3(
         assert sorted(json.loads(line)["custom_id"] for line in lines) == sorted(f"doc-{n}" for n in range(40))
         report = json.loads(client.get_object(Bucket="night", Key="out/report.json")["Body"].read())
         assert (report["succeeded"], report["total"]) == (40, 40)
+        status, told = machine.penstock(*job, "--job", "another")
+        assert (status, "result files of job 'reviews'" in told) == (2, True), told
         job[3] = "s3://no-such-bucket/out"
         status, told = machine.penstock(*job[:-1], "state-2")
         assert status == 2
