@@ -72,9 +72,12 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except BaseException as error:
+        from penstock_ledger.log_lines import several_lines
+        from penstock_ledger.redaction import redact
+
         if debug():
-            traceback.print_exc()
-        sys.stderr.write(f"penstock: {safe(message(error))}\n")
+            sys.stderr.write(several_lines(redact(traceback.format_exc())))
+        sys.stderr.write(f"penstock: {safe(redact(message(error)))}\n")
         sys.exit(exit_status(error))
 
 

@@ -58,21 +58,17 @@ def _answers(name: str, setting: str, ask: Callable[[], None]) -> None:
 
 def _ask_database(settings: WorkerSettings) -> None:
     """Raises _NotYet, CliError, and SchemaMissing when there are no tables."""
-    from sqlalchemy.exc import OperationalError
-
-    from penstock_ledger import Meta, open_database
+    from penstock_ledger import DatabaseUnavailable, Meta, open_database
 
     database = open_database(settings.database_url, pool_size=1, waits=settings.database_waits, role="worker")
     try:
         Meta(database).epoch()
-    except OperationalError as error:
-        why = one_line(str(error.orig), 200)
-        if any(sign in why for sign in _FOR_GOOD):
+    except DatabaseUnavailable as error:
+        if any(sign in error.why for sign in _FOR_GOOD):
             raise CliError(
-                f"the database refuses: {why}. Correct database_url (PENSTOCK_DATABASE_URL), now "
-                f"{without_password(settings.database_url)}"
+                f"the database {error.where} refuses: {error.why}. Correct database_url (PENSTOCK_DATABASE_URL)"
             ) from error
-        raise _NotYet(why) from error
+        raise _NotYet(one_line(error.why, 200)) from error
     finally:
         database.close()
 

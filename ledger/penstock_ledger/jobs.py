@@ -10,12 +10,13 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, Row, func, literal_column, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock_ledger.errors import JobConflict, JobNotFound, JobNotReplayable, JobSealed, NothingToReplay
+from penstock_ledger.errors import JobClosed, JobConflict, JobNotFound, JobNotReplayable, NothingToReplay
 from penstock_ledger.feeds import FeedStore, add_feed
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob
 from penstock_ledger.outbox import FEED, add_to_outbox
 from penstock_ledger.outcome_insert import insert_outcomes
 from penstock_ledger.outcome_rows import letter_row
+from penstock_ledger.storable import json_text
 from penstock_ledger.tables import jobs, outcomes, spool
 from penstock_ledger.tallies import grouped, subtract
 
@@ -59,12 +60,23 @@ class JobStore(FeedStore):
         query = select(jobs).where(jobs.c.state.in_(LIVE)).order_by(jobs.c.created_at, jobs.c.job_id)
         return self._db.read(lambda connection: [_job(row) for row in connection.execute(query)])
 
-    def set_state(self, job_id: str, to: JobState, *, reason: str | None = None, expect: Collection[JobState]) -> bool:
-        """Move a job to ``to`` if it is in one of ``expect``; False when it is not (or there is no such job)."""
+    def set_state(
+        self,
+        job_id: str,
+        to: JobState,
+        *,
+        reason: str | None = None,
+        expect: Collection[JobState],
+        resume_at: float | None = None,
+    ) -> bool:
+        """Move a job to ``to`` if it is in one of ``expect``; False when it is not (or there is no such job).
+
+        ``resume_at`` (Unix seconds) is when a pause ends by itself; whoever steers the job sees to it.
+        """
         query = (
             update(jobs)
             .where(jobs.c.job_id == job_id, jobs.c.state.in_([str(state) for state in expect]))
-            .values(state=str(to), reason=reason, finished_at=time.time() if to.final else None)
+            .values(state=str(to), reason=reason, finished_at=time.time() if to.final else None, resume_at=resume_at)
         )
         return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
 
@@ -76,14 +88,14 @@ class JobStore(FeedStore):
         query = (
             update(jobs)
             .where(jobs.c.job_id == job_id, jobs.c.digest == expect)
-            .values(spec=orjson.dumps(dict(spec)).decode(), digest=digest)
+            .values(spec=json_text(dict(spec)), digest=digest)
         )
         return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
 
     def close(self, job_id: str, total: int | None = None) -> int:
         """Seal an open job with ``total`` documents; None counts its spool in the same transaction.
 
-        Returns the total. Closing again with the same total changes nothing. Raises JobNotFound and JobSealed.
+        Returns the total. Closing again with the same total changes nothing. Raises JobNotFound and JobClosed.
         """
         return self._db.write(lambda connection: _close(connection, job_id, total))
 
@@ -106,8 +118,8 @@ class JobStore(FeedStore):
     def _create(self, connection: Connection, job: NewJob, refused: Iterable[DeadLetter]) -> tuple[bool, Row[Any]]:
         dialect = sqlite if self._db.is_sqlite else postgresql
         values = {
-            "job_id": job.job_id, "job_key": job.job_key, "spec": orjson.dumps(job.spec).decode(),
-            "source": orjson.dumps(job.source).decode(), "digest": job.digest, "state": str(JobState.RUNNING),
+            "job_id": job.job_id, "job_key": job.job_key, "spec": json_text(job.spec),
+            "source": json_text(job.source), "digest": job.digest, "state": str(JobState.RUNNING),
             "generation": 1, "total": job.total, "created_at": time.time(),
         }  # fmt: skip
         created = connection.execute(dialect.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
@@ -130,7 +142,7 @@ def _close(connection: Connection, job_id: str, total: int | None) -> int:
     if row.total is None:
         connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(total=total))
     elif row.total != total:
-        raise JobSealed(job_id, row.total)
+        raise JobClosed(job_id, row.total)
     return total
 
 
@@ -196,4 +208,5 @@ def _job(row: Row[Any]) -> Job:
         total=row.total,
         created_at=row.created_at,
         finished_at=row.finished_at,
+        resume_at=row.resume_at,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,8 @@ class JobStatus:
 class Producer:
     """Accepts jobs into the ledger; workers find them there. Needs the database only, not Redis.
 
-    Thread-safe. Usable as a context manager, which closes its connections.
+    Thread-safe, and usable on both sides of a fork. As a context manager it closes at the end. Everything that it raises
+    on purpose is a PenstockError, DatabaseUnavailable for a database that does not answer.
     """
 
     def __init__(self, settings: ProducerSettings | None = None, *, database_url: str | None = None) -> None:
@@ -70,6 +72,7 @@ class Producer:
             self._database.migrate()  # a file of our own; a server's schema is changed on purpose, by its operator
         self._jobs = JobStore(self._database)
         self._outcomes = OutcomeStore(self._database)
+        self._open: weakref.WeakSet[OpenJob] = weakref.WeakSet()
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +83,12 @@ class Producer:
         self.close()
 
     def close(self) -> None:
-        self._database.close()
+        """Flush the open jobs of this producer and end its connections. Raises as ``OpenJob.flush`` does."""
+        try:
+            for job in list(self._open):
+                job.flush()
+        finally:
+            self._database.close()
 
     def submit(
         self,
@@ -105,10 +113,15 @@ class Producer:
         return self._create(spec, found.pin, found.total, job_key, refusals)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
-        """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again."""
+        """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
+
+        Raises SpecError and JobConflict.
+        """
         spec = spec if isinstance(spec, JobSpec) else JobSpec.from_json(spec)
         job = self._create(spec, SPOOL_PIN, None, job_key, (), FeedKind.SPOOL)
-        return OpenJob(job, spec, Spool(self._database), self._jobs, self._settings.max_line_bytes)
+        opened = OpenJob(job, spec, Spool(self._database), self._jobs, self._settings.max_line_bytes)
+        self._open.add(opened)
+        return opened
 
     def status(self, job: str) -> JobStatus:
         """Raises JobNotFound. ``job`` is an id or a key, here and below."""

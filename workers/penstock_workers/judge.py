@@ -13,7 +13,9 @@ from typing import Any
 
 import orjson
 
+from penstock_ledger.redaction import redact
 from penstock_ratelimit import Signal, classify
+from penstock_ratelimit.refusals import is_page
 from penstock_workers.answer import Answer, NoAnswer, Tried
 
 
@@ -38,7 +40,7 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A named failure with the words of whoever reported it."""
+    """A named failure with the words of whoever reported it, without the secrets that these may repeat."""
 
     name: str
     detail: str
@@ -46,10 +48,24 @@ class Failure:
     signal: Signal = Signal.REFUSED  # what it says about the server and the account
     retry_after_s: float | None = None  # what the provider asked for, if anything
     final: bool = False  # the provider said that sending it again is of no use
+    page: bool = False  # an HTML page: something between us and the provider answered
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", redact(self.detail, cut=True))
 
     @property
     def fate(self) -> Fate:
         return FATES[self.name]
+
+    @property
+    def astray(self) -> bool:
+        """The request may have gone to a wrong place, or may not go there at all: true of one document, or of all."""
+        if self.name in _ASTRAY:
+            return True
+        return self.page and self.signal is not Signal.THROTTLED and self.status is not None and self.status < 500
+
+
+_ASTRAY = frozenset({"redirected", "not_found", "forbidden", "client_error", "foreign_page"})
 
 
 FATES: Mapping[str, Fate] = {
@@ -74,6 +90,8 @@ FATES: Mapping[str, Fate] = {
     "schema_mismatch": Fate(Act.RETRY, max_tries=2),  # asked for a schema, got something else
     "invalid_result": Fate(Act.RETRY),  # the job's own hook refused the answer
     "unexpected_error": Fate(Act.RETRY),  # a bug of ours; the traceback is in the worker's log
+    "forbidden": Fate(Act.RETRY, max_tries=2),  # 403: this document, model or project; firewalls err once in a while
+    "foreign_page": Fate(Act.RETRY, max_tries=2),  # 401 or 402 in HTML: a proxy's, and no verdict on the account
     # Permanent: the request itself is at fault.
     "bad_request": Fate(Act.DEAD),  # 400
     "context_overflow": Fate(Act.DEAD),  # 400 `context_length_exceeded`
@@ -89,7 +107,6 @@ FATES: Mapping[str, Fate] = {
     "worker_crashed": Fate(Act.DEAD),  # it kills the process that runs it
     # The account, not the item.
     "unauthorized": Fate(Act.PAUSE, fix="check the API key (the variable named by api_key_env), then resume"),
-    "forbidden": Fate(Act.PAUSE, fix="the key may not use this model or project; change either, then resume"),
     "out_of_credit": Fate(Act.PAUSE, fix="add credit or raise the spend limit at the provider, then resume"),
 }
 
@@ -128,7 +145,8 @@ def name_failure(tried: Tried, now: float) -> Failure | Reply:
         return _refused(tried, tried.status, now)
     parsed = _parse(tried.body)
     if parsed is None:
-        return _failure("invalid_answer", f"200 with a body that is not a JSON object: {_cut(tried.body)}", 200)
+        failure = _failure("invalid_answer", f"200 with a body that is not a JSON object: {_cut(tried.body)}", 200)
+        return replace(failure, page=is_page(tried.headers, tried.body))
     if parsed.get("error"):
         return _failure_inside(tried, now)
     return _accept(tried, parsed)
@@ -142,7 +160,9 @@ def _refused(answer: Answer, status: int, now: float) -> Failure:
     refusal = classify(status, answer.headers, answer.body, now)
     if refusal is None:
         return _failure("invalid_answer", f"HTTP {status}: {_cut(answer.body)}", status)
-    return Failure(refusal.name, refusal.detail, status, refusal.signal, refusal.retry_after_s, refusal.final)
+    return Failure(
+        refusal.name, refusal.detail, status, refusal.signal, refusal.retry_after_s, refusal.final, refusal.page
+    )
 
 
 def _failure_inside(answer: Answer, now: float) -> Failure:
@@ -172,7 +192,7 @@ def _accept(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
     return Reply(
         body=answer.body,
         status=answer.status,
-        request_id=answer.headers.get("x-request-id") or answer.headers.get("request-id"),
+        request_id=_request_id(answer.headers),
         model=model if isinstance(model, str) else None,
         finish_reason=finish_reason,
         prompt_tokens=prompt_tokens,
@@ -181,6 +201,12 @@ def _accept(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
         latency_ms=answer.latency_ms,
         usage=_mapping(parsed.get("usage")),
     )
+
+
+def _request_id(headers: Mapping[str, str]) -> str | None:
+    """The one header that is stored."""
+    found = headers.get("x-request-id") or headers.get("request-id")
+    return None if found is None else redact(found)
 
 
 def _first_choice(parsed: dict[str, Any]) -> dict[str, Any] | None:

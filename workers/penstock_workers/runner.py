@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from penstock_ledger import JobNotFound
 from penstock_producer.errors import BadMessage, ProducerError, UnknownMessageVersion
@@ -31,6 +32,7 @@ from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.outcome import Outcome, Parked, Released, Unreadable
 from penstock_workers.quarantine import SUSPECT_AFTER_CRASHES, Quarantine
+from penstock_workers.runs import Runs
 from penstock_workers.schema import SchemaChecks
 from penstock_workers.settle import Settler
 from penstock_workers.shelves import Settled
@@ -65,6 +67,7 @@ class ItemRunner:
         policy: RetryPolicy,
         failpoints: Failpoints,
         concurrency: int,
+        pause_after_run: int = 20,
     ) -> None:
         self._lane = lane
         self._jobs = jobs
@@ -78,9 +81,11 @@ class ItemRunner:
         self._quarantine = quarantine
         self._hooks = hooks
         self._schemas = SchemaChecks()
+        self._runs = Runs(pause_after_run)
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._bridge: Bridge | None = None
-        self.admitting = 0  # items in a slot that wait for their turn
+        self._draining = False
+        self._admitting: set[asyncio.Task[Any]] = set()  # of items in a slot that wait for their turn
 
     # -- the recipe ----------------------------------------------------------------------------------------------
 
@@ -100,7 +105,8 @@ class ItemRunner:
             finally:
                 flight.turn.release()  # gives back what was never started
             happened = await self._accept(flight, happened)
-        return decide(flight, happened, self._policy, put_off=not self._admission.may_retry(flight))
+        paused = await self._runs.weigh(flight, happened)
+        return paused or decide(flight, happened, self._policy, put_off=not self._admission.may_retry(flight))
 
     async def _open(self, flight: Flight) -> None:
         """Understand the message: which item, of which job, with which request body."""
@@ -131,7 +137,11 @@ class ItemRunner:
             raise TurnedAway(decide(flight, happened, self._policy))
 
     async def _admit(self, flight: Flight) -> None:
-        self.admitting += 1
+        if self._draining:
+            raise TurnedAway(Released("this worker is draining"))
+        task = asyncio.current_task()
+        assert task is not None, "items run in tasks"
+        self._admitting.add(task)
         try:
             flight.turn = await self._admission.turn(flight)
         except NeverFits as error:
@@ -140,17 +150,18 @@ class ItemRunner:
         except QuotaHeld as error:
             raise TurnedAway(Parked(error.reason, pauses=True)) from error
         finally:
-            self.admitting -= 1
+            self._admitting.discard(task)
 
     async def _begin(self, flight: Flight) -> None:
         """Tell the ledger, outside this process and before the call, that the item starts; hear if it must not."""
-        turned_away = await self._starts.begin(flight)
+        turned_away = self._runs.turn_away(flight) or await self._starts.begin(flight)
         if turned_away is not None:
             raise TurnedAway(turned_away)
         assert self._bridge is not None, "start() comes first"
         self._bridge.started(flight.delivery)
 
     async def _infer(self, flight: Flight) -> Tried:
+        flight.sent_at = asyncio.get_running_loop().time()
         flight.calls = 1  # until we know better: a crash from here on may have been billed
         if flight.crashes >= SUSPECT_AFTER_CRASHES:
             return await self._infer_alone(flight)
@@ -197,8 +208,12 @@ class ItemRunner:
             task.cancel()
 
     async def drain(self, deadline_s: float) -> None:
-        """Give back what has not started, finish what fits into ``deadline_s``, give back the rest."""
+        """Give back at once what has not started, finish what fits into ``deadline_s``, give back the rest."""
+        self._draining = True
         self._slots.close()
+        self._runs.close()
+        for task in self._admitting:
+            task.cancel()
         self._lane.drain()
         tasks = list(self._tasks.values())
         if tasks:
@@ -237,13 +252,13 @@ class ItemRunner:
         """Any thread."""
         yield catalogue.SLOTS(self._slots.size, lane)
         yield catalogue.SLOTS_TAKEN(self._slots.taken, lane)
-        yield catalogue.ADMITTING(self.admitting, lane)
+        yield catalogue.ADMITTING(len(self._admitting), lane)
 
     def bound(self) -> str:
         """What limits a worker without an engine: its line of items, the quota that they wait for, or its slots."""
         if self._slots.taken < self._slots.size:
             return "queue"
-        return "quota" if 2 * self.admitting >= self._slots.size else "slots"
+        return "quota" if 2 * len(self._admitting) >= self._slots.size else "slots"
 
     # -- one item's task ---------------------------------------------------------------------------------------------
 

@@ -6,12 +6,14 @@ The only place of this package that reads the environment, but for the API keys 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from penstock_ledger.redaction import looks_secret, remember
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.spec import Lane
 from penstock_workers.amqp.address import AmqpAddress
@@ -24,6 +26,8 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 # The lane of processes that run no documents: they keep jobs moving, and take those that Celery clients send.
 CONTROL_LANE: Final = "control"
 CONTROL_CONCURRENCY = 4  # jobs taken in at once: one thread each
+
+VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # a name that an environment can have
 
 SLOTS_PER_SEQUENCE = 2  # of a gpu worker: those in its engine, and as many whose prompts are made meanwhile
 
@@ -56,6 +60,9 @@ class ProviderSettings(BaseModel):
     @classmethod
     def _no_name_is_none(cls, name: Any) -> Any:
         """A compose file or a chart can leave a variable empty more easily than out."""
+        if isinstance(name, str) and name and (looks_secret(name) or not VARIABLE.fullmatch(name)):
+            remember(name)
+            raise ValueError("give the NAME of the variable that holds the key, such as OPENAI_API_KEY, not the key")
         return name or None
 
     @field_validator("base_url")
@@ -72,6 +79,7 @@ class ProviderSettings(BaseModel):
         key = os.environ.get(self.api_key_env)
         if not key:
             raise MissingApiKey(name, self.api_key_env)
+        remember(key)
         return key
 
     @property
@@ -151,6 +159,7 @@ class WorkerSettings(ProducerSettings):
     retry_base_s: Annotated[float, Field(ge=0, le=60)] = 1.0  # full jitter: wait U(0, min(cap, base * 2^attempt))
     retry_cap_s: Annotated[float, Field(gt=0, le=900)] = 60.0
     max_retry_after_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # a longer Retry-After pauses the job instead
+    pause_after_run: Annotated[int, Field(ge=0, le=10_000)] = 20  # 404s and the like in a row pause the job; 0 = never
     control: bool = True  # this worker also keeps jobs moving (one leader each) and takes new ones from Celery clients
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
