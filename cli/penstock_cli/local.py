@@ -6,6 +6,7 @@ Read ``run_local`` from top to bottom. Everything it starts is ended by the ``wi
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli import files
-from penstock_cli.commandline import remember, this_command
+from penstock_cli.commandline import remember, this_command, this_command_with
 from penstock_cli.connect import Books, books
 from penstock_cli.disk import free_bytes, is_full, megabytes
 from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, UsageProblem
-from penstock_cli.figures import KeptFigures
+from penstock_cli.figures import MICRO, KeptFigures
 from penstock_cli.interrupts import Interrupts
 from penstock_cli.jobspec import job_spec, with_own_model, with_provider
 from penstock_cli.options import JobFlags, ProviderFlags
@@ -87,7 +88,7 @@ def run_local(request: RunRequest) -> int:
             plan = _checked(request, console, progress)
             with plan.state.locked(), _ledger(plan) as ledger:
                 job = _accepted(plan, ledger)
-                if not job.state.final:
+                if not job.state.final and not (_is_out_of_budget(job) and _still_spent(plan, ledger, job)):
                     job = _worked(plan, ledger, job, interrupts)
                 progress.note("writing result files")
                 return _concluded(plan, ledger, job, screen)
@@ -271,15 +272,46 @@ def _concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
 
     report, place = _keep_report(plan, ledger, job)
     if not job.state.final:
-        raise JobStopped(
-            f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {count(report.finished)} of "
-            f"{count(report.total)} documents are finished and kept. Once that is put right, resume with:  {this_command()}"
-        )
+        raise JobStopped(_why_stopped(plan, job, report))
     places = files.write_outputs(ledger, job, plan.request.out)
     screen.close()
     command = f"penstock dlq list {shlex.quote(job.job_key)}{ledger.option()}"
     reports.show(report, plan.console, dlq_command=command, files={**places, "report": place})
     return report.exit_status
+
+
+def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
+    """With the command that goes on: a budget that is spent would only pause the job again."""
+    message = (
+        f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {count(report.finished)} of "
+        f"{count(report.total)} documents are finished and kept."
+    )
+    if not _is_out_of_budget(job):
+        return f"{message} Once that is put right, resume with:  {this_command()}"
+    all_of_it = _for_all(report)
+    return (
+        f"{message} Raise --budget-usd above {report.cost_usd:.4f}; all documents cost about {all_of_it} in the end. "
+        f"Resume for example with:  {this_command_with('--budget-usd', all_of_it)}"
+    )
+
+
+def _still_spent(plan: Plan, ledger: Books, job: Job) -> bool:
+    """Whether a repeated command brings a budget that pays for no further document: nothing needs to start for that."""
+    budget, counts = plan.spec.budget_usd, ledger.outcomes.counts(job.job_id)
+    spent = counts.cost_microusd / MICRO
+    return budget is not None and budget - spent < spent / max(1, counts.succeeded)
+
+
+def _is_out_of_budget(job: Job) -> bool:
+    return job.state == "paused" and (job.reason or "").startswith("budget_exhausted")
+
+
+def _for_all(report: Report) -> str:
+    """A budget in USD for all documents at the mean cost so far, a tenth on top, in two significant digits upwards."""
+    mean = report.cost_usd / max(1, report.succeeded)
+    wanted = max(report.cost_usd, report.cost_usd + mean * (report.total - report.finished)) * 1.1
+    step = 10.0 ** (math.floor(math.log10(wanted)) - 1) if wanted > 0 else 0.01
+    return f"{math.ceil(wanted / step) * step:.10f}".rstrip("0").rstrip(".")
 
 
 def _keep_report(plan: Plan, ledger: Books, job: Job) -> tuple[Report, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 from pathlib import Path
 
@@ -186,18 +187,26 @@ def test_another_terminal_sees_and_pauses_a_run(machine: Machine) -> None:
 
 
 def test_a_spent_budget_pauses_and_a_higher_one_resumes(machine: Machine) -> None:
-    """The budget is the one flag that the printed advice asks to change, so changing it resumes the same job."""
+    """A budget is overshot by no more than a document or two; the same command says so without a call, and the printed
+    one, with a budget for all, resumes the same job (D15)."""
     machine.source(400)
     with simulator("--latency-ms", "100") as provider:
         priced = ("--concurrency", "5", "--workers", "1", "--usd-per-mtok-out", "1000")
         status, told = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "0.5"))
         assert status == 1, told + machine.logs()
         assert "budget_exhausted" in told
-        spent = machine.report()["succeeded"]
+        spent, calls = machine.report()["succeeded"], provider.stats()["requests"]
         assert 0 < spent < 400
-        status, told = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "100"))
+        assert 0.4 < machine.report()["cost_usd"] < 0.53
+        status, again = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "0.5"))
+        assert (status, provider.stats()["requests"]) == (1, calls), again
+        assert "starting" not in again
+        command = re.search(r"Raise --budget-usd above .* Resume for example with: {2}penstock (run .*)", told)
+        assert command is not None, told
+        assert command[1] in again
+        status, told = machine.penstock(*shlex.split(command[1]))
         assert status == 0, told + machine.logs()
-        assert "budget $100.00" in told
+        assert "limits of the job are now: budget $" in told
         assert f"resuming: {spent} of 400" in told
         assert provider.stats()["requests"] <= 400 + 5
     assert machine.report()["succeeded"] == 400
