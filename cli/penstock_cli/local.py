@@ -18,7 +18,7 @@ from penstock_cli import files
 from penstock_cli.commandline import remember, this_command, this_command_with
 from penstock_cli.connect import Books, books
 from penstock_cli.disk import free_bytes, is_full, megabytes
-from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, UsageProblem
+from penstock_cli.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, JobStopped, UsageProblem
 from penstock_cli.figures import MICRO, KeptFigures
 from penstock_cli.interrupts import Interrupts
 from penstock_cli.jobspec import job_spec, with_own_model, with_provider
@@ -129,27 +129,54 @@ def _places(request: RunRequest) -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
-def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
-    """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
-    from penstock_cli.reach import knock
-    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+def dry_run(request: RunRequest) -> int:
+    """Read and check what a run would read and check, and show what it would ask. Nothing is started or written.
+
+    Returns the exit status. Raises CliError, and the errors of source, spec and settings.
+    """
+    from penstock_cli import dry_run as shown
+
+    with Interrupts():
+        spec, settings = _understood(request)
+        asks = _asks_a_provider(spec)
+        shown.run(make_console(), request.source, spec, settings.provider(spec.provider) if asks else None)
+    return EXIT_OK
+
+
+def _understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
+    """Flags and settings, checked without a look at anything else. Raises UsageProblem and SettingsError."""
     from penstock_workers.lanes.make import make_lane
     from penstock_workers.settings import WorkerSettings
 
     spec = job_spec(request.job)
-    asks_a_provider = spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
     settings = WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency)
     settings = (
-        with_provider(settings, spec.provider, request.provider) if asks_a_provider else with_own_model(settings, spec)
+        with_provider(settings, spec.provider, request.provider)
+        if _asks_a_provider(spec)
+        else with_own_model(settings, spec)
     )
-    settings = _with_short_lease(settings)
     make_lane(settings)  # raises UnknownLane, MissingApiKey, ModelMissing here rather than in a worker's log
-    if asks_a_provider:
-        knock(settings.provider(spec.provider).base_url)
     if not files.is_remote(request.source) and not Path(request.source).is_file():
         raise UsageProblem(
             f"{request.source}: there is no such file here ({Path.cwd()}); name a JSONL file or s3://bucket/key"
         )
+    return spec, settings
+
+
+def _asks_a_provider(spec: JobSpec) -> bool:
+    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+
+    return spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
+
+
+def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
+    """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
+    from penstock_cli.reach import knock
+
+    spec, settings = _understood(request)
+    settings = _with_short_lease(settings)
+    if _asks_a_provider(spec):
+        knock(settings.provider(spec.provider).base_url)
     files.probe(request.out, request.source)
     files.refuse_other_jobs(request.out, request.job_key)
     return Plan(request, spec, settings, StateFolder.create(request.state), console, progress)
