@@ -54,6 +54,7 @@ class RunRequest:
     workers: int
     concurrency: int | None
     panel: bool
+    sample: int | None = None  # documents; None runs all
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ def run_local(request: RunRequest) -> int:
         try:
             progress = screen.enter_context(for_console(console, title, panel=request.panel))
             progress.note("setting up: settings, flags, the provider's address")
+            if request.sample is not None:
+                request = _sampled(request, progress)
             plan = _checked(request, console, progress)
             with plan.state.locked(), _ledger(plan) as ledger:
                 job = _accepted(plan, ledger)
@@ -141,6 +144,21 @@ def dry_run(request: RunRequest) -> int:
         asks = _asks_a_provider(spec)
         shown.run(make_console(), request.source, spec, settings.provider(spec.provider) if asks else None)
     return EXIT_OK
+
+
+def _sampled(request: RunRequest, progress: Progress) -> RunRequest:
+    """The request for a sample. Raises what checking flags, settings, source and folders raises."""
+    from penstock_cli.sample import sampled
+    from penstock_producer.settings import ProducerSettings
+
+    assert request.sample is not None
+    spec, _ = _understood(request)
+    files.probe(request.out, request.source)
+    progress.note(f"reading {request.source} to take a sample of {count(request.sample)}")
+    with StateFolder.create(request.state).locked():
+        small = sampled(request, request.sample, spec, StateFolder(request.state.absolute()), ProducerSettings.load())
+    progress.say(f"a sample, with its results in {small.out}; the same command without --sample goes on with the rest")
+    return small
 
 
 def _understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
@@ -226,9 +244,22 @@ def _accepted(plan: Plan, ledger: Books) -> Job:
     job = ledger.jobs.get(job_id)
     if changed:
         plan.console.print(changed)
+    _take_over_samples(plan, ledger, job)
     _say_where_it_stands(plan.console, ledger, job)
     remember(plan.state, job.job_id)
     return job
+
+
+def _take_over_samples(plan: Plan, ledger: Books, job: Job) -> None:
+    """A job that was just made gets what its samples have answered."""
+    from penstock_cli.sample import take_over
+
+    if job.state.final or plan.request.sample is not None or ledger.figures_path(job).exists():
+        return
+    if ledger.outcomes.counts(job.job_id).succeeded == 0:
+        taken = take_over(ledger, job, plan.state, plan.request.source, plan.spec)
+        if taken:
+            plan.progress.say(f"{count(taken)} documents are taken over from a sample, with what they cost")
 
 
 def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:

@@ -74,6 +74,16 @@ def run(
             rich_help_panel=options.MACHINE,
         ),
     ] = False,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Only so many documents, spread over the source, as a job of its own in OUT/sample-…; "
+            "the run of all takes its results over.",
+            rich_help_panel=options.MACHINE,
+        ),
+    ] = None,
     no_progress: Annotated[
         bool, typer.Option("--no-progress", help="Lines instead of a live panel.", rich_help_panel=options.MACHINE)
     ] = False,
@@ -121,5 +131,6 @@ def run(
         workers=workers or (DEFAULT_ENGINES if lane in LANES_WITH_A_MODEL_OF_THEIR_OWN else DEFAULT_WORKERS),
         concurrency=concurrency,
         panel=not no_progress,
+        sample=sample,
     )
     raise typer.Exit(local.dry_run(request) if dry_run else run_local(request))
