@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_cli.progress import for_console
 from penstock_cli.state import StateFolder
 from penstock_cli.terminal import console as make_console
-from penstock_cli.text import count, duration, usd
+from penstock_cli.text import argument, count, duration, usd
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -173,6 +172,9 @@ def _understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
         if _asks_a_provider(spec)
         else with_own_model(settings, spec)
     )
+    settings = _with_hooks(settings, spec)
+    if _asks_a_provider(spec):
+        settings.provider(spec.provider).api_key(spec.provider)  # raises MissingApiKey, PlainHttp
     make_lane(settings)  # raises UnknownLane, MissingApiKey, ModelMissing here rather than in a worker's log
     if not files.is_remote(request.source) and not Path(request.source).is_file():
         raise UsageProblem(
@@ -189,11 +191,12 @@ def _asks_a_provider(spec: JobSpec) -> bool:
 
 def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
-    from penstock_cli.reach import knock
+    from penstock_cli.reach import knock, name_receiver
 
     spec, settings = _understood(request)
     settings = _with_short_lease(settings)
     if _asks_a_provider(spec):
+        name_receiver(spec.provider, settings.provider(spec.provider))
         knock(settings.provider(spec.provider).base_url)
     files.probe(request.out, request.source)
     files.refuse_other_jobs(request.out, request.job_key)
@@ -205,6 +208,12 @@ def _with_short_lease(settings: WorkerSettings) -> WorkerSettings:
     if "visibility_timeout_s" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"visibility_timeout_s": LOCAL_LEASE_S})
+
+
+def _with_hooks(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
+    """The workers of this command may import what its own command line names."""
+    named = [path.partition(":")[0] for path in (spec.preprocess, spec.postprocess) if path is not None]
+    return settings.model_copy(update={"hook_modules": (*settings.hook_modules, *named)}) if named else settings
 
 
 @contextlib.contextmanager
@@ -333,7 +342,7 @@ def _concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
         raise JobStopped(_why_stopped(plan, job, report))
     places = files.write_outputs(ledger, job, plan.request.out)
     screen.close()
-    command = f"penstock dlq list {shlex.quote(job.job_key)}{ledger.option()}"
+    command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     reports.show(report, plan.console, dlq_command=command, files={**places, "report": place})
     return report.exit_status
 

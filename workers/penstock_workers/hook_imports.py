@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock_producer.borders import is_allowed
 from penstock_workers.errors import HookMissing
 
 HOOKS_KEPT = 100  # functions; two per job that has them
@@ -41,11 +42,13 @@ class HookImports:
             return hook
 
     def _check(self, path: str) -> None:
-        module = path.partition(":")[0]
-        if self._allowed is None or any(module == one or module.startswith(one + ".") for one in self._allowed):
+        if self._allowed is None or is_allowed(path, self._allowed):
             return
         listed = ", ".join(self._allowed) or "none"
-        raise HookMissing(f"hook_missing: {path}: this worker's setting hook_modules allows {listed}")
+        raise HookMissing(
+            f"hook_missing: {path}: this worker's setting hook_modules allows {listed}; name the module there "
+            f"""(PENSTOCK_HOOK_MODULES='["{path.partition(":")[0]}"]'), restart the workers, then resume"""
+        )
 
 
 def _import(path: str) -> Hook:

@@ -23,9 +23,8 @@ import orjson
 from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.flight import Flight
-from penstock_workers.lanes.api import MAX_ANSWER_BYTES
 from penstock_workers.lanes.base import Lane, Request
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.settings import MAX_ANSWER_BYTES, WorkerSettings
 
 log = logging.getLogger(__name__)
 
