@@ -147,7 +147,10 @@ class Fleet:
             self._progress.show(figures)
             self._tell_of_stall(self._stall.notice(figures))
             waits = waits or self._first_steps(figures)
-        self._progress.note(*(waits or (None,)))
+        if waits is None:
+            self._progress.note(None)
+        else:
+            self._progress.note(waits.why, waits.more)
         return False
 
     def _away(self, error: Exception) -> Wait:
