@@ -86,8 +86,11 @@ class EngineHost:
     def stats(self) -> Mapping[str, int | float | str]:
         return {} if self._engine is None else self._engine.stats()
 
-    def turns(self) -> bool:
-        return self._engine is None or self._engine.turns()
+    def stuck(self) -> str | None:
+        return None if self._engine is None else self._engine.stuck()
+
+    def trouble(self) -> str | None:
+        return None if self._engine is None else self._engine.trouble()
 
     def figures(self) -> Iterable[Sample]:
         return () if self._engine is None else self._engine.figures()

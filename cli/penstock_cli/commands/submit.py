@@ -29,6 +29,7 @@ def submit(
     postprocess: options.Postprocess = None,
     on_overflow: options.OnOverflow = "fail",
     prefix_order: options.PrefixOrder = None,
+    response_schema: options.ResponseSchema = None,
     job: options.Job = None,
     provider: options.Provider = "default",
 ) -> None:
@@ -38,8 +39,9 @@ def submit(
     setting, not the job's: name one of theirs with --provider.
     """
     from penstock_cli.connect import refuse_without_database
-    from penstock_cli.jobspec import job_spec
-    from penstock_producer import Producer
+    from penstock_cli.hook_check import check_hooks
+    from penstock_cli.jobspec import in_flags, job_spec
+    from penstock_producer import Producer, SpecError
     from penstock_producer.settings import ProducerSettings
 
     spec = job_spec(
@@ -63,10 +65,16 @@ def submit(
             postprocess=postprocess,
             on_overflow=on_overflow,
             prefix_order=prefix_order,
+            response_schema=response_schema,
             provider=provider,
         )
     )
+    check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     settings = ProducerSettings.load()
     refuse_without_database(settings)
     with Producer(settings) as producer:
-        typer.echo(producer.submit(source, spec, job_key=job).job_id)
+        try:
+            accepted = producer.submit(source, spec, job_key=job)
+        except SpecError as error:
+            raise in_flags(error) from error
+    typer.echo(accepted.job_id)
