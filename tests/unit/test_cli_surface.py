@@ -22,7 +22,8 @@ from penstock_ratelimit.watch import Breaker, QuotaView
 
 LOOK = Look(
     QuotaView(
-        quota_id="default", at=0.0, dimensions=(), processes=1, waiting=0, in_flight=0, concurrency=None, concurrency_most=None, climbing=False, granted=120,
+        quota_id="default", at=0.0, dimensions=(), processes=1, waiting=0, in_flight=0, concurrency=None, concurrency_most=None,
+        climbing=False, granted=120,
         throttled=5, ramps=2, failures=3, holds=0, margin=0.97, declared_margin=1.0, share=1.0, breaker=Breaker.OPEN,
         open_left_s=5.0, probes_won=0, hold="", held_s=0.0, pause_left_s=0.0, answered_ago_s=None, retry_budget=100.0,
         learned=(),
