@@ -6,6 +6,8 @@ WorkerError
 ├── UnknownLane         a job or a worker names a lane that this build does not have
 ├── HookMissing         a job names a hook that this worker cannot import, or may not
 ├── HookStuck           calls of a job's hooks never return
+├── SchemaUnusable      a job's response_schema cannot be used to check answers
+├── ChildBroken         no process can be started for hooks and schemas
 ├── UnknownProvider     a job names a provider that this worker's settings do not have
 ├── BadEngineSettings   the settings of an engine that a worker is to host cannot work
 ├── EngineAway          the server that a gpu worker asks has not loaded its model in time
@@ -66,6 +68,14 @@ class EngineAway(WorkerError):
 
 class HookStuck(WorkerError):
     """Calls of a job's hooks never return."""
+
+
+class SchemaUnusable(WorkerError):
+    """A job's response_schema cannot be used to check answers."""
+
+
+class ChildBroken(WorkerError):
+    """No process can be started for hooks and schemas."""
 
 
 class UnknownProvider(WorkerError):

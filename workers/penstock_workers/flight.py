@@ -41,7 +41,10 @@ class Flight:
     prepared: Prepared = field(init=False)  # set by the step "prepare"
     turn: Turn = field(init=False)  # set by the step "admit"
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
+    started: bool = False  # Celery was told that it runs
     crashes: int = 0  # earlier starts that nobody concluded
+    confined: bool = False  # under suspicion: hooks, checks and the call itself run apart, see quarantine.py
+    line: int = 0  # in how narrow a group; 0 is the widest
     calls: int = 0  # requests sent in this try
     last_answer: bytes | None = None
     notes: Notes | None = None  # of an item that is traced; written and read by penstock_workers.tracing

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from penstock_ledger import JobNotFound
-from penstock_producer.errors import BadMessage, ProducerError, UnknownMessageVersion
+from penstock_producer.errors import BadMessage, ProducerError, SpecError, UnknownMessageVersion
 from penstock_producer.wire import decode_kwargs
 from penstock_ratelimit import NeverFits, QuotaHeld
 from penstock_workers.admission import Admission
@@ -20,18 +20,17 @@ from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.bodies import Bodies
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Bridge, Delivery
-from penstock_workers.errors import HookMissing, HookStuck, UnknownProvider
+from penstock_workers.errors import ChildBroken, HookMissing, HookStuck, SchemaUnusable, UnknownProvider
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.flight import Flight
-from penstock_workers.hooks import Hooks
+from penstock_workers.job_code import JobCode
 from penstock_workers.jobbook import JobBook
 from penstock_workers.judge import Failure, Reply, name_failure
 from penstock_workers.lanes.base import Lane
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.outcome import Outcome, Parked, Released, Unreadable
-from penstock_workers.quarantine import SUSPECT_AFTER_CRASHES, Quarantine
-from penstock_workers.schema import SchemaChecks
+from penstock_workers.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine
 from penstock_workers.settle import Settler
 from penstock_workers.shelves import Settled
 from penstock_workers.slots import Slots
@@ -48,6 +47,10 @@ class TurnedAway(Exception):
         self.outcome = outcome
 
 
+class Suspected(Exception):
+    """The item has crashed too often to be tried among others."""
+
+
 class ItemRunner:
     """Hosts hundreds of items in flight. Implements ``engine.ItemEngine``; all but ``stats`` runs on the item loop."""
 
@@ -59,7 +62,7 @@ class ItemRunner:
         bodies: Bodies,
         admission: Admission,
         quarantine: Quarantine,
-        hooks: Hooks,
+        code: JobCode,
         starts: Starts,
         settler: Settler,
         policy: RetryPolicy,
@@ -76,8 +79,7 @@ class ItemRunner:
         self._failpoints = failpoints
         self._slots = Slots(concurrency)
         self._quarantine = quarantine
-        self._hooks = hooks
-        self._schemas = SchemaChecks()
+        self._code = code
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._bridge: Bridge | None = None
         self.admitting = 0  # items in a slot that wait for their turn
@@ -87,20 +89,27 @@ class ItemRunner:
     async def _steps(self, flight: Flight) -> Outcome:
         await self._open(flight)
         async with self._slots.place(flight.job.flow) as place:
-            await self._prepare(flight)
-            await self._admit(flight)
             try:
-                await self._begin(flight)
-                flight.turn.start()
-                if flight.crashes >= SUSPECT_AFTER_CRASHES:
-                    place.leave()  # it waits to run alone: suspects must not keep the others from their turn
-                tried = await self._infer(flight)
-                happened = self._judge(flight, tried)
-                flight.turn.conclude(tried, happened)
-            finally:
-                flight.turn.release()  # gives back what was never started
-            happened = await self._accept(flight, happened)
+                happened = await self._try(flight)
+            except Suspected:
+                place.leave()  # it waits to be tried apart: suspects must not keep the others from their turn
+                async with self._quarantine.place(flight):
+                    flight.confined = True
+                    happened = await self._try(flight)
         return decide(flight, happened, self._policy, put_off=not self._admission.may_retry(flight))
+
+    async def _try(self, flight: Flight) -> Failure | Reply:
+        await self._prepare(flight)
+        await self._admit(flight)
+        try:
+            await self._begin(flight)
+            flight.turn.start()
+            tried = await self._infer(flight)
+            happened = self._judge(flight, tried)
+            flight.turn.conclude(tried, happened)
+        finally:
+            flight.turn.release()  # gives back what was never started
+        return await self._accept(flight, happened)
 
     async def _open(self, flight: Flight) -> None:
         """Understand the message: which item, of which job, with which request body."""
@@ -113,7 +122,7 @@ class ItemRunner:
             flight.job = self._jobs.known(job_id) or await self._jobs.get(job_id)
         except JobNotFound as error:
             raise TurnedAway(Unreadable(str(error))) from error
-        except UnknownProvider as error:
+        except (UnknownProvider, SpecError) as error:
             raise TurnedAway(Parked(str(error), pauses=True)) from error
         try:
             flight.body = flight.given = flight.message.body or await self._bodies.fetch(flight)
@@ -122,13 +131,24 @@ class ItemRunner:
 
     async def _prepare(self, flight: Flight) -> None:
         """Whatever can be done before it is the item's turn: the job's own hook, templates, tokens."""
-        refused = await self._hooks.preprocess(flight)
-        if refused is not None:
-            raise TurnedAway(decide(flight, refused, self._policy))
+        spec = flight.job.spec
+        flight.body = flight.given
+        if spec.preprocess or spec.postprocess or spec.response_schema is not None:
+            await self._code.ready(flight)
+        if spec.preprocess is not None:
+            await self._preprocess(flight)
         flight.prepared = await self._lane.prepare(flight.request())
         if flight.prepared.refused is not None:
             happened = self._judge(flight, flight.prepared.refused)
             raise TurnedAway(decide(flight, happened, self._policy))
+
+    async def _preprocess(self, flight: Flight) -> None:
+        """The job's hook, while the start is counted: even one that ends this process is found by that. Waiting is not."""
+        await self._begin(flight)
+        refused = await self._code.preprocess(flight)
+        if refused is not None:
+            raise TurnedAway(decide(flight, refused, self._policy))
+        await self._starts.give_back(flight)
 
     async def _admit(self, flight: Flight) -> None:
         self.admitting += 1
@@ -143,21 +163,28 @@ class ItemRunner:
             self.admitting -= 1
 
     async def _begin(self, flight: Flight) -> None:
-        """Tell the ledger, outside this process and before the call, that the item starts; hear if it must not."""
+        """Tell the ledger, outside this process and before anything can end it, that the item starts; hear if it must not."""
         turned_away = await self._starts.begin(flight)
         if turned_away is not None:
             raise TurnedAway(turned_away)
-        assert self._bridge is not None, "start() comes first"
-        self._bridge.started(flight.delivery)
+        if flight.crashes >= CRASHES_MAX:
+            raise TurnedAway(decide(flight, _crashed_too_often(flight), self._policy))
+        if flight.crashes >= SUSPECT_AFTER_CRASHES and not flight.confined:
+            await self._starts.give_back(flight)
+            raise Suspected
+        if not flight.started:
+            assert self._bridge is not None, "start() comes first"
+            flight.started = True
+            self._bridge.started(flight.delivery)
 
     async def _infer(self, flight: Flight) -> Tried:
         flight.calls = 1  # until we know better: a crash from here on may have been billed
-        if flight.crashes >= SUSPECT_AFTER_CRASHES:
-            return await self._infer_alone(flight)
+        if flight.confined:
+            return await self._infer_apart(flight)
         self._failpoints.hit("infer", flight.key.doc_id)
         return await self._lane.infer(flight.prepared)
 
-    async def _infer_alone(self, flight: Flight) -> Tried:
+    async def _infer_apart(self, flight: Flight) -> Tried:
         tried = await self._quarantine.infer(flight)
         if tried is not None:
             return tried
@@ -173,9 +200,10 @@ class ItemRunner:
 
     async def _accept(self, flight: Flight, happened: Failure | Reply) -> Failure | Reply:
         """See whether a reply is what the job asked for: its schema, its own hook. Nobody waits for this in the engine."""
-        if isinstance(happened, Reply):
-            happened = self._schemas.check(flight, happened)
-        return await self._hooks.postprocess(flight, happened) if isinstance(happened, Reply) else happened
+        spec = flight.job.spec
+        if isinstance(happened, Reply) and (spec.postprocess or spec.response_schema is not None):
+            return await self._code.accept(flight, happened)
+        return happened
 
     # -- what the pool asks for ------------------------------------------------------------------------------------
 
@@ -218,8 +246,7 @@ class ItemRunner:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._settler.close()
         await self._starts.close()
-        await self._quarantine.close()
-        self._hooks.close()
+        await self._code.close()
         await self._admission.close()
         await self._lane.close()
 
@@ -259,7 +286,7 @@ class ItemRunner:
             return await self._steps(flight)
         except TurnedAway as turn:
             return turn.outcome
-        except (HookMissing, HookStuck) as error:
+        except (HookMissing, HookStuck, SchemaUnusable, ChildBroken) as error:
             return Parked(str(error), pauses=True)
         except asyncio.CancelledError:
             return Released("given up by this worker")
@@ -269,3 +296,8 @@ class ItemRunner:
                 return Unreadable(f"{type(error).__name__}: {error}")
             failure = Failure("unexpected_error", f"{type(error).__name__}: {error}", None)
             return decide(flight, failure, self._policy)
+
+
+def _crashed_too_often(flight: Flight) -> Failure:
+    detail = f"{flight.crashes} times its worker died while it was tried, the last times in a process apart from others"
+    return Failure("worker_crashed", detail, None)
