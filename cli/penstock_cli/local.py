@@ -171,7 +171,7 @@ def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
     except JobNotFound:
         return ""
     now = {"budget_usd": plan.spec.budget_usd, "deadline_s": plan.spec.deadline_s}
-    stored = JobSpec.from_json(job.spec)
+    stored = JobSpec.stored(job.spec)
     if job.state.final or stored == plan.spec or stored.model_copy(update=now) != plan.spec:
         return ""
     producer.limit(job.job_id, budget_usd=plan.spec.budget_usd, deadline_s=plan.spec.deadline_s)

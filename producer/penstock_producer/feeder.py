@@ -235,7 +235,7 @@ def open_feeder(
 ) -> Feeder:
     """A feeder for a feed that ``owner`` has leased. Nothing of the source is read yet."""
     outcomes = OutcomeStore(database)
-    spec = JobSpec.from_json(job.spec)
+    spec = JobSpec.stored(job.spec)
     return Feeder(
         job,
         feed,

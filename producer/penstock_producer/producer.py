@@ -129,7 +129,7 @@ class Producer:
         False when the job was changed by somebody else meanwhile. Raises SpecError.
         """
         found = self._jobs.get(job)
-        spec = JobSpec.from_json({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
+        spec = JobSpec.stored({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
         return self._jobs.amend(found.job_id, spec.to_json(), _digest(spec, found.source), expect=found.digest)
 
     def cancel(self, job: str) -> bool:

@@ -13,11 +13,13 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.response_schema import schema_problems
 from penstock_producer.template import Template
 
 Lane = Literal["api", "gpu", "embed", "batch"]
@@ -39,6 +41,7 @@ _NUMBER_PARAMS = ("temperature", "top_p", "frequency_penalty", "presence_penalty
 # Offered by "did you mean": provider parameters that belong under `params`.
 _KNOWN_PARAMS = (*_COUNT_PARAMS, *_NUMBER_PARAMS, "stop", "seed", "logprobs", "response_format", "tools")
 _FIELDS_OF_THE_BODY = frozenset({"model", "messages", "input", "prompt", "instructions"})
+_STORED: Final = {"stored": True}  # the validation context of ``JobSpec.stored``
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)%")
 
 
@@ -100,6 +103,14 @@ class JobSpec(BaseModel):
             raise SpecError(problems)
         return params
 
+    @field_validator("response_schema")
+    @classmethod
+    def _check_schema(cls, schema: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+        problems = () if schema is None or info.context is _STORED else schema_problems(schema)
+        if problems:
+            raise SpecError(problems)
+        return schema
+
     @field_validator("max_bad_rows")
     @classmethod
     def _check_bad_rows(cls, value: int | str) -> int | str:
@@ -114,7 +125,7 @@ class JobSpec(BaseModel):
         return int(total * float(self.max_bad_rows[:-1]) / 100)
 
     def to_json(self) -> dict[str, Any]:
-        """The spec as the ledger stores it; ``JobSpec.from_json`` reads it back."""
+        """The spec as the ledger stores it; ``JobSpec.stored`` reads it back."""
         return self.model_dump(mode="json")
 
     @classmethod
@@ -123,6 +134,14 @@ class JobSpec(BaseModel):
         if not isinstance(stored, Mapping):
             raise SpecError([Problem("invalid_type", "", f"a spec is an object, not {seen(stored)}", "see JobSpec")])
         return cls(**{str(name): value for name, value in stored.items()})
+
+    @classmethod
+    def stored(cls, spec: Mapping[str, Any]) -> Self:
+        """A spec as the ledger holds it. Its schema was looked at when it entered, and is not looked at again.
+
+        Raises SpecError.
+        """
+        return cls.model_validate({**spec}, context=_STORED)
 
 
 def _problems(error: ValidationError) -> Iterable[Problem]:

@@ -67,7 +67,9 @@ def _import(path: str) -> Hook:
     hook = getattr(module, attribute, None)
     if not callable(hook):
         seen = "is not there" if hook is None else f"is {type(hook).__name__}, not a function"
-        raise HookMissing(f"hook_missing: {path}: {attribute} {seen}; correct {name} and restart the workers, then resume")
+        raise HookMissing(
+            f"hook_missing: {path}: {attribute} {seen}; correct {name} and restart the workers, then resume"
+        )
     found: Hook = hook
     return found
 

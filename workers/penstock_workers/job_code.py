@@ -24,7 +24,9 @@ from penstock_workers.judge import DETAIL_CHARS, Failure, Reply
 log = logging.getLogger(__name__)
 
 HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck
-STUCK_MAX = 16  # calls of a hook in a row that took too long; with more of them the hook is broken, not one of its documents
+STUCK_MAX = (
+    16  # calls of a hook in a row that took too long; with more of them the hook is broken, not one of its documents
+)
 KEPT = 200  # hooks and schemas that are known to be usable: one schema and two hooks per job
 HELD_S = 10.0  # for so long a hook that is broken is not tried again: its job is about to pause
 
@@ -86,7 +88,9 @@ class JobCode:
 
     # -- hooks ---------------------------------------------------------------------------------------------------------
 
-    async def _call(self, flight: Flight, path: str, call: Before | After, status: int | None) -> Fine | Refused | Failure:
+    async def _call(
+        self, flight: Flight, path: str, call: Before | After, status: int | None
+    ) -> Fine | Refused | Failure:
         try:
             said = await self._ask(self._hooks, flight, call)
         except Guilty as guilty:
@@ -119,7 +123,9 @@ class JobCode:
     def _tell_once(self, path: str, trace: str) -> None:
         if trace and path not in self._told:
             self._told.add(path)
-            log.warning("hook %s raised; its item is a dead letter. Later ones are not logged.\n%s", path, trace.rstrip())
+            log.warning(
+                "hook %s raised; its item is a dead letter. Later ones are not logged.\n%s", path, trace.rstrip()
+            )
 
     async def _look_for(self, flight: Flight, path: str) -> None:
         try:

@@ -49,7 +49,7 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
 
     def read(job_id: str) -> JobView:
         job = jobs.get(job_id)
-        spec = JobSpec.from_json(job.spec)
+        spec = JobSpec.stored(job.spec)
         return JobView(job.job_id, spec, settings.provider(spec.provider), buckets_for(job), flow_of(job.job_id, spec))
 
     return read

@@ -243,7 +243,9 @@ class Child:
             return
         self.lost = True
         if self._calls:
-            log.warning("a process for hooks and schemas is lost (%s); %d calls in it go on", cause.value, self.in_flight)
+            log.warning(
+                "a process for hooks and schemas is lost (%s); %d calls in it go on", cause.value, self.in_flight
+            )
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         running = (culprits or self._marks.running()) & self._calls.keys()

@@ -167,7 +167,7 @@ class Steering:
 
     def _over_limits(self, job: Job) -> bool:
         """Hold the job to its deadline and its budget."""
-        spec = JobSpec.from_json(job.spec)
+        spec = JobSpec.stored(job.spec)
         if spec.deadline_s is not None and time.time() > job.created_at + spec.deadline_s:
             reason = f"deadline_exceeded: the job is older than its deadline of {spec.deadline_s:g} s"
             return self._move(job, JobState.CANCELLING, reason)
