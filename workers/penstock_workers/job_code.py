@@ -193,6 +193,9 @@ class JobCode:
 
 
 def _end(guilty: Guilty) -> str:
-    if guilty.cause is Cause.MEMORY:
-        return f"its process held more memory than hook_memory_mb allows, {guilty.deaths} times, the last time when it ran alone"
-    return f"its process died {guilty.deaths} times, the last time when it ran alone (an exit, a signal or a crash in native code)"
+    how = (
+        "held more memory than hook_memory_mb allows"
+        if guilty.cause is Cause.MEMORY
+        else "died (an exit, a signal or a crash in native code)"
+    )
+    return f"its process {how}, {guilty.deaths} times, the last time when it ran alone"
