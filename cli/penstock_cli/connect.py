@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from penstock_ledger import Database, JobStore, Meta, OutcomeStore, RedisLedger
     from penstock_ledger.model import Job
 
+REDIS_TIMEOUT_S = 15.0  # as workers have it: longer than any script takes, and no command hangs on a hung server
+
 
 class Books:
     """Stores over one database, and Redis when it runs."""
@@ -45,10 +47,12 @@ class Books:
                 f"the private Redis of {self.state.root if self.state else 'this job'} is not running; "
                 "`penstock run` on the same state starts it"
             )
-        client = RedisAddress.parse(self.redis_url).connect()
+        client = RedisAddress.parse(self.redis_url).connect(
+            socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+        )
         try:
             client.ping()
-        except redis.ConnectionError as error:
+        except (redis.ConnectionError, redis.TimeoutError) as error:
             raise RedisNotRunning(
                 f"no Redis answers at {without_password(self.redis_url)} ({error}); "
                 "start it, or set redis_url (PENSTOCK_REDIS_URL) to the one you mean"

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,17 +23,23 @@ from typing import TYPE_CHECKING, Any
 from penstock_cli.errors import EmbeddedRedisFailed, ForeignRedis
 from penstock_cli.redis_address import Endpoint, pidfile, read_pidfile, write_pidfile
 from penstock_cli.redis_binary import find_binary
-from penstock_cli.text import last_lines
+from penstock_cli.redis_files import put_back, set_aside
+from penstock_cli.text import duration, last_lines
 
 if TYPE_CHECKING:
     import redis
 
 MAX_SOCKET_PATH_BYTES = 100  # sun_path holds 108 on Linux and 104 on macOS, the closing zero included
-START_TIMEOUT_S = 20.0  # measured start: 0.1 s; slow disks and loaded machines get the rest
+START_NOTICE_S = 20.0  # measured start: 0.1 s; after this we say that it is slow, and wait on
 LOAD_TIMEOUT_S = 600.0  # a server that says "loading" reads a large AOF and only needs time
-STOP_TIMEOUT_S = 30.0  # the last fsync of the AOF on a slow disk
-ANSWER_TIMEOUT_S = 10.0  # a local server that is silent for longer is as good as gone
+STOP_TIMEOUT_S = (
+    30.0  # the last fsync of the AOF on a slow disk; after it the server is killed, its files matter little
+)
+ANSWER_TIMEOUT_S = 10.0  # a socket that is silent for longer is asked again, if a server of ours is behind it
+SILENCE_MAX_S = 300.0  # a living server that says nothing for longer hangs: disks and swap stall for minutes at most
 POLL_S = 0.02
+
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -45,19 +52,20 @@ class EmbeddedRedis:
     started: bool
 
     @classmethod
-    def start(cls, folder: Path) -> EmbeddedRedis:
-        """Go on with the server of this folder, or start one.
+    def start(cls, folder: Path, tell: Tell = lambda _: None) -> EmbeddedRedis:
+        """Go on with the server of this folder, or start one: without its files when it cannot read them.
 
-        Raises NoRedisServer, ForeignRedis (somebody else answers there) or EmbeddedRedisFailed (with the log's end).
+        ``tell`` hears what a person should know. Raises NoRedisServer, ForeignRedis (another server answers there) or
+        EmbeddedRedisFailed (with the log's end).
         """
         folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
-        running = cls.find(folder)
+        running = cls.find(folder) or _awaited(folder, tell)
         if running is not None:
             return running
         _end_unreachable(folder)
-        return _launch(folder)
+        return _launched(folder, tell)
 
     @classmethod
     def find(cls, folder: Path) -> EmbeddedRedis | None:
@@ -78,20 +86,81 @@ class EmbeddedRedis:
     def client(self) -> redis.Redis:
         return _connect(self.endpoint)
 
+    def ping(self, timeout_s: float) -> None:
+        """Raises redis-py's errors: what the server refuses with, or that it is silent for ``timeout_s``."""
+        with contextlib.closing(_connect(self.endpoint, timeout_s)) as client:
+            client.ping()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there, answering or not."""
+        return _works_in(self.pid, self.folder)
+
     def stop(self) -> None:
-        """Flush the AOF to disk and end the server. Raises EmbeddedRedisFailed when it stays."""
+        """Flush the AOF to disk and end the server; a server that does not end is killed.
+
+        Raises EmbeddedRedisFailed when even that does not end it.
+        """
         import redis
 
-        with contextlib.suppress(redis.ConnectionError):  # it hangs up instead of answering
-            self.client.shutdown(nosave=True)  # the AOF is flushed and fsynced all the same
+        asked = False
+        with contextlib.suppress(redis.RedisError):  # it refuses (a full disk) or says nothing
+            try:
+                self.client.shutdown(nosave=True)  # the AOF is flushed and fsynced all the same
+            except redis.ConnectionError:  # it hangs up instead of answering
+                asked = True
         self.client.close()
-        _await_end(self.pid, self.folder)
+        if not asked or not _ended(self.pid, self.folder):
+            end(self.pid, self.folder)
         pidfile(self.folder).unlink(missing_ok=True)
         if self.endpoint.socket is not None:
             Path(self.endpoint.socket).unlink(missing_ok=True)
 
 
-def _launch(folder: Path) -> EmbeddedRedis:
+def _awaited(folder: Path, tell: Tell) -> EmbeddedRedis | None:
+    """A server of ours that lives and is silent gets time; None when there is none, or when it stays silent."""
+    known = read_pidfile(folder)
+    if known is None or not _works_in(known[1], folder) or not _listens(known[0]):
+        return None
+    tell(f"the private Redis (pid {known[1]}) does not answer; waiting for it, at most {duration(SILENCE_MAX_S)}")
+    deadline = time.monotonic() + SILENCE_MAX_S
+    while _works_in(known[1], folder) and time.monotonic() < deadline:
+        running = EmbeddedRedis.find(folder)
+        if running is not None:
+            return running
+        time.sleep(POLL_S)
+    return None
+
+
+def _listens(endpoint: Endpoint) -> bool:
+    """Whether its address still exists: without its socket file a server cannot be reached any more."""
+    return endpoint.socket is None or Path(endpoint.socket).exists()
+
+
+def _launched(folder: Path, tell: Tell) -> EmbeddedRedis:
+    """Start a server; once more without its files if it ends over them, as after a power cut."""
+    try:
+        return _launch(folder, tell)
+    except _EndedAtStart as error:
+        try:
+            aside = set_aside(folder)
+        except OSError:
+            aside = None
+        if aside is None:
+            raise
+        try:
+            server = _launch(folder, tell)
+        except EmbeddedRedisFailed:
+            put_back(folder, aside)
+            raise error from None
+    tell(
+        f"the private Redis could not read its files; they are set aside in {aside} and it starts empty: "
+        "what is finished stands in SQL, nothing is paid twice"
+    )
+    return server
+
+
+def _launch(folder: Path, tell: Tell) -> EmbeddedRedis:
     binary = find_binary()
     endpoint = _choose_endpoint(folder)
     if endpoint.socket is not None:
@@ -108,7 +177,7 @@ def _launch(folder: Path) -> EmbeddedRedis:
     with contextlib.suppress(BrokenPipeError), process.stdin:  # it ended already: _await_start says how
         process.stdin.write(_configuration(folder, endpoint).encode(errors="surrogateescape"))
     write_pidfile(folder, endpoint, process.pid)
-    _await_start(folder, endpoint, process)
+    _await_start(folder, endpoint, process, tell)
     return EmbeddedRedis(folder, endpoint, process.pid, started=True)
 
 
@@ -170,20 +239,27 @@ def _quoted(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _await_start(folder: Path, endpoint: Endpoint, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
+class _EndedAtStart(EmbeddedRedisFailed):
+    """It ended by itself before it answered: its files, its disk or its binary are at fault."""
+
+
+def _await_start(folder: Path, endpoint: Endpoint, process: subprocess.Popen[bytes], tell: Tell) -> None:
+    began, told = time.monotonic(), False
+    while (waited_s := time.monotonic() - began) < SILENCE_MAX_S:
         if process.poll() is not None:
-            raise EmbeddedRedisFailed(
+            raise _EndedAtStart(
                 f"the private redis-server ended at once with status {process.returncode}. Its log, "
                 f"{folder / 'redis.log'}, ends with:\n{last_lines(folder / 'redis.log')}"
             )
         if _identify(folder, endpoint) == process.pid:
             return
+        if waited_s > START_NOTICE_S and not told:
+            tell(f"the private Redis starts slowly; waiting for it, at most {duration(SILENCE_MAX_S)}")
+            told = True
         time.sleep(POLL_S)
-    process.terminate()
+    end(process.pid, folder)
     raise EmbeddedRedisFailed(
-        f"the private redis-server did not answer within {START_TIMEOUT_S:.0f} s; see {folder / 'redis.log'}"
+        f"the private redis-server did not answer within {duration(SILENCE_MAX_S)}; see {folder / 'redis.log'}"
     )
 
 
@@ -234,37 +310,50 @@ def _foreign(folder: Path, endpoint: Endpoint, seen: str) -> ForeignRedis:
     )
 
 
-def _connect(endpoint: Endpoint) -> redis.Redis:
+def _connect(endpoint: Endpoint, timeout_s: float | None = None) -> redis.Redis:
     """A client that fails at once when nobody answers: whether to wait is decided here, not in the client."""
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
     return redis.Redis.from_url(
-        endpoint.redis_url, socket_timeout=ANSWER_TIMEOUT_S, decode_responses=True, retry=Retry(NoBackoff(), 0)
+        endpoint.redis_url,
+        socket_timeout=ANSWER_TIMEOUT_S if timeout_s is None else timeout_s,
+        decode_responses=True,
+        retry=Retry(NoBackoff(), 0),
     )
 
 
 def _end_unreachable(folder: Path) -> None:
-    """End a server of ours that lost its socket file: two servers on one AOF would destroy it."""
+    """End a server of ours that cannot be reached: two servers on one AOF would destroy it."""
     known = read_pidfile(folder)
-    if known is None or not _works_in(known[1], folder):
-        return
-    os.kill(known[1], signal.SIGTERM)
-    _await_end(known[1], folder)
+    if known is not None and _works_in(known[1], folder):
+        end(known[1], folder)
 
 
-def _await_end(pid: int, folder: Path) -> None:
+def end(pid: int, folder: Path) -> None:
+    """Ask the server to end (SIGTERM), then kill it. Raises EmbeddedRedisFailed when it stays even so."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        if _ended(pid, folder):
+            return
+    raise EmbeddedRedisFailed(
+        f"the private redis-server (pid {pid}) does not end, not even by SIGKILL: a disk that does not answer is the "
+        f"usual reason; see {folder / 'redis.log'}"
+    )
+
+
+def _ended(pid: int, folder: Path) -> bool:
+    """Wait for the end of a process for at most ``STOP_TIMEOUT_S``."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while _works_in(pid, folder):
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
         if time.monotonic() > deadline:
-            raise EmbeddedRedisFailed(
-                f"the private redis-server (pid {pid}) did not end within {STOP_TIMEOUT_S:.0f} s; "
-                f"see {folder / 'redis.log'}"
-            )
+            return False
         time.sleep(POLL_S)
+    return True
 
 
 def _works_in(pid: int, folder: Path) -> bool:

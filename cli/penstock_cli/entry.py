@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from types import FrameType
 
 _OPTIONAL = ("typer", "rich", "celery", "kombu", "aiohttp", "aiolimiter", "jsonschema")
 
 
 def main() -> None:
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # and not ignored, as in the background of a shell
+        signal.signal(signal.SIGINT, _leave)
     try:
         from penstock_cli.main import main as run
     except ModuleNotFoundError as error:
@@ -18,3 +25,9 @@ def main() -> None:
             "install it with: pip install 'penstock[worker]'"
         )
     run()
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    """Ctrl-C while modules are still imported: nothing has begun, so there is nothing to clean up."""
+    os.write(2, b"penstock: interrupted\n")
+    os._exit(130)

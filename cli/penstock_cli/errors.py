@@ -1,6 +1,6 @@
 """Everything the command line refuses or gives up on, and the exit status of each.
 
-CliError                     1  failed
+CliError (a PenstockError)   1  failed
 ├── UsageProblem             2  bad usage or input
 ├── StateBusy                2  another `penstock run` holds the state folder
 ├── NoRedisServer            1  no usable redis-server binary
@@ -15,17 +15,16 @@ CliError                     1  failed
 
 from __future__ import annotations
 
+from penstock_ledger.errors import EXIT_USAGE, PenstockError
+
 EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
+EXIT_FAILED = PenstockError.exit_status  # of every error that names no other
 EXIT_DEAD_LETTERS = 3
 EXIT_INTERRUPTED = 130
 
 
-class CliError(Exception):
+class CliError(PenstockError):
     """A command could not do what it was asked. The message says what was seen and what to do."""
-
-    exit_status = EXIT_FAILED
 
 
 class UsageProblem(CliError):

@@ -2,74 +2,50 @@
 
 from __future__ import annotations
 
-from penstock_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError
+import sys
 
-_USAGE = {  # raised by our other packages; by name, so that reading this table imports none of them
-    "SpecError",
-    "TemplateError",
-    "SettingsError",
-    "SourceError",
-    "SourceUnavailable",
-    "SourceChanged",
-    "TooManyBadRows",
-    "InvalidDocument",
-    "SinkError",
-    "JobClosed",
-    "JobNotFound",
-    "JobConflict",
-    "JobNotReplayable",
-    "NothingToReplay",
-    "SpoolConflict",
-    "JobSealed",
-    "DatabaseUnusable",
-    "SchemaError",
-    "UnknownLane",
-    "UnknownProvider",
-    "MissingApiKey",
-    "InvalidFailpoint",
-    "TracingMissing",
-}
-_OUR_ROOTS = {"ProducerError", "LedgerError", "WorkerError", "RatelimitError", "RateLimitError"}
+from penstock_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from penstock_ledger.errors import PenstockError
 
 
 def exit_status(error: BaseException) -> int:
-    if isinstance(error, CliError):
-        return error.exit_status
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    return EXIT_USAGE if _names(error) & _USAGE else EXIT_FAILED
+    return error.exit_status if isinstance(error, PenstockError) else EXIT_FAILED
 
 
 def message(error: BaseException) -> str:
     """One paragraph: what happened, and what to do."""
-    names = _names(error)
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if "SchemaMissing" in names:
-        return f"{str(error).partition(':')[0]}: `penstock migrate` creates or upgrades the tables"
-    if isinstance(error, CliError) or names & _OUR_ROOTS:
+    if isinstance(error, PenstockError) or _of_the_limiter(error):
         return str(error)
     if _from(error, "redis"):
-        return f"Redis: {error}. Check redis_url (PENSTOCK_REDIS_URL); `penstock doctor` looks closer."
+        return f"Redis: {_sentence(error)} Check redis_url (PENSTOCK_REDIS_URL); `penstock doctor` looks closer."
     if _from(error, "sqlalchemy", "psycopg", "sqlite3"):
-        first = _first_line(error)
-        return f"the database: {first}. Check database_url (PENSTOCK_DATABASE_URL); `penstock doctor` looks closer."
+        return (
+            f"the database: {_sentence(error)} Check database_url (PENSTOCK_DATABASE_URL); "
+            "`penstock doctor` looks closer."
+        )
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
         return f"the operating system says:{where} {error.strerror or error}"
     return (
-        f"unexpected {type(error).__name__}: {_first_line(error)}. This is a bug in Penstock: "
+        f"unexpected {type(error).__name__}: {_sentence(error)} This is a bug in Penstock: "
         "PENSTOCK_DEBUG=1 shows where; nothing that was finished is lost."
     )
 
 
-def _names(error: BaseException) -> set[str]:
-    return {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("penstock_")}
+def _of_the_limiter(error: BaseException) -> bool:
+    """``penstock_ratelimit`` is usable alone, so its errors have a root of their own; it is not imported to ask."""
+    errors = sys.modules.get("penstock_ratelimit.errors")
+    return errors is not None and isinstance(error, errors.RateLimitError)
 
 
 def _from(error: BaseException, *packages: str) -> bool:
     return any(kind.__module__.split(".")[0] in packages for kind in type(error).__mro__)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0] or type(error).__name__
+def _sentence(error: BaseException) -> str:
+    """The first line of what it says, ended by one full stop."""
+    return (str(error).split("\n", 1)[0].rstrip(" .") or type(error).__name__) + "."

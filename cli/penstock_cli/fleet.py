@@ -7,32 +7,39 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from penstock_cli.disk import DiskGuard, is_full, shortage
 from penstock_cli.embedded import EmbeddedRedis
-from penstock_cli.errors import EmbeddedRedisFailed, UsageProblem
+from penstock_cli.errors import RedisNotRunning, UsageProblem
 from penstock_cli.figures import Figures, KeptFigures
+from penstock_cli.progress import Wait
 from penstock_cli.reach import knock
+from penstock_cli.redis_keeper import RedisKeeper
 from penstock_cli.settings import child_environment
 from penstock_cli.state import StateFolder
 from penstock_cli.supervisor import MAX_LOG_BYTES, Supervisor
-from penstock_cli.text import duration
+from penstock_cli.text import count, duration, one_line
 from penstock_cli.watch import Stall, Watch
+from penstock_ledger.log_lines import LineFormatter
+from penstock_ledger.model import JobState
 from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.wire import queue_name
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
+    from penstock_cli.progress import Progress
     from penstock_ledger.model import Job
     from penstock_workers.settings import WorkerSettings
 
 TICK_S = 0.1
 LOOK_EVERY_S = 0.25  # at the job's state and figures
 DRAIN_MARGIN_S = 10.0  # beyond the worker's own drain time, before it is killed
-MAX_REDIS_RESTARTS = 3  # a Redis that dies again and again lacks memory or disk, and starting it is no help
+STORES_AWAY_MAX_S = 300.0  # errors of a store that runs: longer than locks, checkpoints and slow disks take
 
 
 class Fleet:
@@ -44,30 +51,40 @@ class Fleet:
         state: StateFolder,
         workers: int,
         *,
+        places: Sequence[Path],
         hurry: Callable[[], bool],
-        tell: Callable[[str], None],
+        progress: Progress,
     ) -> None:
+        """``places`` are the folders that the job writes to."""
         if settings.broker_url is not None:
-            tell("broker_url is for fleets: this job goes through a Redis of its own")
+            progress.say("broker_url is for fleets: this job goes through a Redis of its own")
         self._settings = settings.model_copy(
             update={"database_url": state.database_url, "control": False, "broker_url": None}
         )
         self._state = state
         self._count = workers
+        self._places = places
         self._hurry = hurry
-        self._tell = tell
+        self._progress = progress
+        self._tell = progress.say
         self._exits = ExitStack()
-        self._redis_restarts = 0
+        self._away_since: float | None = None  # monotonic: since when a store that runs gives errors
+        self._asked_to_stop: Callable[[], bool] = lambda: False
+        self._finished_before: int | None = None  # documents that had an outcome when this run began
 
     def __enter__(self) -> Self:
         with ExitStack() as exits:
             exits.enter_context(logging_to(self._state.logs / "control.log"))
-            self._redis = EmbeddedRedis.start(self._state.redis)
+            self._progress.note("starting the private Redis")
+            server = EmbeddedRedis.start(self._state.redis, self._tell)
+            self._keeper = RedisKeeper(server, self._tell)
             exits.callback(self._stop_redis)
-            self._settings = self._settings.model_copy(update={"redis_url": self._redis.endpoint.redis_url})
+            self._settings = self._settings.model_copy(update={"redis_url": server.endpoint.redis_url})
             self._books = exits.enter_context(self._open_books())
             self._take_over()
+            exits.callback(self._progress.note, "stopping the control loop")
             self._control = exits.enter_context(self._run_control())
+            self._progress.note(f"starting {self._count} worker{'s' * (self._count > 1)}")
             self._supervisor = self._start_workers()
             exits.callback(self._stop_workers)
             self._exits = exits.pop_all()
@@ -78,40 +95,92 @@ class Fleet:
     ) -> None:
         self._exits.close()
 
-    def work(
-        self, job: Job, kept: KeptFigures, *, show: Callable[[Figures], None], asked_to_stop: Callable[[], bool]
-    ) -> Job:
+    def work(self, job: Job, kept: KeptFigures, *, asked_to_stop: Callable[[], bool]) -> Job:
         """Watch until the job is final, paused by somebody after it ran, or we are asked to stop.
 
         Raises WorkersKeepCrashing and EmbeddedRedisFailed; what was finished by then is kept.
         """
+        self._asked_to_stop = asked_to_stop
         job = self._set_going(job)
         started = time.monotonic()
 
         def seconds() -> float:
             return kept.seconds + time.monotonic() - started
 
-        watch, stall = Watch(self._books, job, seconds), Stall()
+        self._watch, self._stall = Watch(self._books, job, seconds), Stall()
+        self._disk = DiskGuard(self._places, hold=self._hold, go_on=self._go_on)
         next_look = 0.0
         try:
             while not asked_to_stop():
                 self._supervisor.tick()
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + LOOK_EVERY_S
-                    self._mend_redis()
-                    job = watch.refresh()
-                    if job.state.final or job.state == "paused":
+                    if self._look():
                         break
-                    figures = watch.look(self._supervisor.alive)
-                    show(figures)
-                    self._tell_of_stall(stall.notice(figures))
                 time.sleep(TICK_S)
-            if asked_to_stop():
-                drain = duration(self._settings.drain_seconds)
-                self._tell(f"stopping: what is in flight may finish, for at most {drain}; Ctrl-C again stops now")
         finally:
-            self._keep(job, seconds(), kept)
-        return job
+            self._keep(self._watch.job, seconds(), kept)
+        return self._watch.job
+
+    def _look(self) -> bool:
+        """Look after everything once and show it; True when the job is over or paused."""
+        import redis
+        from sqlalchemy.exc import SQLAlchemyError
+
+        short, silent = self._disk.look(), self._keeper.look()
+        waits, figures = short or silent, None
+        try:
+            job = self._watch.refresh()
+            if job.state.final or (job.state == "paused" and not self._disk.holds):
+                return True
+            if silent is None:
+                figures = self._watch.look(self._supervisor.alive)
+            self._away_since = None
+        except (redis.RedisError, SQLAlchemyError, OSError) as error:
+            waits = waits or self._away(error)
+        if figures is not None:
+            self._progress.show(figures)
+            self._tell_of_stall(self._stall.notice(figures))
+            waits = waits or self._first_steps(figures)
+        self._progress.note(*(waits or (None,)))
+        return False
+
+    def _away(self, error: Exception) -> Wait:
+        """What to say of a store that gives errors. Raises the error again when it does for too long, a full disk excepted."""
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+        if now - self._away_since > STORES_AWAY_MAX_S and not is_full(error):
+            raise error
+        return Wait(f"waiting for queue and ledger in {self._state.root}: {one_line(str(error))}")
+
+    def _first_steps(self, figures: Figures) -> Wait | None:
+        """What goes on until the first document of this run has finished."""
+        if self._finished_before is None:
+            self._finished_before = figures.finished
+        if figures.finished > self._finished_before:
+            return None
+        return Wait("the first calls are under way" if figures.claimed else "starting workers; the first calls follow")
+
+    def _hold(self, why: str) -> bool:
+        """Let the job wait for space; False when that could not be written any more: then workers wait by themselves."""
+        return self._moved(JobState.RUNNING, JobState.PAUSED, why)
+
+    def _go_on(self) -> bool:
+        return self._moved(JobState.PAUSED, JobState.RUNNING, None)
+
+    def _moved(self, before: JobState, to: JobState, why: str | None) -> bool:
+        import redis
+        from sqlalchemy.exc import SQLAlchemyError
+
+        job_id = self._watch.job.job_id
+        try:
+            moved = self._books.jobs.set_state(job_id, to, reason=why, expect={before})
+        except SQLAlchemyError:
+            return False
+        with contextlib.suppress(redis.RedisError):  # the control loop repeats it
+            self._books.redis.set_job_state(job_id, to)
+        return moved
 
     def _keep(self, job: Job, seconds: float, kept: KeptFigures) -> None:
         """Save what would be lost with Redis and with this process; the last counters only if Redis still answers."""
@@ -120,12 +189,11 @@ class Fleet:
         stats: dict[str, int] = {}
         with contextlib.suppress(redis.RedisError):
             stats = self._books.stats(job)
-        kept.save(seconds, stats)
+        with contextlib.suppress(OSError):  # a full disk: these figures decorate reports
+            kept.save(seconds, stats)
 
     def _set_going(self, job: Job) -> Job:
-        """A job that was paused goes on: whoever repeats the command has mended the reason."""
-        from penstock_ledger.model import JobState
-
+        """A job that was paused goes on: repeating the command says that its reason is gone."""
         if job.state == JobState.PAUSED:
             self._tell(f"going on with a paused job (it was paused because: {job.reason or 'no reason recorded'})")
             self._books.jobs.set_state(job.job_id, JobState.RUNNING, expect={JobState.PAUSED})
@@ -145,32 +213,17 @@ class Fleet:
                 notice = f"{notice}: {error}"
         self._tell(notice)
 
-    def _mend_redis(self) -> None:
-        """Start the private Redis again when it died; what it lost is fed again by the control loop."""
-        import redis
-
-        with contextlib.suppress(redis.RedisError):
-            self._redis.client.ping()
-            return
-        self._redis_restarts += 1
-        if self._redis_restarts > MAX_REDIS_RESTARTS:
-            raise EmbeddedRedisFailed(
-                f"the private Redis ended {self._redis_restarts} times; see {self._redis.folder / 'redis.log'} "
-                "(memory and disk are the usual reasons). The same command resumes the job."
-            )
-        self._tell("the private Redis ended; starting it again, nothing that was finished is lost")
-        self._redis = EmbeddedRedis.start(self._state.redis)
-
     def _take_over(self) -> None:
         """The state folder is locked by us, so whoever held messages is dead: do not wait for their leases to end."""
         from penstock_workers.lease_scripts import return_leases_of_the_dead
 
-        returned = return_leases_of_the_dead(self._redis.client)
+        returned = return_leases_of_the_dead(self._keeper.server.client)
         if returned:
             self._tell(f"{returned} documents were in flight when the last run died; they go again")
 
     def _stop_redis(self) -> None:
-        self._redis.stop()
+        self._progress.note("stopping the private Redis")
+        self._keeper.server.stop()
 
     def _open_books(self) -> contextlib.AbstractContextManager[Books]:
         from penstock_cli.connect import books
@@ -206,7 +259,36 @@ class Fleet:
 
     def _stop_workers(self) -> None:
         """Let workers finish what they hold; whatever takes too long is tried again when the job resumes."""
-        self._supervisor.stop(self._settings.drain_seconds + DRAIN_MARGIN_S, self._hurry)
+        self._looked_at = float("-inf")
+        self._progress.note("stopping the workers")
+        self._supervisor.stop(self._settings.drain_seconds + DRAIN_MARGIN_S, self._hurry, self._draining)
+
+    def _draining(self, left_s: float) -> None:
+        """Show what the end waits for, every ``LOOK_EVERY_S``."""
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_EVERY_S or not self._asked_to_stop():
+            return
+        self._looked_at = now
+        held = self._calls_held()
+        calls = "calls" if held is None else f"{count(held)} call{'s' * (held != 1)}"
+        self._progress.note(
+            "stopping:",
+            f"{calls} in flight may finish, {duration(left_s)} at most. Ctrl-C again ends at once: "
+            f"what is in flight then is paid for and asked again on resume.{self._no_room()}",
+        )
+
+    def _no_room(self) -> str:
+        short = next(filter(None, map(shortage, self._places)), None)
+        return f" Their answers have no room, {short}: free some space now." if short else ""
+
+    def _calls_held(self) -> int | None:
+        """None when Redis does not say."""
+        import redis
+
+        with contextlib.suppress(redis.RedisError, RedisNotRunning):
+            depth = self._books.redis.depth(queue_name(self._settings.lane))
+            return depth.unacked - depth.relayed
+        return None
 
 
 @contextlib.contextmanager
@@ -214,8 +296,14 @@ def logging_to(path: Path) -> Iterator[None]:
     """What our packages log goes into a bounded file: the terminal belongs to the progress panel."""
     from logging.handlers import RotatingFileHandler
 
-    handler = RotatingFileHandler(path, maxBytes=MAX_LOG_BYTES, backupCount=1, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    class LogFile(RotatingFileHandler):
+        """What a full disk does not take is lost; the screen says why, so that logging does not."""
+
+        def handleError(self, record: logging.LogRecord) -> None:
+            pass
+
+    handler = LogFile(path, maxBytes=MAX_LOG_BYTES, backupCount=1, encoding="utf-8", delay=True)
+    handler.setFormatter(LineFormatter())
     root = logging.getLogger()
     level = root.level
     root.addHandler(handler)
@@ -225,7 +313,8 @@ def logging_to(path: Path) -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
-        handler.close()
+        with contextlib.suppress(OSError):
+            handler.close()
 
 
 def as_variables(settings: WorkerSettings, state: StateFolder) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING
 from penstock_cli import files
 from penstock_cli.commandline import remember, this_command
 from penstock_cli.connect import Books, books
+from penstock_cli.disk import free_bytes, is_full, megabytes
 from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, UsageProblem
 from penstock_cli.figures import KeptFigures
 from penstock_cli.interrupts import Interrupts
 from penstock_cli.jobspec import job_spec, with_own_model, with_provider
 from penstock_cli.options import JobFlags, ProviderFlags
+from penstock_cli.progress import for_console
 from penstock_cli.state import StateFolder
 from penstock_cli.terminal import console as make_console
 from penstock_cli.text import count, duration, usd
@@ -27,6 +30,7 @@ from penstock_cli.text import count, duration, usd
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_cli.progress import Progress
     from penstock_cli.report import Report
     from penstock_ledger.model import Job
     from penstock_producer import Producer
@@ -60,6 +64,7 @@ class Plan:
     settings: WorkerSettings
     state: StateFolder
     console: Console
+    progress: Progress
 
 
 def default_state(out: str) -> Path:
@@ -74,20 +79,56 @@ def default_state(out: str) -> Path:
 def run_local(request: RunRequest) -> int:
     """Returns the exit status. Raises CliError and the errors of the producer, the ledger and the workers."""
     console = make_console()
-    with Interrupts() as interrupts:
-        plan = _checked(request, console)
-        with plan.state.locked(), _ledger(plan.state) as ledger:
-            try:
+    with Interrupts() as interrupts, ExitStack() as screen:
+        title = f"{request.job_key} · {request.job.lane}" + (f" · {request.job.model}" if request.job.model else "")
+        try:
+            progress = screen.enter_context(for_console(console, title, panel=request.panel))
+            progress.note("setting up: settings, flags, the provider's address")
+            plan = _checked(request, console, progress)
+            with plan.state.locked(), _ledger(plan) as ledger:
                 job = _accepted(plan, ledger)
                 if not job.state.final:
                     job = _worked(plan, ledger, job, interrupts)
-                return _concluded(plan, ledger, job)
-            except Interrupted:
-                console.print(f"interrupted; resume with:  {this_command()}", soft_wrap=True)
-                return EXIT_INTERRUPTED
+                progress.note("writing result files")
+                return _concluded(plan, ledger, job, screen)
+        except Interrupted:
+            screen.close()
+            console.print(f"interrupted; resume with:  {this_command()}", soft_wrap=True)
+            return EXIT_INTERRUPTED
+        except Exception as error:
+            screen.close()
+            full = _disk_full(request, error)
+            if full is None:
+                raise
+            if not interrupts.asked:
+                raise JobStopped(full) from error
+            console.print(f"interrupted, and {full}", soft_wrap=True)
+            return EXIT_INTERRUPTED
 
 
-def _checked(request: RunRequest, console: Console) -> Plan:
+def _disk_full(request: RunRequest, error: BaseException) -> str | None:
+    """What to say when an error comes from a full disk; None when it does not."""
+    seen: BaseException | None = error
+    while seen is not None and not is_full(seen):
+        seen = seen.__cause__ or seen.__context__
+    if seen is None:
+        return None
+    room = [
+        f"{place} ({megabytes(free)} left)" for place in _places(request) if (free := free_bytes(place)) is not None
+    ]
+    return (
+        f"a disk is full: {', '.join(room)}. What is finished is kept, nothing of it is paid again. "
+        f"Free some space, then resume with:  {this_command()}"
+    )
+
+
+def _places(request: RunRequest) -> list[Path]:
+    """The folders of this machine that a run writes to, as far as they exist."""
+    folders = [request.state, *([] if files.is_remote(request.out) else [Path(request.out)])]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
     from penstock_cli.reach import knock
     from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
@@ -109,7 +150,7 @@ def _checked(request: RunRequest, console: Console) -> Plan:
             f"{request.source}: there is no such file here ({Path.cwd()}); name a JSONL file or s3://bucket/key"
         )
     files.probe(request.out, request.source)
-    return Plan(request, spec, settings, StateFolder.create(request.state), console)
+    return Plan(request, spec, settings, StateFolder.create(request.state), console, progress)
 
 
 def _with_short_lease(settings: WorkerSettings) -> WorkerSettings:
@@ -120,15 +161,16 @@ def _with_short_lease(settings: WorkerSettings) -> WorkerSettings:
 
 
 @contextlib.contextmanager
-def _ledger(state: StateFolder) -> Iterator[Books]:
+def _ledger(plan: Plan) -> Iterator[Books]:
     from penstock_ledger import open_database
 
-    database = open_database(state.database_url)
+    plan.progress.note(f"opening the ledger in {plan.state.root}")
+    database = open_database(plan.state.database_url)
     try:
         database.migrate()
     finally:
         database.close()
-    with books(state.root) as ledger:
+    with books(plan.state.root) as ledger:
         yield ledger
 
 
@@ -138,13 +180,15 @@ def _accepted(plan: Plan, ledger: Books) -> Job:
     from penstock_producer import Producer
 
     request = plan.request
+
+    def read(rows: int) -> None:
+        plan.progress.note(f"reading {request.source}:", f"{count(rows)} rows")
+
     try:
-        with (
-            plan.console.status("checking the source …"),
-            Producer(plan.settings.model_copy(update={"database_url": plan.state.database_url})) as producer,
-        ):
+        with Producer(plan.settings.model_copy(update={"database_url": plan.state.database_url})) as producer:
             changed = _change_limits(plan, ledger, producer)
-            job_id = producer.submit(request.source, plan.spec, job_key=request.job_key).job_id
+            plan.progress.note(f"reading {request.source}")
+            job_id = producer.submit(request.source, plan.spec, job_key=request.job_key, progress=read).job_id
     except JobConflict as error:
         raise UsageProblem(
             f"{plan.state.root} holds a job {request.job_key!r} with another source or other options. To resume it, "
@@ -197,16 +241,18 @@ def _say_where_it_stands(console: Console, ledger: Books, job: Job) -> None:
 def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts) -> Job:
     """Start everything, show it working until the job ends, end everything. Returns the job in its last state."""
     from penstock_cli.fleet import Fleet
-    from penstock_cli.progress import for_console
 
     kept = KeptFigures.load(ledger.figures_path(job))
     interrupts.defer()
-    title = f"{job.job_key} · {plan.spec.lane}" + (f" · {plan.spec.model}" if plan.spec.model else "")
-    with (
-        for_console(plan.console, title, panel=plan.request.panel) as progress,
-        Fleet(plan.settings, plan.state, plan.request.workers, hurry=interrupts.hurry, tell=progress.say) as fleet,
-    ):
-        job = fleet.work(job, kept, show=progress.show, asked_to_stop=lambda: interrupts.asked)
+    with Fleet(
+        plan.settings,
+        plan.state,
+        plan.request.workers,
+        places=_places(plan.request),
+        hurry=interrupts.hurry,
+        progress=plan.progress,
+    ) as fleet:
+        job = fleet.work(job, kept, asked_to_stop=lambda: interrupts.asked)
     interrupts.defer(False)
     if interrupts.asked and not job.state.final:
         _keep_report(plan, ledger, job)
@@ -218,7 +264,7 @@ def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts) -> Job:
     return job
 
 
-def _concluded(plan: Plan, ledger: Books, job: Job) -> int:
+def _concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     """Write the files, print the report. Raises JobStopped for a job that is paused."""
     from penstock_cli import report as reports
 
@@ -226,9 +272,10 @@ def _concluded(plan: Plan, ledger: Books, job: Job) -> int:
     if not job.state.final:
         raise JobStopped(
             f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {count(report.finished)} of "
-            f"{count(report.total)} documents are finished and kept. Mend that, then resume with:  {this_command()}"
+            f"{count(report.total)} documents are finished and kept. Once that is put right, resume with:  {this_command()}"
         )
     places = files.write_outputs(ledger, job, plan.request.out)
+    screen.close()
     command = f"penstock dlq list {shlex.quote(job.job_key)}{ledger.option()}"
     reports.show(report, plan.console, dlq_command=command, files={**places, "report": place})
     return report.exit_status

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
+from types import FrameType
 
 import typer
 
@@ -22,7 +24,7 @@ from penstock_cli.commands import (
     submit,
     worker,
 )
-from penstock_cli.errors import EXIT_FAILED
+from penstock_cli.errors import EXIT_FAILED, Interrupted
 from penstock_cli.failures import exit_status, message
 from penstock_cli.settings import debug
 from penstock_cli.simulate.command import simulate
@@ -59,6 +61,8 @@ app.command(rich_help_panel="One machine")(simulate)
 
 def main() -> None:
     """Run the command line; every failure becomes a message on stderr and an exit status."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _interrupted)  # commands that end in an orderly way bring their own
     try:
         app(prog_name="penstock")
     except SystemExit:
@@ -68,7 +72,15 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except BaseException as error:
+        from penstock_ledger.log_lines import several_lines
+        from penstock_ledger.redaction import redact
+
         if debug():
-            traceback.print_exc()
-        sys.stderr.write(f"penstock: {safe(message(error))}\n")
+            sys.stderr.write(several_lines(redact(traceback.format_exc())))
+        sys.stderr.write(f"penstock: {safe(redact(message(error)))}\n")
         sys.exit(exit_status(error))
+
+
+def _interrupted(_number: int, _frame: FrameType | None) -> None:
+    """Unlike KeyboardInterrupt, this leaves through ``main``, with a line and the status of an interrupt."""
+    raise Interrupted("interrupted")

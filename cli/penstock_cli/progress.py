@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from penstock_cli.engines import engines_line
 from penstock_cli.figures import Figures
@@ -15,14 +15,27 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 LINE_EVERY_S = 5.0
-PANEL_EVERY_S = 0.25
+NOTE_EVERY_S = 30.0  # the same note again, with how it goes, where lines stay
+PANEL_PER_S = 4.0
 PANEL_WIDTH = 78
+RESUMES = "Ctrl-C stops; the same command resumes"  # below the panel of `penstock run`
+
+
+class Wait(NamedTuple):
+    """What is waited for: a sentence that stays, and what changes meanwhile."""
+
+    why: str
+    more: str = ""
 
 
 class Progress(Protocol):
     """Shows figures as they change; a context manager, so that the terminal is left as it was."""
 
     def show(self, figures: Figures) -> None: ...
+
+    def note(self, text: str | None, more: str = "") -> None:
+        """What is going on or waited for right now, until the next note; ``more`` is what changes while it goes on."""
+        ...
 
     def say(self, message: str) -> None:
         """A line that stays on the screen."""
@@ -35,8 +48,9 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-def for_console(console: Console, title: str, *, panel: bool) -> Progress:
-    return Panel(console, title) if panel and console.is_terminal else Lines(console)
+def for_console(console: Console, title: str, *, panel: bool, hint: str = RESUMES) -> Progress:
+    """``hint`` says below the panel what Ctrl-C does."""
+    return Panel(console, title, hint) if panel and console.is_terminal else Lines(console)
 
 
 class Lines:
@@ -46,6 +60,8 @@ class Lines:
         self._console = console
         self._clock = clock
         self._next = 0.0
+        self._noted: str | None = None
+        self._next_note = 0.0
 
     def show(self, figures: Figures) -> None:
         if self._clock() < self._next:
@@ -54,6 +70,13 @@ class Lines:
         self._console.print(line(figures), soft_wrap=True)
         if figures.engines is not None:
             self._console.print(engines_line(figures.engines), soft_wrap=True)
+
+    def note(self, text: str | None, more: str = "") -> None:
+        if text == self._noted and (not more or self._clock() < self._next_note):
+            return
+        self._noted, self._next_note = text, self._clock() + NOTE_EVERY_S
+        if text:
+            self.say(_noted(text, more))
 
     def say(self, message: str) -> None:
         self._console.print(safe(message), soft_wrap=True)
@@ -68,34 +91,45 @@ class Lines:
 
 
 class Panel:
-    """A compact panel that redraws in place."""
+    """A compact panel that redraws in place, by a thread of its own: it lives while the program is busy or waits."""
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, console: Console, title: str, hint: str = RESUMES) -> None:
         from rich.live import Live
 
         self._title = title
+        self._hint = hint
         self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._next = 0.0
+        self._began = time.monotonic()
+        self._figures: Figures | None = None  # written by the caller, read by the drawing thread, like the note
+        self._note = ""
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=PANEL_PER_S, transient=True)
 
     def show(self, figures: Figures) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + PANEL_EVERY_S
-        self._live.update(panel(figures, self._title), refresh=True)
+        self._figures = figures
+
+    def note(self, text: str | None, more: str = "") -> None:
+        self._note = safe(_noted(text, more)) if text else ""
 
     def say(self, message: str) -> None:
         self._console.print(safe(message))
 
+    def _render(self) -> RenderableType:
+        return panel(
+            self._figures, self._title, note=self._note, hint=self._hint, seconds=time.monotonic() - self._began
+        )
+
     def __enter__(self) -> Self:
-        self._live.start()
+        self._live.start(refresh=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
+
+
+def _noted(text: str, more: str) -> str:
+    return f"{text} {more}" if more else text
 
 
 def line(figures: Figures) -> str:
@@ -108,41 +142,49 @@ def final_line(figures: Figures) -> str:
     return " · ".join([_share(figures), *_trouble(figures), *_spent(figures)])
 
 
-def panel(figures: Figures, title: str) -> RenderableType:
+def panel(figures: Figures | None, title: str, *, note: str, hint: str, seconds: float) -> RenderableType:
+    """``figures`` are None until there are any; ``seconds`` since the panel appeared."""
     from rich.panel import Panel as Box
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    lines = [
+    body = Table.grid(expand=True)
+    body.add_row(
+        ProgressBar(
+            total=max(1, (figures.total if figures else None) or 1),
+            completed=figures.finished if figures else 0,
+            pulse=figures is None or figures.total is None,
+            complete_style="cyan",
+            finished_style="green",
+        )
+    )
+    for text in _figure_lines(figures) if figures else ():
+        body.add_row(Text(text, no_wrap=True, overflow="ellipsis"))
+    if figures is not None and figures.engines is not None:
+        body.add_row(Text(engines_line(figures.engines)))  # wrapped: what bounds the fleet stands at its end
+    if note:
+        body.add_row(Text(note, style="yellow" if figures else ""))
+    if figures is None:
+        body.add_row(Text(f"{duration(seconds)} since the start", style="dim"))
+    return Box(
+        body,
+        title=Text(safe(title), style="bold"),
+        title_align="left",
+        subtitle=Text(hint, style="dim"),
+        subtitle_align="right",
+        width=PANEL_WIDTH,
+        padding=(0, 1),
+    )
+
+
+def _figure_lines(figures: Figures) -> list[str]:
+    return [
         f"{_share(figures)}  ·  {_speed(figures)}  ·  {duration(figures.seconds)} elapsed",
         "  ·  ".join(_traffic(figures)),
         "  ·  ".join(_trouble(figures)),
         "  ·  ".join(_spent(figures)),
     ]
-    body = Table.grid(expand=True)
-    body.add_row(
-        ProgressBar(
-            total=max(1, figures.total or 1),
-            completed=figures.finished,
-            pulse=figures.total is None,
-            complete_style="cyan",
-            finished_style="green",
-        )
-    )
-    for text in lines:
-        body.add_row(Text(text, no_wrap=True, overflow="ellipsis"))
-    if figures.engines is not None:
-        body.add_row(Text(engines_line(figures.engines)))  # wrapped: what bounds the fleet stands at its end
-    return Box(
-        body,
-        title=Text(safe(title), style="bold"),
-        title_align="left",
-        subtitle=Text("Ctrl-C stops; the same command resumes", style="dim"),
-        subtitle_align="right",
-        width=PANEL_WIDTH,
-        padding=(0, 1),
-    )
 
 
 def _share(figures: Figures) -> str:

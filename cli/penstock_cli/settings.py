@@ -10,6 +10,7 @@ from penstock_cli.orphan import PARENT_PID_VARIABLE
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 SETTINGS_PREFIX = "PENSTOCK_"
 OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"
+REDIS_SERVER_VARIABLE = "PENSTOCK_REDIS_SERVER"
 
 
 def debug() -> bool:
@@ -21,6 +22,11 @@ def parent_pid() -> int | None:
     """The `penstock run` that started this worker, if one did."""
     text = os.environ.get(PARENT_PID_VARIABLE, "")
     return int(text) if text.isdigit() else None
+
+
+def chosen_redis_server() -> str | None:
+    """The server program that `penstock run` is told to start; None = the first patched one that is found."""
+    return os.environ.get(REDIS_SERVER_VARIABLE) or None
 
 
 def variable_is_set(name: str) -> bool:

@@ -6,6 +6,7 @@ that its parent is gone, is ``orphan.py``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from penstock_cli.errors import WorkersKeepCrashing
 from penstock_cli.orphan import PARENT_PID_VARIABLE
@@ -78,8 +80,16 @@ class Supervisor:
     def alive(self) -> int:
         return sum(1 for worker in self.workers if worker.process is not None and worker.process.poll() is None)
 
-    def stop(self, drain_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Ask all to finish what they hold (SIGTERM); after ``drain_s``, or when ``hurry`` says so, SIGKILL."""
+    def stop(
+        self,
+        drain_s: float,
+        hurry: Callable[[], bool] = lambda: False,
+        waiting: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """Ask all to finish what they hold (SIGTERM); after ``drain_s``, or when ``hurry`` says so, SIGKILL.
+
+        ``waiting`` hears the seconds that are left, again and again while it lasts.
+        """
         running = [worker.process for worker in self.workers if worker.process is not None]
         for process in running:
             process.terminate()
@@ -87,6 +97,7 @@ class Supervisor:
         while any(process.poll() is None for process in running):
             if time.monotonic() > deadline or hurry():
                 break
+            waiting(deadline - time.monotonic())
             time.sleep(POLL_S)
         for process in running:
             if process.poll() is None:
@@ -96,7 +107,7 @@ class Supervisor:
             worker.process = None
 
     def _spawn(self, worker: Worker) -> None:
-        with worker.log.open("ab") as log:  # appending, so that the file may be emptied while a worker writes to it
+        with _opened(worker.log) as log:
             worker.process = subprocess.Popen(  # noqa: S603 -- our own interpreter and command line
                 [*self._command, "--name", f"local-{worker.number}"],
                 env=self._environment,
@@ -135,8 +146,17 @@ def describe(status: int) -> str:
         return f"signal {-status}"
 
 
+def _opened(log: Path) -> IO[bytes]:
+    """For appending, so that the file may be emptied while a worker writes to it. On a full disk there is no log."""
+    try:
+        return log.open("ab")
+    except OSError:
+        return open(os.devnull, "ab")
+
+
 def _bound_log(log: Path) -> None:
     """Copy, then empty: the worker keeps its open file. Lines written in between are lost, which a log may lose."""
-    if log.stat().st_size > MAX_LOG_BYTES:
-        shutil.copyfile(log, log.with_suffix(".log.1"))
-        os.truncate(log, 0)
+    with contextlib.suppress(OSError):  # it is not there yet, or the disk is full: then it does not grow either
+        if log.stat().st_size > MAX_LOG_BYTES:
+            shutil.copyfile(log, log.with_suffix(".log.1"))
+            os.truncate(log, 0)

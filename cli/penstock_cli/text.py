@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 LOG_TAIL_BYTES = 8192  # enough for the traceback at the end of a log
-
-# C0 and C1 controls, DEL, the bidirectional overrides and the line separators: everything that moves a cursor,
-# colours, hides or reorders text.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
 
 def safe(text: str) -> str:
@@ -17,10 +12,9 @@ def safe(text: str) -> str:
 
     Tabs and newlines stay. Lone surrogates, which no terminal encoding takes, become escapes as well.
     """
-    visible = _UNSAFE.sub(
-        lambda match: f"\\x{ord(match[0]):02x}" if ord(match[0]) < 256 else f"\\u{ord(match[0]):04x}", text
-    )
-    return visible.encode("utf-8", "backslashreplace").decode("utf-8")
+    from penstock_ledger.log_lines import several_lines  # here, since the package brings SQLAlchemy with it
+
+    return several_lines(text)
 
 
 def one_line(text: str, width: int = 100) -> str:

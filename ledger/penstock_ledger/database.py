@@ -6,24 +6,28 @@ whatever the timeout is. Commits are durable (synchronous=FULL): an outcome that
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
-from penstock_ledger.errors import DatabaseUnusable, SchemaMissing, SchemaTooNew
+from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, SchemaMissing, SchemaTooNew
 from penstock_ledger.postgres import COUNT_CONNECTIONS, POOL_SIZE, Connections, Waits, open_engine
+from penstock_ledger.sqlite_lock import WriteLock, is_busy
 from penstock_ledger.tables import HEAD
 
 T = TypeVar("T")
 
-BUSY_TIMEOUT_MS: Final = 30_000  # one writer at a time, each holds the lock for milliseconds; half a minute is a hang
 CACHE_KIB: Final = 32 * 1024  # per connection, so that the index pages of a million rows stay at hand
 CHECKPOINT_PAGES: Final = 8_000  # 32 MiB of log: pages that many commits touch are written back once, not each time
 WRITE_ATTEMPTS: Final = 5  # of one transaction that lost a deadlock or the wait for the lock
@@ -34,6 +38,9 @@ WAL_PAUSE_S: Final = 0.02
 _WRITES: Final = "penstock_writes"
 _RETRYABLE_SQLSTATES: Final = frozenset({"40001", "40P01", "55P03"})  # serialization, deadlock, lock not available
 _UNDEFINED_TABLE: Final = "42P01"
+# Connection lost, server shutting down or starting up, too many connections; psycopg has none where it never got in.
+_AWAY_SQLSTATES: Final = ("08", "57P", "53300")
+_POSTGRES_PORT: Final = 5432
 
 
 def open_database(
@@ -47,41 +54,41 @@ def open_database(
     """
     parsed = _parsed(url)
     if parsed.get_backend_name() == "sqlite":
-        engine = create_engine(parsed, pool_size=pool_size, max_overflow=0, connect_args={"check_same_thread": False})
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
+        engine = _open_sqlite(parsed, pool_size)
     else:
         engine = open_engine(parsed, pool_size=pool_size, waits=waits or Waits(), role=role)
     return Database(engine)
 
 
 class Database:
-    """Connections and transactions. Safe to share between threads; not across fork."""
+    """Connections and transactions. Safe to share between threads; a fork's child opens connections of its own."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.where = _place(engine.url)
         self.is_sqlite = engine.dialect.name == "sqlite"
         # preserve_rowcount: SQLAlchemy answers -1 for inserts on PostgreSQL otherwise, and we count on the number.
         self._writer = engine.execution_options(preserve_rowcount=True, **{_WRITES: True})
         self._schema_ok = False
+        _OPEN.add(self)
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in one transaction and commit it. It runs again after a lost deadlock, so it must only use the
-        connection. Raises SchemaError, and SQLAlchemy's errors when the database is away."""
+        connection. Raises SchemaError, DatabaseUnavailable, and SQLAlchemy's errors for what the database refuses."""
         self._check_schema()
         return self.write_unchecked(work)
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work`` in one read transaction."""
+        """Run ``work`` in one read transaction. Raises SchemaError and DatabaseUnavailable."""
         self._check_schema()
-        with self.engine.connect() as connection:
+        with self._explained(), self.engine.connect() as connection:
             return work(connection)
 
     def write_unchecked(self, work: Callable[[Connection], T]) -> T:
         """``write`` without the look at the schema: for the migration itself."""
         for attempt in range(1, WRITE_ATTEMPTS + 1):
             try:
-                with self._writer.begin() as connection:
+                with self._explained(), self._writer.begin() as connection:
                     return work(connection)
             except DBAPIError as error:
                 if attempt == WRITE_ATTEMPTS or not _worth_repeating(error):
@@ -98,8 +105,11 @@ class Database:
         self._schema_ok = True
 
     def revision(self) -> str | None:
-        """The schema that the database has; None before the first migration. Raises SchemaTooNew."""
-        with self.engine.connect() as connection:
+        """The schema that the database has; None before the first migration.
+
+        Raises SchemaTooNew and DatabaseUnavailable.
+        """
+        with self._explained(), self.engine.connect() as connection:
             try:
                 found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
             except DBAPIError as error:
@@ -121,11 +131,25 @@ class Database:
         """How full the server is; None for SQLite, which has no limit."""
         if self.is_sqlite:
             return None
-        with self.engine.connect() as connection:
+        with self._explained(), self.engine.connect() as connection:
             return Connections(*connection.execute(text(COUNT_CONNECTIONS)).one())
 
     def close(self) -> None:
         self.engine.dispose()
+
+    def after_fork(self) -> None:
+        """In a child: leave the parent's connections alone, neither used nor closed, and start with none."""
+        _LEFT_TO_PARENT.append(self.engine.pool)
+        self.engine.dispose(close=False)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            if not _is_away(error):
+                raise
+            raise DatabaseUnavailable(self.where, str(error.orig).strip().partition("\n")[0]) from error
 
     def _check_schema(self) -> None:
         if self._schema_ok:
@@ -134,6 +158,28 @@ class Database:
         if found != HEAD:
             raise SchemaMissing(found, HEAD)
         self._schema_ok = True
+
+
+# Every handle of this process, for the child of a fork: two processes on one socket would read each other's answers.
+_OPEN: Final[weakref.WeakSet[Database]] = weakref.WeakSet()
+# The parent's pools, kept so that nothing closes them here: one for each handle that came through a fork.
+_LEFT_TO_PARENT: Final[list[object]] = []
+
+
+def _forget_connections() -> None:
+    for database in list(_OPEN):
+        database.after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_connections)
+
+
+def _place(url: URL) -> str:
+    """What a person has to look at: the file, or host and database. Never the password."""
+    if url.get_backend_name() == "sqlite":
+        return str(url.database)
+    host = url.host or url.query.get("host") or "localhost"
+    return f"{host}:{url.port or _POSTGRES_PORT}/{url.database or ''}"
 
 
 def _parsed(url: str) -> URL:
@@ -159,10 +205,31 @@ def _checked_sqlite(url: URL) -> URL:
     return url
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:
+def _open_sqlite(url: URL, pool_size: int) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=0,
+        connect_args={"check_same_thread": False},
+        hide_parameters=True,  # errors reach logs, and parameters are documents
+    )
+    lock = WriteLock(str(url.database))
+
+    def begin(connection: Connection) -> None:
+        if connection.get_execution_options().get(_WRITES, False):
+            lock.begin(connection)
+        else:
+            connection.exec_driver_sql("BEGIN")
+
+    event.listen(engine, "connect", partial(_prepare_sqlite, lock.look_ms))
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+def _prepare_sqlite(busy_timeout_ms: int, connection: Any, _record: object) -> None:
     connection.isolation_level = None  # SQLAlchemy's recipe: pysqlite must not open transactions by itself
     cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    cursor.execute(f"PRAGMA busy_timeout = {busy_timeout_ms}")
     _switch_to_wal(cursor)
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
@@ -175,7 +242,7 @@ def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
         try:
             mode = cursor.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         except sqlite3.OperationalError as error:
-            if attempt == WAL_ATTEMPTS or not _is_sqlite_busy(error):
+            if attempt == WAL_ATTEMPTS or not is_busy(error):
                 raise
             time.sleep(WAL_PAUSE_S)
             continue
@@ -184,18 +251,19 @@ def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
         return
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
 def _worth_repeating(error: DBAPIError) -> bool:
-    return _sqlstate(error) in _RETRYABLE_SQLSTATES or _is_sqlite_busy(error.orig)
+    return _sqlstate(error) in _RETRYABLE_SQLSTATES or is_busy(error.orig)
 
 
-def _is_sqlite_busy(error: BaseException | None) -> bool:
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+def _is_away(error: DBAPIError) -> bool:
+    """Whether the database was not reached, or lost, as opposed to a statement that it refused."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return bool(code & 0xFF == sqlite3.SQLITE_CANTOPEN)
+    if not isinstance(error, (OperationalError, InterfaceError)) or isinstance(error.orig, sqlite3.Error):
+        return False
+    state = _sqlstate(error)
+    return error.connection_invalidated or state is None or state.startswith(_AWAY_SQLSTATES)
 
 
 def _is_missing_table(error: DBAPIError) -> bool:

@@ -1,37 +1,75 @@
 """What can go wrong in the ledger. Every message names what was found and what to do about it.
 
-LedgerError
-├── DatabaseUnusable        the URL, the driver or the folder of the database cannot be used
-├── SchemaError             the tables are not those that this release works with
-│   ├── SchemaMissing       nobody has migrated this database yet, or a newer release is installed
-│   └── SchemaTooNew        a newer release has migrated it: going on could write wrong rows
-├── JobError
-│   ├── JobNotFound         no job has that id or key
-│   ├── JobConflict         the job key is taken by a job with another spec or source
-│   ├── JobSealed           a closed job takes no more documents
-│   └── JobNotReplayable    it was cancelled or failed
-├── NothingToReplay         no dead letter matches
-├── FeedLost                another feeder holds the feed: stop, and do not move its cursor
-├── SpoolConflict           the same document id was pushed with another body
-├── RedisForgot             Redis lost its memory; rebuild it from SQL first
-└── RedisUnfit              this Redis must not be worked with
+PenstockError               root of what any package of Penstock raises on purpose (`penstock_ratelimit`, usable alone, apart)
+└── LedgerError
+    ├── DatabaseUnusable        the URL, the driver or the folder of the database cannot be used
+    ├── DatabaseUnavailable     the database does not answer now
+    ├── SchemaError             the tables are not those that this release works with
+    │   ├── SchemaMissing       this database was not migrated yet, or a newer release is installed
+    │   └── SchemaTooNew        a newer release has migrated it: going on could write wrong rows
+    ├── JobError
+    │   ├── JobNotFound         no job has that id or key
+    │   ├── JobConflict         the job key is taken by a job with another spec or source
+    │   ├── JobClosed           a closed job takes no more documents
+    │   └── JobNotReplayable    it was cancelled or failed
+    ├── NothingToReplay         no dead letter matches
+    ├── FeedLost                another feeder holds the feed: stop, and do not move its cursor
+    ├── SpoolConflict           the same document id was pushed with another body
+    ├── RedisForgot             Redis lost its memory; rebuild it from SQL first
+    └── RedisUnfit              this Redis must not be worked with
+
+``exit_status`` is what the command line ends with when the error ends a command.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Final
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2  # bad usage or input: another argument, file or setting is needed
 
 
-class LedgerError(Exception):
+_IDS_SHOWN: Final = 3
+
+
+def shown_ids(doc_ids: Sequence[str]) -> str:
+    """Document ids in a message: the first few, and how many more there are."""
+    shown = ", ".join(map(repr, doc_ids[:_IDS_SHOWN]))
+    return f"{shown} and {len(doc_ids) - _IDS_SHOWN} more" if len(doc_ids) > _IDS_SHOWN else shown
+
+
+class PenstockError(Exception):
+    """Root of everything that Penstock raises on purpose. The message says what was seen and what to do."""
+
+    exit_status: ClassVar[int] = EXIT_FAILED
+
+
+class LedgerError(PenstockError):
     """Root of everything that the ledger raises on purpose."""
 
 
 class DatabaseUnusable(LedgerError):
     """The database cannot be opened as configured."""
 
+    exit_status = EXIT_USAGE
+
+
+class DatabaseUnavailable(LedgerError):
+    """The database does not answer now: the same call may succeed later."""
+
+    def __init__(self, where: str, why: str) -> None:
+        self.where, self.why = where, why  # host and database, without a password; the driver's words
+        super().__init__(
+            f"the database {where} does not answer ({why}): start it, or correct database_url (PENSTOCK_DATABASE_URL); "
+            "`penstock doctor` looks closer"
+        )
+
 
 class SchemaError(LedgerError):
     """The tables are not those that this release works with."""
+
+    exit_status = EXIT_USAGE
 
 
 class SchemaMissing(SchemaError):
@@ -39,7 +77,10 @@ class SchemaMissing(SchemaError):
 
     def __init__(self, found: str | None, expected: str) -> None:
         has = f"schema {found}" if found else "no Penstock tables"
-        super().__init__(f"the database has {has}, this release needs schema {expected}: run Database.migrate() once")
+        super().__init__(
+            f"the database has {has}, this release needs schema {expected}: "
+            "`penstock migrate` creates or upgrades the tables"
+        )
 
 
 class SchemaTooNew(SchemaError):
@@ -54,6 +95,8 @@ class SchemaTooNew(SchemaError):
 
 class JobError(LedgerError):
     """Something about one job."""
+
+    exit_status = EXIT_USAGE
 
 
 class JobNotFound(JobError):
@@ -75,12 +118,13 @@ class JobConflict(JobError):
         )
 
 
-class JobSealed(JobError):
+class JobClosed(JobError):
     """A closed job takes no more documents, and cannot be closed with another total."""
 
-    def __init__(self, job_id: str, total: int) -> None:
-        self.job_id, self.total = job_id, total
-        super().__init__(f"job {job_id} was closed with {total} documents: open another job for more")
+    def __init__(self, job_id: str, total: int, doc_ids: Sequence[str] = ()) -> None:
+        self.job_id, self.total, self.doc_ids = job_id, total, tuple(doc_ids)  # of documents that were not accepted
+        refused = f", and {shown_ids(self.doc_ids)} not accepted" if self.doc_ids else ""
+        super().__init__(f"job {job_id} was closed with {total} documents{refused}: open another job for more")
 
 
 class JobNotReplayable(JobError):
@@ -93,6 +137,8 @@ class JobNotReplayable(JobError):
 
 class NothingToReplay(LedgerError):
     """No visible dead letter with a usable request matches."""
+
+    exit_status = EXIT_USAGE
 
     def __init__(self, job_id: str, reason: str | None) -> None:
         which = f" with the reason {reason!r}" if reason else ""
@@ -112,13 +158,16 @@ class FeedLost(LedgerError):
 
 
 class SpoolConflict(LedgerError):
-    """The same document id was pushed twice with different bodies."""
+    """Document ids were pushed again with another body. The first one counts; all other documents were stored."""
 
-    def __init__(self, job_id: str, doc_ids: Sequence[str]) -> None:
-        self.doc_ids = tuple(doc_ids)
-        shown = ", ".join(map(repr, self.doc_ids[:3])) + (", …" if len(self.doc_ids) > 3 else "")
+    exit_status = EXIT_USAGE
+
+    def __init__(self, job_id: str, doc_ids: Sequence[str], stored: int = 0) -> None:
+        self.job_id, self.doc_ids = job_id, tuple(doc_ids)
+        self.stored = stored  # documents of the same call that are new and stored
         super().__init__(
-            f"job {job_id} holds {shown} with another body: nothing of this call was stored; give new documents new ids"
+            f"job {job_id} holds another body for {shown_ids(self.doc_ids)}: the first one stays, all other documents "
+            "are stored; give new documents new ids"
         )
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 from penstock_ledger.database import Database
 from penstock_ledger.errors import FeedLost
 from penstock_ledger.model import Feed, FeedKind
+from penstock_ledger.storable import json_text
 from penstock_ledger.tables import feeds, spool
 
 
@@ -50,7 +51,7 @@ class FeedStore:
 
     def advance_feed(self, feed: Feed, owner: str, *, cursor: dict[str, Any], exhausted: bool) -> None:
         """Make the reading position durable. Raises FeedLost when another feeder took over, or the feed was rewound."""
-        query = update(feeds).where(*_ours(feed, owner)).values(cursor=_json(cursor), exhausted=exhausted)
+        query = update(feeds).where(*_ours(feed, owner)).values(cursor=json_text(cursor), exhausted=exhausted)
         if self._db.write(lambda connection: connection.execute(query).rowcount) == 0:
             raise FeedLost(feed.job_id, feed.generation, feed.fence)
 
@@ -82,7 +83,7 @@ def add_feed(
     connection.execute(
         insert(feeds).values(
             job_id=job_id, generation=generation, kind=str(kind), cursor="{}", exhausted=False, fence=0,
-            selection=_json(feed.selection), overrides=_json(feed.overrides),
+            selection=json_text(feed.selection), overrides=json_text(feed.overrides),
         )
     )  # fmt: skip
     return feed
@@ -108,7 +109,3 @@ def _feed(row: Row[Any], *, fence: int | None = None) -> Feed:
         selection=orjson.loads(row.selection),
         overrides=orjson.loads(row.overrides),
     )
-
-
-def _json(value: dict[str, Any]) -> str:
-    return orjson.dumps(value).decode()

@@ -10,12 +10,13 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, Row, func, literal_column, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock_ledger.errors import JobConflict, JobNotFound, JobNotReplayable, JobSealed, NothingToReplay
+from penstock_ledger.errors import JobClosed, JobConflict, JobNotFound, JobNotReplayable, NothingToReplay
 from penstock_ledger.feeds import FeedStore, add_feed
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob
 from penstock_ledger.outbox import FEED, add_to_outbox
 from penstock_ledger.outcome_insert import insert_outcomes
 from penstock_ledger.outcome_rows import letter_row
+from penstock_ledger.storable import json_text
 from penstock_ledger.tables import jobs, outcomes, spool
 from penstock_ledger.tallies import grouped, subtract
 
@@ -76,14 +77,14 @@ class JobStore(FeedStore):
         query = (
             update(jobs)
             .where(jobs.c.job_id == job_id, jobs.c.digest == expect)
-            .values(spec=orjson.dumps(dict(spec)).decode(), digest=digest)
+            .values(spec=json_text(dict(spec)), digest=digest)
         )
         return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
 
     def close(self, job_id: str, total: int | None = None) -> int:
         """Seal an open job with ``total`` documents; None counts its spool in the same transaction.
 
-        Returns the total. Closing again with the same total changes nothing. Raises JobNotFound and JobSealed.
+        Returns the total. Closing again with the same total changes nothing. Raises JobNotFound and JobClosed.
         """
         return self._db.write(lambda connection: _close(connection, job_id, total))
 
@@ -106,8 +107,8 @@ class JobStore(FeedStore):
     def _create(self, connection: Connection, job: NewJob, refused: Iterable[DeadLetter]) -> tuple[bool, Row[Any]]:
         dialect = sqlite if self._db.is_sqlite else postgresql
         values = {
-            "job_id": job.job_id, "job_key": job.job_key, "spec": orjson.dumps(job.spec).decode(),
-            "source": orjson.dumps(job.source).decode(), "digest": job.digest, "state": str(JobState.RUNNING),
+            "job_id": job.job_id, "job_key": job.job_key, "spec": json_text(job.spec),
+            "source": json_text(job.source), "digest": job.digest, "state": str(JobState.RUNNING),
             "generation": 1, "total": job.total, "created_at": time.time(),
         }  # fmt: skip
         created = connection.execute(dialect.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
@@ -130,7 +131,7 @@ def _close(connection: Connection, job_id: str, total: int | None) -> int:
     if row.total is None:
         connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(total=total))
     elif row.total != total:
-        raise JobSealed(job_id, row.total)
+        raise JobClosed(job_id, row.total)
     return total
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+import orjson
+
 
 class ItemKey(NamedTuple):
     """Names one execution history of one document: replaying a document makes a new generation, never an overwrite."""
@@ -110,6 +112,10 @@ class Result:
     latency_ms: int
     attempts: int  # tries that counted, the successful one included
     calls: int  # requests really sent to the provider
+
+    def json(self) -> Any:
+        """The provider's response, parsed: ``result.json()["choices"][0]["message"]["content"]``."""
+        return orjson.loads(self.body)
 
 
 @dataclass(frozen=True, slots=True)

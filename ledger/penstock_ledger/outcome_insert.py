@@ -15,6 +15,7 @@ from sqlalchemy.dialects import sqlite
 from penstock_ledger.array_literals import ARRAY_TYPES, array_literals
 from penstock_ledger.model import ItemKey
 from penstock_ledger.outcome_rows import COLUMNS, KEY_COLUMNS, OutcomeRow, key_of
+from penstock_ledger.storable import Words
 from penstock_ledger.tables import outcomes
 from penstock_ledger.tallies import add_rows
 
@@ -94,7 +95,10 @@ def _statements(rows: Sequence[OutcomeRow]) -> Iterator[list[OutcomeRow]]:
         yield chunk
 
 
-_COLUMN_TYPES: Final = tuple(type(column.type).__name__ for column in outcomes.columns)
+_COLUMN_TYPES: Final = tuple(
+    type(kind.impl_instance if isinstance(kind, Words) else kind).__name__
+    for kind in (column.type for column in outcomes.columns)
+)
 # One statement of constant text and one array per column, whatever the number of rows: nothing is parsed anew.
 _POSTGRESQL_INSERT: Final = (
     f"INSERT INTO outcomes ({', '.join(COLUMNS)}) SELECT * FROM unnest("  # noqa: S608  # made of our own column names

@@ -7,6 +7,7 @@ from typing import Any, Final
 from sqlalchemy import Row
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
+from penstock_ledger.storable import bounded_count, bounded_figure, storable
 from penstock_ledger.tables import outcomes
 
 OutcomeRow = tuple[Any, ...]
@@ -26,12 +27,12 @@ def result_row(result: Result, now: float) -> OutcomeRow:
         RESULT,
         None,
         None,
-        result.attempts,
-        result.calls,
-        result.prompt_tokens,
-        result.completion_tokens,
-        result.cost_microusd,
-        result.latency_ms,
+        bounded_count(result.attempts),
+        bounded_count(result.calls),
+        bounded_figure(result.prompt_tokens),
+        bounded_figure(result.completion_tokens),
+        bounded_figure(result.cost_microusd),
+        bounded_figure(result.latency_ms),
         result.status_code,
         storable(result.request_id),
         storable(result.model),
@@ -50,12 +51,12 @@ def letter_row(letter: DeadLetter, now: float) -> OutcomeRow:
         DEAD,
         None,
         storable(letter.reason),
-        letter.attempts,
-        letter.calls,
-        letter.prompt_tokens,
-        letter.completion_tokens,
-        letter.cost_microusd,
-        letter.latency_ms,
+        bounded_count(letter.attempts),
+        bounded_count(letter.calls),
+        bounded_figure(letter.prompt_tokens),
+        bounded_figure(letter.completion_tokens),
+        bounded_figure(letter.cost_microusd),
+        bounded_figure(letter.latency_ms),
         letter.status_code,
         None,
         None,
@@ -106,11 +107,3 @@ def letter_from(row: Row[Any]) -> DeadLetter:
         latency_ms=row.latency_ms,
         created_at=row.created_at,
     )
-
-
-def storable(text: str | None) -> str | None:
-    """``text`` without what PostgreSQL or UTF-8 refuse (NUL, lone surrogates): a provider's odd error message must not
-    make an outcome impossible to store."""
-    if text is None or (text.isascii() and "\0" not in text):
-        return text
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")

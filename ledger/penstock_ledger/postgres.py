@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.engine import ExceptionContext
 
 APPLICATION: Final = "penstock"  # what our connections' names start with, in pg_stat_activity
 POOL_SIZE: Final = 4  # two threads that settle and begin, and two reads of large documents beside them
@@ -21,6 +22,7 @@ IDLE_IN_TRANSACTION_S: Final = 60.0  # a process that was frozen in a transactio
 # A server that vanished without a word is noticed within half a minute, not after the two hours of most systems.
 KEEPALIVES: Final = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
 _NAME_BYTES: Final = 63  # PostgreSQL cuts longer ones
+_ERROR_CHARS: Final = 500  # of an error's first line: it may quote a value ("invalid input syntax for …")
 
 COUNT_CONNECTIONS: Final = (
     "SELECT count(*), count(*) FILTER (WHERE application_name LIKE 'penstock-%'),"
@@ -60,11 +62,20 @@ def open_engine(url: URL, *, pool_size: int, waits: Waits, role: str) -> Engine:
         pool_timeout=POOL_WAIT_S,
         pool_use_lifo=True,  # those beyond what is needed stay idle, and a pooler or firewall may end them
         pool_pre_ping=True,  # one that a restart has ended is replaced before it is used
+        hide_parameters=True,  # errors reach logs, and parameters are documents
         connect_args={name: value for name, value in arguments.items() if name not in url.query}
         | {"prepare_threshold": None},  # psycopg prepares on one server connection what PgBouncer sends to another
     )
     event.listen(engine, "begin", _bounded_by(waits))
+    event.listen(engine, "handle_error", _leave_out_the_row)
     return engine
+
+
+def _leave_out_the_row(context: ExceptionContext) -> None:
+    """PostgreSQL quotes what it refused ("Failing row contains …") below its first line, and errors reach logs."""
+    for error in (context.original_exception, context.sqlalchemy_exception):
+        if error is not None and error.args and isinstance(error.args[0], str):
+            error.args = (error.args[0].partition("\n")[0][:_ERROR_CHARS], *error.args[1:])
 
 
 def application_name(role: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import redis
@@ -31,7 +32,7 @@ def check(client: redis.Redis) -> None:
     if version < MIN_VERSION:
         wanted = ".".join(map(str, MIN_VERSION))
         raise RedisUnfit(f"redis_version is {server['redis_version']}; use Redis {wanted} or newer, or Valkey")
-    if str(server.get("redis_mode", "standalone")) == "cluster":
+    if mode(server) == "cluster":
         raise RedisUnfit("redis_mode is cluster: one step touches keys of several slots; use one Redis with replicas")
     found = memory(client)
     if found.maxmemory and found.policy != "noeviction":
@@ -39,6 +40,11 @@ def check(client: redis.Redis) -> None:
             f"maxmemory-policy is {found.policy}: a full Redis would drop queued work in silence; "
             "set maxmemory-policy noeviction"
         )
+
+
+def mode(server: Mapping[str, Any]) -> str:
+    """`standalone`, `sentinel` or `cluster`, from an INFO. Valkey calls the field by another name."""
+    return str(server.get("server_mode") or server.get("redis_mode") or "standalone")
 
 
 def _info(client: redis.Redis, section: str) -> dict[str, Any]:

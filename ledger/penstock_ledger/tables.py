@@ -19,16 +19,17 @@ from sqlalchemy import (
     MetaData,
     PrimaryKeyConstraint,
     Table,
-    Text,
     UniqueConstraint,
     text,
 )
+
+from penstock_ledger.storable import Words
 
 HEAD: Final = "0001"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
-Id = Text().with_variant(Text(collation="C"), "postgresql")
+Id = Words().with_variant(Words(collation="C"), "postgresql")
 Serial = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers only INTEGER keys by itself
 
 jobs = Table(
@@ -36,11 +37,11 @@ jobs = Table(
     metadata,
     Column("job_id", Id, primary_key=True),
     Column("job_key", Id, nullable=False),
-    Column("spec", Text, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("digest", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("reason", Text),
+    Column("spec", Words, nullable=False),
+    Column("source", Words, nullable=False),
+    Column("digest", Words, nullable=False),
+    Column("state", Words, nullable=False),
+    Column("reason", Words),
     Column("generation", Integer, nullable=False),
     Column("total", BigInteger),
     Column("created_at", Double, nullable=False),
@@ -55,14 +56,14 @@ feeds = Table(
     metadata,
     Column("job_id", Id, nullable=False),
     Column("generation", Integer, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("cursor", Text, nullable=False),
+    Column("kind", Words, nullable=False),
+    Column("cursor", Words, nullable=False),
     Column("exhausted", Boolean, nullable=False),
     Column("fence", BigInteger, nullable=False),
-    Column("owner", Text),  # written by the leader; read by everyone who would like to be it
+    Column("owner", Words),  # written by the leader; read by everyone who would like to be it
     Column("lease_until", Double),  # on the database server's clock
-    Column("selection", Text, nullable=False),
-    Column("overrides", Text, nullable=False),
+    Column("selection", Words, nullable=False),
+    Column("overrides", Words, nullable=False),
     PrimaryKeyConstraint("job_id", "generation", name="feeds_pkey"),
 )
 
@@ -73,9 +74,9 @@ outcomes = Table(
     Column("job_id", Id, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("doc_id", Id, nullable=False),
-    Column("kind", Text, nullable=False),  # 'result' or 'dead'
+    Column("kind", Words, nullable=False),  # 'result' or 'dead'
     Column("superseded_by", Integer),  # the generation that replays this dead letter; NULL = visible
-    Column("reason", Text),
+    Column("reason", Words),
     Column("attempts", Integer, nullable=False),
     Column("calls", Integer, nullable=False),
     Column("prompt_tokens", BigInteger),
@@ -83,10 +84,10 @@ outcomes = Table(
     Column("cost_microusd", BigInteger, nullable=False),
     Column("latency_ms", BigInteger, nullable=False),
     Column("status_code", Integer),
-    Column("request_id", Text),
-    Column("model", Text),
-    Column("finish_reason", Text),
-    Column("last_error", Text),
+    Column("request_id", Words),
+    Column("model", Words),
+    Column("finish_reason", Words),
+    Column("last_error", Words),
     Column("line", BigInteger),
     Column("created_at", Double, nullable=False),
     Column("request", LargeBinary),  # dead letters only
@@ -116,8 +117,8 @@ tallies = Table(
     metadata,
     Column("job_id", Id, nullable=False),
     Column("shard", Integer, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("reason", Text, nullable=False),  # "" for results
+    Column("kind", Words, nullable=False),
+    Column("reason", Words, nullable=False),  # "" for results
     Column("number", BigInteger, nullable=False),
     Column("after_retry", BigInteger, nullable=False),
     Column("calls", BigInteger, nullable=False),
@@ -143,9 +144,9 @@ outbox = Table(
     "outbox",
     metadata,
     Column("id", Serial, primary_key=True, autoincrement=True),
-    Column("kind", Text, nullable=False),
+    Column("kind", Words, nullable=False),
     Column("job_id", Id, nullable=False),
-    Column("payload", Text, nullable=False),
+    Column("payload", Words, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("sent_at", Double),
     Index("outbox_pending", "id", sqlite_where=text("sent_at IS NULL"), postgresql_where=text("sent_at IS NULL")),
@@ -154,6 +155,6 @@ outbox = Table(
 meta = Table(
     "meta",
     metadata,
-    Column("name", Text, primary_key=True),
-    Column("value", Text, nullable=False),
+    Column("name", Words, primary_key=True),
+    Column("value", Words, nullable=False),
 )

@@ -1,19 +1,20 @@
 """What can go wrong on the enqueuing side. Every message names the field, the value seen and the fix.
 
-ProducerError
-├── SpecError               the job spec is unusable; ``problems`` lists each field
-│   └── TemplateError       the prompt template is unusable
-├── SettingsError           a setting is unusable
-├── SourceError             the source is unusable as a whole; ``code`` is stable
-│   ├── SourceUnavailable   it cannot be reached now (pause and try again)
-│   ├── SourceChanged       it is not the content that was pinned
-│   └── TooManyBadRows      more rows are refused than the spec allows
-├── SinkError               outputs cannot be written there
-├── InvalidDocument         one document pushed by a service is unusable
-├── JobClosed               a document was pushed into a job that was cancelled
-└── WireError               a queue message is unusable
-    ├── BadMessage          not a message of ours, or a damaged one
-    └── UnknownMessageVersion   written by a release that this one does not understand
+PenstockError, of the ledger
+└── ProducerError
+    ├── SpecError               the job spec is unusable; ``problems`` lists each field
+    │   └── TemplateError       the prompt template is unusable
+    ├── SettingsError           a setting is unusable
+    ├── SourceError             the source is unusable as a whole; ``code`` is stable
+    │   ├── SourceUnavailable   it cannot be reached now (pause and try again)
+    │   ├── SourceChanged       it is not the content that was pinned
+    │   └── TooManyBadRows      more rows are refused than the spec allows
+    ├── SinkError               outputs cannot be written there
+    ├── InvalidDocument         one document pushed by a service is unusable
+    ├── JobCancelled            a document was pushed into a job that was cancelled or has failed
+    └── WireError               a queue message is unusable
+        ├── BadMessage          not a message of ours, or a damaged one
+        └── UnknownMessageVersion   written by a release that this one does not understand
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from penstock_ledger.errors import EXIT_USAGE, PenstockError, shown_ids
 
 if TYPE_CHECKING:
     from penstock_producer.sources.base import BadRow
@@ -36,7 +39,7 @@ def seen(value: Any) -> str:
     return text if len(text) <= MAX_SEEN_CHARS else text[: MAX_SEEN_CHARS - 1] + "…"
 
 
-class ProducerError(Exception):
+class ProducerError(PenstockError):
     """Root of everything that the producer raises on purpose."""
 
 
@@ -56,6 +59,8 @@ class Problem:
 class SpecError(ProducerError):
     """The job spec cannot be used."""
 
+    exit_status = EXIT_USAGE
+
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("job spec: " + "\n          ".join(str(problem) for problem in self.problems))
@@ -71,9 +76,13 @@ class TemplateError(SpecError):
 class SettingsError(ProducerError):
     """A setting from `penstock.toml`, the environment or a flag cannot be used."""
 
+    exit_status = EXIT_USAGE
+
 
 class SourceError(ProducerError):
     """The source cannot be used as a whole."""
+
+    exit_status = EXIT_USAGE
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code
@@ -113,17 +122,30 @@ class TooManyBadRows(SourceError):
 class SinkError(ProducerError):
     """A destination for output files cannot be written. What was there before is untouched."""
 
+    exit_status = EXIT_USAGE
+
 
 class InvalidDocument(ProducerError):
     """A document pushed by a service cannot be accepted; ``code`` is one of the row error codes."""
+
+    exit_status = EXIT_USAGE
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code
         super().__init__(f"{code}: {message}")
 
 
-class JobClosed(ProducerError):
+class JobCancelled(ProducerError):
     """The job was cancelled or failed and takes no more documents."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, job_id: str, state: str, doc_ids: Sequence[str]) -> None:
+        self.job_id, self.state, self.doc_ids = job_id, state, tuple(doc_ids)
+        super().__init__(
+            f"job {job_id} is {state}: {len(self.doc_ids)} documents were not accepted ({shown_ids(self.doc_ids)}); "
+            "push them into another job"
+        )
 
 
 class WireError(ProducerError):

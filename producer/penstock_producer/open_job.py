@@ -1,28 +1,42 @@
-"""An open job: documents are pushed in groups into its spool, where the feeder takes them from."""
+"""An open job: documents are pushed in groups into its spool, where the feeder takes them from.
+
+When a document is safe: `enqueue` takes it into this process's memory, and it is durable once it was flushed. That happens
+by `flush` or `close`, at the latest FLUSH_AFTER_S after it was enqueued, and when the interpreter ends; a process that is
+killed loses what it took in that time. Pushing a document again is harmless.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import logging
+import os
 import threading
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from penstock_ledger import JobStore, Spool
+from penstock_ledger import JobError, JobStore, Spool, SpoolConflict
 from penstock_ledger.model import Job, JobState
 from penstock_producer.documents import DocumentChecker
-from penstock_producer.errors import JobClosed
+from penstock_producer.errors import JobCancelled
 from penstock_producer.spec import JobSpec
 
-# What waits in memory before it is written: one SQL transaction each. A crash loses at most this much of what was not
-# yet flushed, and pushing it again is harmless.
+log = logging.getLogger(__name__)
+
+# What waits in memory before it is written: one SQL transaction each.
 MAX_BUFFERED_DOCUMENTS = 1_000
 MAX_BUFFERED_BYTES = 4 * 1024 * 1024
+FLUSH_AFTER_S: float = 1.0  # from the first unflushed document on: a trickle costs one small transaction a second
+MAX_CONFLICTS_KEPT: Final = 1_000  # ids of documents that were refused while no call was there to be told
+_TAKES_NO_MORE = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED)
 
 
 class OpenJob:
     """``enqueue`` gathers, ``flush`` makes durable, ``close`` says that there will be no more. Thread-safe.
 
-    As a context manager it flushes at the end and does not close: other processes may go on.
+    As a context manager it flushes at the end, also after an exception, and does not close: other processes may go on.
     """
 
     def __init__(self, job: Job, spec: JobSpec, spool: Spool, jobs: JobStore, max_bytes: int) -> None:
@@ -31,9 +45,19 @@ class OpenJob:
         self._checker = DocumentChecker(spec, max_bytes)
         self._spool = spool
         self._jobs = jobs
-        self._lock = threading.Lock()  # guards the two below
+        self._begin()
+        _OPEN.add(self)
+
+    def _begin(self) -> None:
+        """Empty, and with locks that no other thread holds: at first, and in the child of a fork."""
+        self._writing = threading.Lock()  # held while documents are written, so that `flush` returns after all of them
+        self._lock = threading.Lock()  # guards what follows; never held while anything is waited for
         self._buffer: list[tuple[str, bytes]] = []
         self._buffered_bytes = 0
+        self._timer: threading.Timer | None = None  # one at a time, while anything is unflushed
+        self._failing = False  # whether the last flush that no caller asked for failed
+        self._conflicts: list[str] = []  # refused by a flush that no caller asked for; told by the next one
+        self._ended: JobError | JobCancelled | None = None  # found out by such a flush
 
     def __enter__(self) -> Self:
         return self
@@ -43,40 +67,141 @@ class OpenJob:
     ) -> None:
         if kind is None:
             self.flush()
+        else:
+            self.flush_quietly()
 
     def enqueue(self, doc_id: str | int, document: Mapping[str, Any] | bytes | str) -> None:
-        """Add one document: a record for the spec's prompt, or a request body where the spec has none.
+        """Take one document: a record for the spec's prompt, or a request body where the spec has none.
 
-        Accepted for good once flushed, which happens by itself every so many documents. The same ``doc_id`` again is
-        ignored when it holds the same and SpoolConflict when it does not. Raises InvalidDocument, JobClosed for a job
-        that was cancelled, and JobSealed after ``close``.
+        It is durable after ``flush``, or by itself within FLUSH_AFTER_S. The same ``doc_id`` again is ignored when it
+        holds the same; when it does not, the first one counts and a later ``flush`` or ``close`` raises SpoolConflict.
+        Raises InvalidDocument for this document, JobCancelled and JobClosed for a job that takes no more, and
+        DatabaseUnavailable when the buffer is full and cannot be written: this document is not taken then.
         """
-        entry = self._checker.check(doc_id, document)
-        with self._lock:
-            self._buffer.append(entry)
-            self._buffered_bytes += len(entry[1])
-            if len(self._buffer) >= MAX_BUFFERED_DOCUMENTS or self._buffered_bytes >= MAX_BUFFERED_BYTES:
-                self._flush()
+        while not self.offer(doc_id, document):
+            self.make_room()
+
+    def offer(self, doc_id: str | int, document: Mapping[str, Any] | bytes | str) -> bool:
+        """As ``enqueue``, but never waits: False when the buffer is full, and then ``make_room`` writes it."""
+        return self._take(self._checker.check(doc_id, document))
+
+    def make_room(self) -> None:
+        """Write the buffer. What is wrong with its documents is told by the next ``flush``."""
+        self._write(ask=False)
 
     def flush(self) -> int:
-        """Make everything enqueued so far durable; returns how many documents were new. Safe to repeat on errors."""
-        with self._lock:
-            return self._flush()
+        """Make everything enqueued so far durable; returns how many of those that it wrote were new.
+
+        Raises SpoolConflict for documents whose id is taken by another body, once each: all others are stored then.
+        Raises JobCancelled, JobClosed (the error names the documents that were not accepted) and DatabaseUnavailable,
+        after which it can be repeated.
+        """
+        return self._write(ask=True)
 
     def close(self) -> int:
-        """Flush and seal the job: it completes once its documents have. Returns how many there are."""
-        with self._lock:
-            if self._buffer:
-                self._flush()
-            return self._jobs.close(self.job_id)
+        """Flush and close the job: it completes once its documents have. Returns how many there are.
 
-    def _flush(self) -> int:
-        if not self._buffer:
-            return 0
+        Raises as ``flush`` does, and then the job is not closed yet: call it again to close it without those documents.
+        """
+        self._write(ask=True)
+        return self._jobs.close(self.job_id)
+
+    def flush_quietly(self) -> None:
+        """Flush where no caller can be told: by time, at exit, beside another exception. What fails is logged."""
+        try:
+            self._write(ask=False)
+            self._failing = False
+        except Exception as error:
+            if not self._failing:  # one line for an outage, not one a second
+                log.warning("job %s: documents wait in memory, tried again each second: %s", self.job_id, error)
+            self._failing = True
+
+    def after_fork(self) -> None:
+        """In a child: what was unflushed is the parent's to write."""
+        self._begin()
+
+    def _take(self, entry: tuple[str, bytes]) -> bool:
+        """Buffer one document; False when there is no room for it."""
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            if len(self._buffer) >= MAX_BUFFERED_DOCUMENTS or self._buffered_bytes >= MAX_BUFFERED_BYTES:
+                return False
+            self._buffer.append(entry)
+            self._buffered_bytes += len(entry[1])
+        self._flush_later()
+        return True
+
+    def _flush_later(self) -> None:
+        with self._lock:
+            if self._timer is None and self._buffer:
+                timer = threading.Timer(FLUSH_AFTER_S, self._time_is_up)
+                timer.daemon = True
+                timer.name = f"penstock flush {self.job_id}"
+                with contextlib.suppress(RuntimeError):  # the interpreter is ending and starts no more threads
+                    timer.start()
+                    self._timer = timer
+
+    def _time_is_up(self) -> None:
+        with self._lock:
+            self._timer = None
+        self.flush_quietly()
+
+    def _write(self, *, ask: bool) -> int:
+        """Write the buffer. What is wrong with documents is raised when the caller did ``ask``, else kept for who does."""
+        with self._writing:
+            with self._lock:
+                taken, self._buffer, self._buffered_bytes = self._buffer, [], 0
+            new = 0
+            try:
+                new = self._store(taken) if taken else 0
+            except SpoolConflict as conflict:  # the others are stored
+                new = conflict.stored
+                self._conflicts = [*self._conflicts, *conflict.doc_ids][:MAX_CONFLICTS_KEPT]
+            except (JobError, JobCancelled) as error:  # nothing would make it take them
+                self._ended = error
+            except BaseException:
+                self._put_back(taken)
+                raise
+            if ask:
+                self._tell(new)
+            elif self._conflicts or self._ended:
+                log.warning("%s", self._ended or SpoolConflict(self.job_id, self._conflicts, new))
+            return new
+
+    def _tell(self, new: int) -> None:
+        conflicts, self._conflicts = self._conflicts, []
+        if conflicts:
+            raise SpoolConflict(self.job_id, conflicts, new)
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            raise ended
+
+    def _put_back(self, taken: list[tuple[str, bytes]]) -> None:
+        with self._lock:
+            self._buffer = taken + self._buffer
+            self._buffered_bytes += sum(len(body) for _, body in taken)
+        self._flush_later()
+
+    def _store(self, documents: Sequence[tuple[str, bytes]]) -> int:
         state = self._jobs.get(self.job_id).state
-        if state.final or state is JobState.CANCELLING:
-            raise JobClosed(f"job {self.job_id} is {state}: {len(self._buffer)} documents were not accepted")
-        new = self._spool.append(self.job_id, self._buffer)
-        self._buffer = []
-        self._buffered_bytes = 0
-        return new
+        if state in _TAKES_NO_MORE:
+            raise JobCancelled(self.job_id, str(state), [doc_id for doc_id, _ in documents])
+        return self._spool.append(self.job_id, documents)
+
+
+_OPEN: Final[weakref.WeakSet[OpenJob]] = weakref.WeakSet()
+
+
+def _flush_all() -> None:
+    for job in list(_OPEN):
+        job.flush_quietly()
+
+
+def _after_fork() -> None:
+    for job in list(_OPEN):
+        job.after_fork()
+
+
+atexit.register(_flush_all)
+os.register_at_fork(after_in_child=_after_fork)

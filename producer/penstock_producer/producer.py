@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -54,7 +55,8 @@ class JobStatus:
 class Producer:
     """Accepts jobs into the ledger; workers find them there. Needs the database only, not Redis.
 
-    Thread-safe. Usable as a context manager, which closes its connections.
+    Thread-safe, and usable on both sides of a fork. As a context manager it closes at the end. Everything that it raises
+    on purpose is a PenstockError, DatabaseUnavailable for a database that does not answer.
     """
 
     def __init__(self, settings: ProducerSettings | None = None, *, database_url: str | None = None) -> None:
@@ -70,6 +72,7 @@ class Producer:
             self._database.migrate()  # a file of our own; a server's schema is changed on purpose, by its operator
         self._jobs = JobStore(self._database)
         self._outcomes = OutcomeStore(self._database)
+        self._open: weakref.WeakSet[OpenJob] = weakref.WeakSet()
 
     def __enter__(self) -> Self:
         return self
@@ -80,27 +83,45 @@ class Producer:
         self.close()
 
     def close(self) -> None:
-        self._database.close()
+        """Flush the open jobs of this producer and end its connections. Raises as ``OpenJob.flush`` does."""
+        try:
+            for job in list(self._open):
+                job.flush()
+        finally:
+            self._database.close()
 
-    def submit(self, source: str | Path, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> Job:
+    def submit(
+        self,
+        source: str | Path,
+        spec: JobSpec | Mapping[str, Any],
+        *,
+        job_key: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Job:
         """Accept every document of ``source`` (a JSONL path or `s3://` URI) as one job.
 
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
-        another spec or content, SpecError, SourceError and TooManyBadRows; nothing is accepted then.
+        another spec or content, SpecError, SourceError and TooManyBadRows; nothing is accepted then. ``progress`` hears
+        now and then how many rows were read.
         """
         spec = spec if isinstance(spec, JobSpec) else JobSpec.from_json(spec)
         known = self._known(job_key)
         if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
             return self._create(spec, known.source, known.total, job_key, ())
-        found = survey(open_source(source, spec, self._settings), spec)
+        found = survey(open_source(source, spec, self._settings), spec, progress)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         return self._create(spec, found.pin, found.total, job_key, refusals)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
-        """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again."""
+        """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
+
+        Raises SpecError and JobConflict.
+        """
         spec = spec if isinstance(spec, JobSpec) else JobSpec.from_json(spec)
         job = self._create(spec, SPOOL_PIN, None, job_key, (), FeedKind.SPOOL)
-        return OpenJob(job, spec, Spool(self._database), self._jobs, self._settings.max_line_bytes)
+        opened = OpenJob(job, spec, Spool(self._database), self._jobs, self._settings.max_line_bytes)
+        self._open.add(opened)
+        return opened
 
     def status(self, job: str) -> JobStatus:
         """Raises JobNotFound. ``job`` is an id or a key, here and below."""

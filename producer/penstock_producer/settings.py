@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings.exceptions import SettingsError as MalformedVariable
 
 from penstock_ledger import RedisAddress, Waits
+from penstock_ledger.redaction import HIDDEN, is_secret_name, redact, remember_url, remember_variables
 from penstock_producer.errors import SettingsError, seen
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
 DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below what hurts a small machine
-
-_PASSWORD = re.compile(r"(?<=://)([^:@/\s]*):.+@")  # up to the last @: a slash or an @ may stand in it unencoded
-_SECRET_OPTION = re.compile(r"(password=)[^&\s]+")
 
 
 class ProducerSettings(BaseSettings):
@@ -54,16 +52,22 @@ class ProducerSettings(BaseSettings):
     @classmethod
     def load(cls, **flags: Any) -> Self:
         """Read the settings; flags that are not None win. Raises SettingsError naming the setting, value and fix."""
+        remember_variables(os.environ)  # before anything is said of them
         config = config_path()
         try:
             loaded = cls(**{name: value for name, value in flags.items() if value is not None})
         except ValidationError as error:
-            raise SettingsError("\n".join(_explain(error))) from None
+            raise SettingsError(redact("\n".join(_explain(error)))) from None
         except MalformedVariable as error:
-            raise SettingsError(f"{error}; nested settings are JSON, or one variable per field with `__`") from None
+            raise SettingsError(
+                f"{redact(str(error))}; nested settings are JSON, or one variable per field with `__`"
+            ) from None
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{config}: not valid TOML: {error}; mend that line") from None
         cls._refuse_typos(config)
+        for name in cls.model_fields:
+            if name.endswith("_url"):
+                remember_url(getattr(loaded, name))
         return loaded
 
     @classmethod
@@ -80,6 +84,7 @@ class ProducerSettings(BaseSettings):
     @field_validator("redis_url", check_fields=False)
     @classmethod
     def _check_redis_url(cls, url: str) -> str:
+        _refuse_open_passwords(url)
         RedisAddress.parse(url)
         return url
 
@@ -137,6 +142,27 @@ def _explain(error: ValidationError) -> Iterable[str]:
     for detail in error.errors(include_url=False):
         name = ".".join(str(part) for part in detail["loc"])
         variable = ENV_PREFIX + "__".join(str(part) for part in detail["loc"]).upper()
-        value = detail["input"]
-        shown = seen(_SECRET_OPTION.sub(r"\1…", _PASSWORD.sub(r"\1:…@", value)) if isinstance(value, str) else value)
+        shown = _shown(name.rpartition(".")[2], detail["input"])
         yield f"setting {name} = {shown} is refused: {detail['msg']} (set {name} in {DEFAULT_CONFIG} or {variable})"
+
+
+def _shown(name: str, value: Any) -> str:
+    """A refused value without what may be a secret: tables are not shown at all, since a key may be in any of them."""
+    if is_secret_name(name):
+        return HIDDEN
+    if isinstance(value, (dict, list, tuple, set)):
+        return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
+    if isinstance(value, str):
+        remember_url(value)
+        return seen(redact(value))
+    return seen(value)
+
+
+def _refuse_open_passwords(url: str) -> None:
+    """Libraries would take a part of such a password for the port, and repeat it in their message."""
+    if url.startswith("sentinel"):  # which has a port for each of several hosts
+        return
+    try:
+        _ = urlsplit(url).port
+    except ValueError:
+        raise ValueError("give a number as the port, and %-encode what is special in user and password") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from penstock_producer.spec import JobSpec
 # Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
 MAX_BAD_ROWS_HELD = 100_000
 _BAD_ROWS_SHOWN = 20
+_ROWS_PER_WORD = 5_000  # some ten times a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class Survey:
     pin: dict[str, Any]
 
 
-def survey(source: JsonlSource, spec: JobSpec) -> Survey:
-    """Read the whole source once, in flat memory.
+def survey(source: JsonlSource, spec: JobSpec, progress: Callable[[int], None] | None = None) -> Survey:
+    """Read the whole source once, in flat memory. ``progress`` hears now and then how many rows were read.
 
     Raises TooManyBadRows beyond the spec's ``max_bad_rows``, SourceError `empty_source` when there is no row at all,
     and whatever reading raises.
@@ -48,6 +49,8 @@ def survey(source: JsonlSource, spec: JobSpec) -> Survey:
         add = ids.add
         for row in source.documents({}):
             total += 1
+            if progress is not None and total % _ROWS_PER_WORD == 0:
+                progress(total)
             if isinstance(row, BadRow):
                 _keep(bad, row, most, source.uri)
             else:

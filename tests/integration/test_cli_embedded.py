@@ -163,5 +163,5 @@ def test_a_path_with_quotes_and_spaces_works(tmp_path: Path) -> None:
 def test_no_server_names_the_fix(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a usable redis-server the message says what to install."""
     monkeypatch.setattr(redis_binary, "_candidates", lambda: ["/bin/true"])
-    with pytest.raises(NoRedisServer, match=r"apt install redis-server.*penstock\[embedded\]"):
+    with pytest.raises(NoRedisServer, match=r"penstock\[embedded\].*apt install redis-server"):
         EmbeddedRedis.start(folder)

@@ -23,10 +23,10 @@ from penstock_ledger import (
     FeedLost,
     ItemKey,
     Job,
+    JobClosed,
     JobConflict,
     JobNotFound,
     JobNotReplayable,
-    JobSealed,
     JobState,
     JobStore,
     Meta,
@@ -445,15 +445,16 @@ def test_a_pushed_document_is_kept_once_until_it_is_fed(db: Database, jobs: JobS
     assert spool.fetch("job-a", 10**9) is None
 
 
-def test_a_document_with_another_body_is_refused_whole(db: Database, jobs: JobStore) -> None:
-    """A conflicting push stores nothing of its batch and names the document."""
+def test_a_document_with_another_body_is_refused_alone(db: Database, jobs: JobStore) -> None:
+    """A conflicting push names the documents whose id is taken and stores all others, once (D2)."""
     jobs.create(new_job(total=None, feed_kind=FeedKind.SPOOL))
     spool = Spool(db)
     spool.append("job-a", [("a", b"1")])
-    for batch in ([("b", b"1"), ("a", b"2")], [("c", b"1"), ("c", b"2")]):
-        with pytest.raises(SpoolConflict, match=r"'a'|'c'"):
+    for batch, taken in (([("b", b"1"), ("a", b"2")], "a"), ([("c", b"1"), ("c", b"2")], "c")):
+        with pytest.raises(SpoolConflict, match=f"'{taken}'") as caught:
             spool.append("job-a", batch)
-    assert spool.count("job-a") == 1
+        assert (caught.value.doc_ids, caught.value.stored) == ((taken,), 1)
+    assert [(row.doc_id, row.body) for row in spool.take("job-a", 9)] == [("a", b"1"), ("b", b"1"), ("c", b"1")]
 
 
 def test_a_closed_job_counts_its_spool_and_takes_no_more(db: Database, jobs: JobStore) -> None:
@@ -464,9 +465,9 @@ def test_a_closed_job_counts_its_spool_and_takes_no_more(db: Database, jobs: Job
     assert jobs.close("job-a") == 2
     assert jobs.close("job-a", 2) == 2
     assert jobs.get("job-a").total == 2
-    with pytest.raises(JobSealed):
+    with pytest.raises(JobClosed):
         jobs.close("job-a", 3)
-    with pytest.raises(JobSealed):
+    with pytest.raises(JobClosed):
         spool.append("job-a", [("c", b"3")])
     with pytest.raises(JobNotFound):
         spool.append("job-x", [("c", b"3")])
@@ -480,7 +481,7 @@ def test_racing_pushes_and_a_close_agree_on_the_total(db: Database, jobs: JobSto
     def push(number: int) -> int:
         try:
             return spool.append("job-a", [(f"{number}-{n}", b"") for n in range(20)])
-        except JobSealed:
+        except JobClosed:
             return 0
 
     steps: list[Callable[[], int]] = [lambda number=number: push(number) for number in range(20)]

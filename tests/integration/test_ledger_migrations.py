@@ -65,7 +65,7 @@ def test_migrating_from_threads_of_one_handle_is_safe(empty_url: str) -> None:
 def test_a_database_without_tables_says_what_to_do(empty_url: str) -> None:
     """Nobody has to guess from `no such table`."""
     db = open_database(empty_url)
-    with pytest.raises(SchemaMissing, match=r"Database\.migrate\(\)"):
+    with pytest.raises(SchemaMissing, match="penstock migrate"):
         JobStore(db).list()
     db.migrate()
     assert JobStore(db).list() == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock_ledger import JobConflict, JobNotFound, JobSealed, OutcomeStore, SpoolConflict, open_database
+from penstock_ledger import JobClosed, JobConflict, JobNotFound, OutcomeStore, SpoolConflict, open_database
 from penstock_ledger.model import ItemKey, JobState, Result
 from penstock_producer import JobSpec, Producer, SpecError, TooManyBadRows
 from penstock_producer import producer as door
@@ -133,7 +133,7 @@ def test_a_closed_job_takes_no_more(producer: Producer) -> None:
     job.enqueue("a", {"text": "1"})
     assert job.close() == job.close() == 1
     job.enqueue("b", {"text": "2"})
-    with pytest.raises(JobSealed):
+    with pytest.raises(JobClosed):
         job.flush()
 
 

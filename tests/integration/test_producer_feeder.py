@@ -25,7 +25,7 @@ from penstock_ledger import (
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job, JobState, Result
 from penstock_producer import JobSpec, Producer
 from penstock_producer import feeder as feeder_module
-from penstock_producer.errors import JobClosed, SourceChanged
+from penstock_producer.errors import JobCancelled, SourceChanged
 from penstock_producer.feeder import Feeder, open_feed_source, open_feeder
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.wire import Envelope, decode_envelope
@@ -359,7 +359,7 @@ def test_a_cancelled_open_job_ends(house: House) -> None:
     opened.flush()
     opened.enqueue("late", {"text": "t"})
     assert house.producer.cancel(opened.job_id)
-    with pytest.raises(JobClosed, match="1 documents were not accepted"):
+    with pytest.raises(JobCancelled, match="1 documents were not accepted"):
         opened.flush()
     assert house.feeder(opened.job).write_off(10).exhausted
     assert house.outcomes.counts(opened.job_id).dead_by_reason == {"cancelled": 1}

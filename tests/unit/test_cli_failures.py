@@ -12,7 +12,8 @@ from penstock_cli import main as main_module
 from penstock_cli.errors import Interrupted, JobStopped, StateBusy, UsageProblem
 from penstock_cli.failures import exit_status, message
 from penstock_producer.errors import SourceChanged, UnknownMessageVersion
-from penstock_workers.errors import MissingApiKey
+from penstock_ledger.errors import DatabaseUnavailable, JobConflict, SchemaMissing
+from penstock_workers.errors import MissingApiKey, ModelMissing
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,23 @@ def test_messages_name_the_next_step() -> None:
     )
     assert "PENSTOCK_DEBUG=1" in message(ZeroDivisionError("division by zero"))
     assert message(UnknownMessageVersion(9)).startswith("message version v=9")
+
+
+def test_a_lane_without_its_model_is_bad_usage() -> None:
+    """`--lane gpu` without a model exits 2, as the contract says of bad input (C4)."""
+    assert exit_status(ModelMissing("gpu.model", None)) == 2
+    assert (exit_status(JobConflict("k", "job_1")), exit_status(DatabaseUnavailable("db:5432/p", "refused"))) == (2, 1)
+
+
+def test_a_database_that_was_not_migrated_says_which_command_does_it() -> None:
+    """Missing tables advise `penstock migrate`, not a Python method (D17)."""
+    assert "`penstock migrate`" in message(SchemaMissing(None, "0001"))
+    assert "Database.migrate" not in str(SchemaMissing(None, "0001"))
+
+
+def test_a_foreign_message_that_ends_with_a_full_stop_gets_no_second_one() -> None:
+    """`Connection refused..` is no sentence (D40)."""
+    assert ".." not in message(redis.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused."))
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

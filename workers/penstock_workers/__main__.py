@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from penstock_ledger.log_lines import log_to_stderr
 from penstock_workers.settings import WorkerSettings, process_name
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def run_worker(
 
     Raises SettingsError for unusable settings.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     overrides = {lane: dict(hosted)} if hosted else {}
     settings = WorkerSettings.load(lane=lane, concurrency=concurrency, **overrides)
     from penstock_workers.app import create_app

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from celery import Celery, Task
+from celery.signals import after_setup_logger, after_setup_task_logger
 from kombu.entity import Queue
 
 from penstock_ledger import RedisAddress, keys
+from penstock_ledger.log_lines import make_safe
 from penstock_producer.wire import TASK_NAME, queue_name
 from penstock_workers import transport
 from penstock_workers.amqp import connect as amqp
@@ -66,6 +69,8 @@ def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = No
     """An app of its own: nothing global is touched but kombu's table of transports."""
     transport.register()
     amqp.register()
+    after_setup_logger.connect(_make_log_safe)
+    after_setup_task_logger.connect(_make_log_safe)
     parts = Parts(settings, build_engine or _build_engine)
     app = PenstockApp("penstock", set_as_current=False)
     app.parts = parts
@@ -199,6 +204,11 @@ def _tls(settings: WorkerSettings) -> dict[str, Any] | None:
         return None
     tls = {name: value for name, value in address.parameters.items() if name.startswith("ssl_")}
     return {"ssl_cert_reqs": "required", **tls}
+
+
+def _make_log_safe(logger: logging.Logger, **_: Any) -> None:
+    """Celery's own command line sets logs up by itself."""
+    make_safe(logger)
 
 
 def _build_engine(_: PenstockApp, settings: WorkerSettings) -> ItemEngine:

@@ -22,13 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from penstock_ledger.errors import EXIT_USAGE, PenstockError
 
-class WorkerError(Exception):
+
+class WorkerError(PenstockError):
     """Root of everything that this package raises on purpose."""
 
 
 class InvalidFailpoint(WorkerError):
     """The setting `failpoints` does not parse."""
+
+    exit_status = EXIT_USAGE
 
     def __init__(self, text: str, places: Sequence[str], acts: Sequence[str]) -> None:
         super().__init__(
@@ -44,6 +48,8 @@ class FailpointHit(WorkerError):
 class UnknownLane(WorkerError):
     """A job or a worker names a lane that this build does not have."""
 
+    exit_status = EXIT_USAGE
+
     def __init__(self, lane: str, known: Collection[str]) -> None:
         super().__init__(f"lane {lane!r} is not available in this worker; available: {', '.join(sorted(known))}")
 
@@ -51,9 +57,13 @@ class UnknownLane(WorkerError):
 class HookMissing(WorkerError):
     """A job names a hook that this worker cannot import, or may not."""
 
+    exit_status = EXIT_USAGE
+
 
 class BadEngineSettings(WorkerError):
     """The settings of an engine that a worker is to host cannot work."""
+
+    exit_status = EXIT_USAGE
 
 
 class EngineAway(WorkerError):
@@ -81,6 +91,8 @@ class ChildBroken(WorkerError):
 class UnknownProvider(WorkerError):
     """A job names a provider that this worker's settings do not have."""
 
+    exit_status = EXIT_USAGE
+
     def __init__(self, name: str, known: Collection[str]) -> None:
         listed = ", ".join(sorted(known)) or "none"
         super().__init__(
@@ -92,6 +104,8 @@ class UnknownProvider(WorkerError):
 class MissingApiKey(WorkerError):
     """A provider's `api_key_env` names a variable that is not set."""
 
+    exit_status = EXIT_USAGE
+
     def __init__(self, provider: str, variable: str) -> None:
         super().__init__(
             f"providers.{provider}.api_key_env names {variable}, which is not set in this process; "
@@ -101,6 +115,8 @@ class MissingApiKey(WorkerError):
 
 class ModelMissing(WorkerError):
     """A setting names no model that is here."""
+
+    exit_status = EXIT_USAGE
 
     def __init__(self, setting: str, name: str | None) -> None:
         seen = (
@@ -117,6 +133,8 @@ class ModelMissing(WorkerError):
 class ModelUnusable(WorkerError):
     """A model is here, and cannot be loaded or not be used as this lane does."""
 
+    exit_status = EXIT_USAGE
+
     def __init__(self, folder: str, why: str) -> None:
         super().__init__(f"the model in {folder} cannot be used: {why}")
 
@@ -124,12 +142,16 @@ class ModelUnusable(WorkerError):
 class PackageMissing(WorkerError):
     """A lane's engine is not installed."""
 
+    exit_status = EXIT_USAGE
+
     def __init__(self, lane: str, package: str, extra: str) -> None:
         super().__init__(f"lane {lane} needs {package}, which is not installed here: pip install 'penstock[{extra}]'")
 
 
 class TracingMissing(WorkerError):
     """Items are to be traced, and OpenTelemetry is not installed."""
+
+    exit_status = EXIT_USAGE
 
     def __init__(self, share: float, module: str | None) -> None:
         super().__init__(

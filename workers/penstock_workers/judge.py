@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from penstock_ledger.redaction import redact
 from penstock_ratelimit import Signal, classify
 from penstock_workers.answer import Answer, NoAnswer, Tried
 
@@ -38,7 +39,7 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A named failure with the words of whoever reported it."""
+    """A named failure with the words of whoever reported it, without the secrets that these may repeat."""
 
     name: str
     detail: str
@@ -46,6 +47,9 @@ class Failure:
     signal: Signal = Signal.REFUSED  # what it says about the server and the account
     retry_after_s: float | None = None  # what the provider asked for, if anything
     final: bool = False  # the provider said that sending it again is of no use
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", redact(self.detail, cut=True))
 
     @property
     def fate(self) -> Fate:
@@ -172,7 +176,7 @@ def _accept(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
     return Reply(
         body=answer.body,
         status=answer.status,
-        request_id=answer.headers.get("x-request-id") or answer.headers.get("request-id"),
+        request_id=_request_id(answer.headers),
         model=model if isinstance(model, str) else None,
         finish_reason=finish_reason,
         prompt_tokens=prompt_tokens,
@@ -181,6 +185,12 @@ def _accept(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
         latency_ms=answer.latency_ms,
         usage=_mapping(parsed.get("usage")),
     )
+
+
+def _request_id(headers: Mapping[str, str]) -> str | None:
+    """The one header that is stored."""
+    found = headers.get("x-request-id") or headers.get("request-id")
+    return None if found is None else redact(found)
 
 
 def _first_choice(parsed: dict[str, Any]) -> dict[str, Any] | None:

@@ -8,10 +8,13 @@ from typing import Any
 
 from celery.worker.request import Request
 
+from penstock_ledger.log_lines import several_lines
+from penstock_ledger.redaction import redact
 from penstock_producer.wire import CALLS_HEADER
 from penstock_workers.sampling import EventSample
 
 ROUTINE = frozenset({"task-started", "task-succeeded"})  # what all items have in common; the rest is always told
+WORDS = ("exception", "traceback", "reason")  # fields of an event that hold what somebody said
 ID_MAX_CHARS = 64  # of a document's or a job's id, beside the task id
 
 
@@ -30,6 +33,9 @@ class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
     def kwargsrepr(self) -> str:
         given = self._kwargs if isinstance(self._kwargs, Mapping) else {}
         return repr({name: _short(given[name]) for name in self.SHOWN if name in given})
+
+    def send_event(self, type: str, **fields: Any) -> None:
+        super().send_event(type, **_fit_to_be_told(fields))
 
     def info(self, safe: bool = False) -> dict[str, Any]:
         """For `inspect` and Flower: 500 items with their bodies would be megabytes, each time that somebody looks."""
@@ -65,7 +71,7 @@ class ItemRequest(QuietRequest):
             self._announce(eventer)
             if self.time_start:
                 eventer.send("task-started", uuid=self.id, timestamp=self.time_start)
-        eventer.send(type, uuid=self.id, **fields)
+        eventer.send(type, uuid=self.id, **_fit_to_be_told(fields))
 
     def _listened(self) -> Any:
         """The dispatcher, where task events are on: somebody watches."""
@@ -86,6 +92,12 @@ class ItemRequest(QuietRequest):
             root_id=_short(headers.get("root_id")), parent_id=None, retries=_short(headers.get("retries")) or 0,
             timestamp=self._received_at or time(),
         )  # fmt: skip
+
+
+def _fit_to_be_told(fields: dict[str, Any]) -> dict[str, Any]:
+    """Why a task failed is foreign text: without secrets, and without what steers a terminal."""
+    words = {name: several_lines(redact(str(fields[name]))) for name in WORDS if fields.get(name)}
+    return {**fields, **words}
 
 
 def _short(value: Any) -> Any:

@@ -6,12 +6,14 @@ The only place of this package that reads the environment, but for the API keys 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from penstock_ledger.redaction import looks_secret, remember
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.spec import Lane
 from penstock_workers.amqp.address import AmqpAddress
@@ -24,6 +26,8 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 # The lane of processes that run no documents: they keep jobs moving, and take those that Celery clients send.
 CONTROL_LANE: Final = "control"
 CONTROL_CONCURRENCY = 4  # jobs taken in at once: one thread each
+
+VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # a name that an environment can have
 
 SLOTS_PER_SEQUENCE = 2  # of a gpu worker: those in its engine, and as many whose prompts are made meanwhile
 
@@ -56,6 +60,9 @@ class ProviderSettings(BaseModel):
     @classmethod
     def _no_name_is_none(cls, name: Any) -> Any:
         """A compose file or a chart can leave a variable empty more easily than out."""
+        if isinstance(name, str) and name and (looks_secret(name) or not VARIABLE.fullmatch(name)):
+            remember(name)
+            raise ValueError("give the NAME of the variable that holds the key, such as OPENAI_API_KEY, not the key")
         return name or None
 
     @field_validator("base_url")
@@ -72,6 +79,7 @@ class ProviderSettings(BaseModel):
         key = os.environ.get(self.api_key_env)
         if not key:
             raise MissingApiKey(name, self.api_key_env)
+        remember(key)
         return key
 
     @property

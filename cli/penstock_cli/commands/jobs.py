@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock_cli import options
-from penstock_cli.errors import UsageProblem
+from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, UsageProblem
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Job, JobState
 
 WATCH_EVERY_S = 1.0
+WATCH_HINT = "Ctrl-C ends the watching; the job goes on"
 MAX_JOBS_LISTED = 1000
 
 
@@ -42,12 +43,16 @@ def status(
         if not watch:
             _print_status(console, watched.job, watched.look())
             return
-        with for_console(console, watched.job.job_key, panel=True) as progress:
-            while not watched.job.state.final and watched.job.state != "paused":
-                progress.show(watched.look())
-                time.sleep(WATCH_EVERY_S)
-                watched.refresh()
-        _print_status(console, watched.job, watched.look())
+        try:
+            with for_console(console, watched.job.job_key, panel=True, hint=WATCH_HINT) as progress:
+                while not watched.job.state.final and watched.job.state != "paused":
+                    progress.show(watched.look())
+                    time.sleep(WATCH_EVERY_S)
+                    watched.refresh()
+        except Interrupted:
+            raise typer.Exit(EXIT_INTERRUPTED) from None  # the hint has said what it means
+        finally:
+            _print_status(console, watched.job, watched.look())
 
 
 def _print_status(console: Console, job: Job, figures: Figures) -> None:

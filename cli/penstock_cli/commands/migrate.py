@@ -38,9 +38,8 @@ def migrate(
 
 def _migrated(database: Database, shown: str, *, until: float, wait_s: float) -> str | None:
     """Migrate as soon as the server answers; returns the schema that it had. Raises DatabaseAway, SchemaTooNew."""
-    from sqlalchemy.exc import OperationalError
-
     from penstock_cli.errors import DatabaseAway
+    from penstock_ledger import DatabaseUnavailable
 
     told = ""
     while True:
@@ -48,8 +47,8 @@ def _migrated(database: Database, shown: str, *, until: float, wait_s: float) ->
             before = database.revision()
             database.migrate()
             return before
-        except OperationalError as error:  # refused, starting up, unknown host, wrong password: the driver says which
-            why = str(error.orig).strip().partition("\n")[0]
+        except DatabaseUnavailable as error:  # refused, starting up, unknown host, wrong password
+            why = error.why
             if time.monotonic() + ASK_AGAIN_S > until:
                 raise DatabaseAway(shown, wait_s, why) from error
         if why != told:

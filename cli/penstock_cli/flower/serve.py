@@ -19,6 +19,7 @@ from penstock_cli.flower.options import fill
 from penstock_cli.flower.queues import handlers
 from penstock_cli.flower.settings import FlowerRole
 from penstock_cli.settings import flower_variables
+from penstock_ledger.log_lines import log_to_stderr
 from penstock_workers.amqp.address import AmqpAddress
 from penstock_workers.app import create_app
 
@@ -27,11 +28,12 @@ log = logging.getLogger("penstock.flower")
 
 def serve(role: FlowerRole) -> None:
     """Returns after SIGTERM or Ctrl-C. Raises UsageProblem."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     fill(default_options, role.flower, flower_variables())
     extract_settings()
     setup_logging()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Flower stops its server on KeyboardInterrupt
     flower = build(role)
     port = flower.start_http_server()
     shown = AmqpAddress.parse(role.broker_url).shown if role.broker_url else without_password(role.redis_url)

@@ -96,7 +96,10 @@ class Control:
             self._counted.tick_s = time.monotonic() - began
             self._turned_at = time.monotonic()  # whatever a store says: a loop that turns is a loop that lives
             stop.wait(wait_s)
-        self._steering.release_all()
+        try:
+            self._steering.release_all()
+        except Exception as error:  # a full disk, a database that is away: the leases then end by themselves
+            log.warning("control: leases of feeds could not be handed over: %s: %s", type(error).__name__, error)
 
     def turns(self) -> bool:
         """False when a tick has not come back for so long that it never will. Any thread."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from penstock_ledger import Database, FeedLost, JobStore, OutcomeStore, RedisAddress, RedisForgot, RedisLedger
 from penstock_ledger.model import Counts, Feed, Job, JobState
+from penstock_ledger.redaction import redact
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.feeder import Feeder, open_feeder
 from penstock_producer.spec import JobSpec
@@ -205,7 +206,7 @@ class Steering:
 
     def _move(self, job: Job, to: JobState, reason: str | None) -> bool:
         """Change the state that this tick found, in SQL and then for the workers; False when somebody else did."""
-        moved = self._jobs.set_state(job.job_id, to, reason=reason, expect={job.state})
+        moved = self._jobs.set_state(job.job_id, to, reason=reason and redact(reason), expect={job.state})
         if moved:
             self._hot.set_job_state(job.job_id, to)
         return moved

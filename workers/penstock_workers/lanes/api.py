@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import aiohttp
 
+from penstock_ledger.redaction import redact_bytes
 from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings
@@ -83,6 +84,8 @@ class ApiLane:
             if body is None:
                 detail = f"the answer is larger than {MAX_ANSWER_BYTES} bytes"
                 return NoAnswer("answer_too_large", detail, _since(started))
+            # An answer is kept as it is, but for our own key; a refusal is only words, which lose every key in them.
+            body = redact_bytes(body, shapes=response.status != 200)
             return Answer(response.status, response.headers, body, _since(started))
 
 

@@ -1,0 +1,143 @@
+"""Secrets out of everything that is shown, stored, logged or sent on: the one place that knows them.
+
+Two kinds are known. Values that this process was given (API keys, passwords inside URLs, variables with names such as
+``…_TOKEN``), which whoever reads them says with ``remember``; and the shapes of keys that providers hand out, wherever
+they come from. A text without any costs about a microsecond.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+HIDDEN: Final = "[redacted]"
+MIN_CHARS: Final = 6  # a shorter value is part of ordinary words: hiding it would make texts unreadable
+MAX_VALUES: Final = 500  # forms of values that are remembered; each costs every text one search
+MAX_PATTERN_BYTES: Final = 64 * 1024  # of a body that is searched for shapes; known values are found in all of it
+
+_SECRET_NAME: Final = re.compile(
+    r"(?:^|[_.-])(?:api_?key|access_?key|key|token|secret|pass|passwd|password|credentials?|basic_auth|dsn)$", re.I
+)
+_SECRET_OPTIONS: Final = frozenset({"password", "sentinel_password", "sslpassword", "token", "secret"})
+
+# (what must be in the lower-cased text for the search to be worth it, the shape, what stays of it)
+_SHAPES: Final = (
+    ("sk-", re.compile(r"\bsk-[A-Za-z0-9_-]{12,}"), ""),
+    ("aiza", re.compile(r"\bAIza[A-Za-z0-9_-]{20,}"), ""),
+    ("akia", re.compile(r"\bAKIA[A-Z0-9]{12,}"), ""),
+    ("asia", re.compile(r"\bASIA[A-Z0-9]{12,}"), ""),
+    ("_", re.compile(r"\b(?:gsk|hf|xai|ghp|gho|ghs|github_pat|fw)_[A-Za-z0-9_]{16,}"), ""),
+    ("-", re.compile(r"\b(?:xai|nvapi|pplx|csk|glpat)-[A-Za-z0-9_-]{16,}"), ""),
+    ("bearer", re.compile(r"\b(bearer\s+)(?=\S*\d)[A-Za-z0-9._~+/=-]{8,}", re.I), r"\1"),
+    ("basic", re.compile(r"\b(basic\s+)(?=\S*[0-9=])[A-Za-z0-9+/=]{8,}", re.I), r"\1"),
+    ("key", re.compile(r"\b((?:x-)?(?:goog-)?api-key[\"']?\s*[:=]\s*[\"']?)[^\s\"',}]{8,}", re.I), r"\1"),
+    ("://", re.compile(r"(://[^\s:/@\"']*:)[^\s\"']+@"), r"\1"),
+    (
+        "=",
+        re.compile(
+            r"([?&;](?:\w*password|token|access_token|api_?key|key|sig|signature|X-Amz-(?:Signature|Credential|Security-Token))=)"
+            r"[^&\s\"']+",
+            re.I,
+        ),
+        r"\1",
+    ),
+)  # fmt: skip
+
+_texts: tuple[str, ...] = ()  # longest first, so that a value inside another one does not leave a rest
+_bytes: tuple[bytes, ...] = ()
+
+
+def remember(*values: str | None) -> None:
+    """From now on these values are hidden, also as JSON and URLs write them. Short ones are left out."""
+    global _texts, _bytes
+    known = set(_texts)
+    for value in values:
+        if value is not None and len(value) >= MIN_CHARS and len(known) < MAX_VALUES:
+            known |= {value, json.dumps(value)[1:-1], value.replace("/", "\\/"), quote(value, safe="")}
+    if len(known) != len(_texts):
+        _texts = tuple(sorted(known, key=len, reverse=True))
+        _bytes = tuple(text.encode("utf-8", "surrogatepass") for text in _texts)
+
+
+def remember_url(url: str | None) -> None:
+    """Hide the password of a URL, and what its query calls one.
+
+    A password that is also its user, its host or its database is no secret that could be hidden.
+    """
+    if url is None or "://" not in url:
+        return
+    after = url.partition("://")[2]
+    login, _, rest = after.rpartition("@")  # the last @: one that is not encoded may stand in a password
+    user, _, password = login.partition(":")
+    shown = {user, *re.split(r"[/:?,]", rest)}
+    remember(*(value for value in {password, unquote(password)} if value not in shown))
+    try:
+        query = parse_qsl(urlsplit(url).query)
+    except ValueError:
+        return
+    remember(*(value for name, value in query if name in _SECRET_OPTIONS))
+
+
+def remember_variables(variables: Mapping[str, str]) -> None:
+    """Hide the values of variables whose names say that they are secrets, and the passwords of URLs in any of them."""
+    for name, value in variables.items():
+        if name.upper().endswith("_HEADERS"):  # OTEL_EXPORTER_OTLP_HEADERS: name=value,name=value
+            remember(*(unquote(part.partition("=")[2]) for part in value.split(",")))
+        elif not is_secret_name(name):
+            remember_url(value)
+        elif not (value in variables or value.isdigit() or _is_path(value)):
+            remember(value, *(part.partition(":")[2] for part in value.split(",")))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a field or variable of this name holds a secret: `api_key`, `AWS_SECRET_ACCESS_KEY`, `HF_TOKEN`."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def looks_secret(value: str) -> bool:
+    """Whether this text is itself, or has in it, what looks like a key of a provider, or a value that is remembered."""
+    return redact(value) != value
+
+
+def redact(text: str, *, cut: bool = False) -> str:
+    """The text without secrets. ``cut``: its end was cut off, and may be the beginning of one."""
+    for value in _texts:
+        if value in text:
+            text = text.replace(value, HIDDEN)
+    lowered = text.lower()
+    for sign, shape, kept in _SHAPES:
+        if sign in lowered:
+            text = shape.sub(kept + HIDDEN + ("@" if sign == "://" else ""), text)
+    return _without_beginning(text) if cut else text
+
+
+def redact_bytes(body: bytes, *, shapes: bool = True) -> bytes:
+    """The same for a body. ``shapes=False`` hides known values only: what is ours, and nothing of the answer's own."""
+    for value in _bytes:
+        if value in body:
+            body = body.replace(value, HIDDEN.encode())
+    if not shapes:
+        return body
+    head = body[:MAX_PATTERN_BYTES].decode("latin-1")  # byte by byte, whatever the encoding
+    cleaned = redact(head)
+    return body if cleaned == head else cleaned.encode("latin-1") + body[MAX_PATTERN_BYTES:]
+
+
+def _without_beginning(text: str) -> str:
+    for value in _texts:
+        for length in range(min(len(value) - 1, len(text)), MIN_CHARS - 1, -1):
+            if text.endswith(value[:length]):
+                return text[:-length] + HIDDEN
+    return text
+
+
+def _is_path(value: str) -> bool:
+    """GOOGLE_APPLICATION_CREDENTIALS and its kin name a file."""
+    try:
+        return value.startswith(("/", "~", ".")) and Path(value).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False
