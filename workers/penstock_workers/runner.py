@@ -22,7 +22,7 @@ from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Bridge, Delivery
 from penstock_workers.errors import ChildBroken, HookMissing, HookStuck, SchemaUnusable, UnknownProvider
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.flight import Flight
+from penstock_workers.flight import NOTHING_SPENT, Flight, Spent
 from penstock_workers.job_code import JobCode
 from penstock_workers.jobbook import JobBook
 from penstock_workers.judge import Failure, Reply, name_failure
@@ -196,7 +196,9 @@ class ItemRunner:
         if isinstance(tried, NoAnswer) and not tried.sent:
             flight.calls = 0
         flight.last_answer = tried.body if isinstance(tried, Answer) else None
-        return name_failure(tried, time.time())
+        happened = name_failure(tried, time.time())
+        flight.spent = _spent(flight, happened)
+        return happened
 
     async def _accept(self, flight: Flight, happened: Failure | Reply) -> Failure | Reply:
         """See whether a reply is what the job asked for: its schema, its own hook. Nobody waits for this in the engine."""
@@ -296,6 +298,14 @@ class ItemRunner:
                 return Unreadable(f"{type(error).__name__}: {error}")
             failure = Failure("unexpected_error", f"{type(error).__name__}: {error}", None)
             return decide(flight, failure, self._policy)
+
+
+def _spent(flight: Flight, happened: Failure | Reply) -> Spent:
+    """What the answer cost. It is in the books whether the job accepts it or not."""
+    tokens_in, tokens_out = happened.prompt_tokens, happened.completion_tokens
+    if tokens_in is None and tokens_out is None:
+        return NOTHING_SPENT
+    return Spent(tokens_in or 0, tokens_out or 0, flight.job.provider.cost_microusd(tokens_in, tokens_out))
 
 
 def _crashed_too_often(flight: Flight) -> Failure:
