@@ -64,6 +64,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         self._leases: Leases = parts.leases
         self._leases.on_lost = partial(self._post, self._lose)
         self._leases.on_late = partial(self._post, self._note_late)
+        self._leases.may_renew = lambda: self._host.loop_turns()
         self._acks = Acks(self._leases, self._hub.call_soon)
         self._late = LateAcks()
         self._acks.on_unsure = self._late.add
