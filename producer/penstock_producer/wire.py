@@ -27,7 +27,9 @@ TASK_NAME = "penstock.item"
 MESSAGE_VERSION = 1
 GENERATION_HEADER = "x-penstock-gen"
 CALLS_HEADER = "x-penstock-calls"  # requests sent for the item in earlier tries; absent in a message that is new
-SPENT_HEADER = "x-penstock-spent"  # [prompt tokens, completion tokens, microdollars] of refused answers of earlier tries
+SPENT_HEADER = (
+    "x-penstock-spent"  # [prompt tokens, completion tokens, microdollars] of refused answers of earlier tries
+)
 URGENT_HEADER = "x-penstock-urgent"  # true in messages that wait at the consuming end; absent in all others
 FED_HEADER = "x-penstock-fed"  # Unix seconds, rounded down to 10, when the item first came into a queue
 ORIGIN = "penstock"

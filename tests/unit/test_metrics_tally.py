@@ -66,9 +66,14 @@ def test_each_outcome_is_counted_once_by_its_name() -> None:
 def test_a_group_adds_up_to_what_was_sent_and_spent() -> None:
     """Calls, tokens and cost count refused answers, too (C1); time is that of finished items; 429s go by provider."""
     tally = Tally(["default", "other"])
-    tally.settled([settled(Done(RESULT), spent=PAID), settled(Done(RESULT), spent=PAID), settled(Dead(LETTER), spent=PAID)])
     tally.settled(
-        [settled(Retry(1.0, "e", counted=False, rate_limited=True), provider="other"), settled(Retry(1.0, "e"), spent=PAID)]
+        [settled(Done(RESULT), spent=PAID), settled(Done(RESULT), spent=PAID), settled(Dead(LETTER), spent=PAID)]
+    )
+    tally.settled(
+        [
+            settled(Retry(1.0, "e", counted=False, rate_limited=True), provider="other"),
+            settled(Retry(1.0, "e"), spent=PAID),
+        ]
     )
     got = found(tally.figures("api"))
     assert got["penstock_calls_total", "api", "default"] == 4

@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 
 START_LOOK_S = 0.5  # how soon a SIGTERM is heeded while the engine starts
 LOOP_BEAT_S = 1.0
-LOOP_STUCK_S = 60.0  # an item loop that has not turned for so long is taken for dead; a busy one lags by seconds at most
+LOOP_STUCK_S = (
+    60.0  # an item loop that has not turned for so long is taken for dead; a busy one lags by seconds at most
+)
 STARTS_LINGER_S = 0.02  # how late Celery hears that an item runs: for task-started, and to revoke it in time
 
 

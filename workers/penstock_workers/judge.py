@@ -167,9 +167,7 @@ def _accept(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
     prompt_tokens, completion_tokens = _usage(parsed)
 
     def useless(name: str, detail: str) -> Failure:
-        return replace(
-            _failure(name, detail, 200), prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
-        )
+        return replace(_failure(name, detail, 200), prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
     if "choices" in parsed:
         choice = _first_choice(parsed)

@@ -222,7 +222,9 @@ class Leases:
         may, might = self.may_renew(), self._is_renewing
         self._is_renewing = may
         if might and not may:
-            log.error("the item loop is stuck: %d leases are not renewed, so that other workers take those items", len(self))
+            log.error(
+                "the item loop is stuck: %d leases are not renewed, so that other workers take those items", len(self)
+            )
         elif may and not might:
             log.warning("the item loop turns again; leases are renewed again")
         return may
