@@ -16,7 +16,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-images test-servers test-vllm chart check format bench bench-vllm soak clean
+.PHONY: help demo demo-embed demo-clean test test-fast test-images test-servers test-vllm chart check format bench bench-vllm soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ demo-clean: ## forget the demos, so that the next one starts from nothing
 
 test: $(STAMP) ## run every test that CI runs, two at a time: most of them wait for servers
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not soak and not engine and not servers and not images"
+
+test-fast: $(STAMP) ## run the unit and contract tests only: a minute, for the hand at work
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract
 
 test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, a Redis with TLS and its Sentinel (what is missing skips)
 	@$(BIN)/python -m pytest -q -m servers tests/stores

@@ -17,6 +17,7 @@ from penstock_cli.disk import DiskGuard, is_full, shortage
 from penstock_cli.embedded import EmbeddedRedis
 from penstock_cli.errors import RedisNotRunning, UsageProblem
 from penstock_cli.figures import Figures, KeptFigures
+from penstock_cli.pauses import ends_by_itself, lift_provider, pause_lines
 from penstock_cli.progress import Wait
 from penstock_cli.reach import knock
 from penstock_cli.redis_keeper import RedisKeeper
@@ -25,6 +26,7 @@ from penstock_cli.state import StateFolder
 from penstock_cli.supervisor import MAX_LOG_BYTES, Supervisor
 from penstock_cli.text import count, duration, one_line
 from penstock_cli.watch import Stall, Watch
+from penstock_ledger.errors import DatabaseUnavailable
 from penstock_ledger.log_lines import LineFormatter
 from penstock_ledger.model import JobState
 from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
@@ -71,6 +73,7 @@ class Fleet:
         self._away_since: float | None = None  # monotonic: since when a store that runs gives errors
         self._asked_to_stop: Callable[[], bool] = lambda: False
         self._finished_before: int | None = None  # documents that had an outcome when this run began
+        self._pause_told: float | None = None  # when the pause that was told of ends
 
     def __enter__(self) -> Self:
         with ExitStack() as exits:
@@ -131,12 +134,13 @@ class Fleet:
         waits, figures = short or silent, None
         try:
             job = self._watch.refresh()
-            if job.state.final or (job.state == "paused" and not self._disk.holds):
+            if job.state.final or (job.state == "paused" and not self._disk.holds and not ends_by_itself(job)):
                 return True
+            self._tell_of_pause(job)
             if silent is None:
                 figures = self._watch.look(self._supervisor.alive)
             self._away_since = None
-        except (redis.RedisError, SQLAlchemyError, OSError) as error:
+        except (redis.RedisError, SQLAlchemyError, DatabaseUnavailable, OSError) as error:
             waits = waits or self._away(error)
         if figures is not None:
             self._progress.show(figures)
@@ -176,7 +180,7 @@ class Fleet:
         job_id = self._watch.job.job_id
         try:
             moved = self._books.jobs.set_state(job_id, to, reason=why, expect={before})
-        except SQLAlchemyError:
+        except (SQLAlchemyError, DatabaseUnavailable):
             return False
         with contextlib.suppress(redis.RedisError):  # the control loop repeats it
             self._books.redis.set_job_state(job_id, to)
@@ -197,9 +201,19 @@ class Fleet:
         if job.state == JobState.PAUSED:
             self._tell(f"going on with a paused job (it was paused because: {job.reason or 'no reason recorded'})")
             self._books.jobs.set_state(job.job_id, JobState.RUNNING, expect={JobState.PAUSED})
+            lifted = lift_provider(self._books, job)
+            if lifted:
+                self._tell(lifted)
         job = self._books.jobs.get(job.job_id)
         self._books.redis.set_job_state(job.job_id, job.state)
         return job
+
+    def _tell_of_pause(self, job: Job) -> None:
+        """Once per pause that ends by itself."""
+        if job.state == "paused" and job.resume_at != self._pause_told:
+            self._pause_told = job.resume_at
+            for line in (f"paused: {job.reason}", *pause_lines(job, self._books.option())):
+                self._tell(line)
 
     def _tell_of_stall(self, notice: str | None) -> None:
         """With the reason where there is a plain one: nobody answers."""

@@ -60,12 +60,23 @@ class JobStore(FeedStore):
         query = select(jobs).where(jobs.c.state.in_(LIVE)).order_by(jobs.c.created_at, jobs.c.job_id)
         return self._db.read(lambda connection: [_job(row) for row in connection.execute(query)])
 
-    def set_state(self, job_id: str, to: JobState, *, reason: str | None = None, expect: Collection[JobState]) -> bool:
-        """Move a job to ``to`` if it is in one of ``expect``; False when it is not (or there is no such job)."""
+    def set_state(
+        self,
+        job_id: str,
+        to: JobState,
+        *,
+        reason: str | None = None,
+        expect: Collection[JobState],
+        resume_at: float | None = None,
+    ) -> bool:
+        """Move a job to ``to`` if it is in one of ``expect``; False when it is not (or there is no such job).
+
+        ``resume_at`` (Unix seconds) is when a pause ends by itself; whoever steers the job sees to it.
+        """
         query = (
             update(jobs)
             .where(jobs.c.job_id == job_id, jobs.c.state.in_([str(state) for state in expect]))
-            .values(state=str(to), reason=reason, finished_at=time.time() if to.final else None)
+            .values(state=str(to), reason=reason, finished_at=time.time() if to.final else None, resume_at=resume_at)
         )
         return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
 
@@ -197,4 +208,5 @@ def _job(row: Row[Any]) -> Job:
         total=row.total,
         created_at=row.created_at,
         finished_at=row.finished_at,
+        resume_at=row.resume_at,
     )

@@ -76,6 +76,7 @@ class Job:
     total: int | None
     created_at: float  # Unix seconds
     finished_at: float | None
+    resume_at: float | None = None  # Unix seconds; a paused job goes on by itself then, None = a person has to say so
 
 
 @dataclass(frozen=True, slots=True)

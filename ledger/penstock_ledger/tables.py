@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.storable import Words
 
-HEAD: Final = "0001"  # the newest migration; revisions sort by their number
+HEAD: Final = "0002"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -46,6 +46,7 @@ jobs = Table(
     Column("total", BigInteger),
     Column("created_at", Double, nullable=False),
     Column("finished_at", Double),
+    Column("resume_at", Double),  # of a paused job that goes on by itself
     UniqueConstraint("job_key", name="jobs_job_key"),
     Index("jobs_created", "created_at", "job_id"),
     Index("jobs_state", "state"),

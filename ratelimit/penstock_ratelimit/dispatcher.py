@@ -33,6 +33,9 @@ MAX_AHEAD_S: Final = 30.0
 HEARTBEAT_S: Final = 2.0
 HEARTBEAT_TTL_S: Final = 15.0
 """Seven heartbeats missed: gone."""
+ASK_AGAIN_S: Final = 2.0
+"""Whatever "later" Redis said, it is asked again after so long while callers wait: a pause may have been lifted, a limit
+corrected. So a lift reaches every process within two seconds; that is one call, as often as a heartbeat."""
 RETRIES_LEAVE: Final = 50.0
 """Retries are put off while the budget is at or below half of its 100, as in gRPC's retry throttling (gRFC A6)."""
 
@@ -258,7 +261,7 @@ class Dispatcher:
         self._hand_out(reply, batch, now)
         self._processes = reply.processes
         self._window.resize(reply.pace_s, reply.processes)
-        self._retry_at = now + reply.retry_s if batch else 0.0
+        self._retry_at = now + min(reply.retry_s, ASK_AGAIN_S) if batch else 0.0
         if until is not None:
             self._recall(until)
         if reply.health.hold:

@@ -47,7 +47,10 @@ class Outlook:
         self.untold = self.paused_until > now
 
     def learn(self, reply: Reserved, now: float) -> float | None:
-        """Take in what a call told. Returns the loop time before which nobody starts, if that is news."""
+        """Take in what a call told. Returns the loop time before which nobody starts, if that is news.
+
+        A pause that Redis was told of is Redis's from then on: when it is over there (``lift``), it is over here.
+        """
         before, self.health = self.health, reply.health
         if self.health.hold and not before.hold:
             log.error(
@@ -57,6 +60,8 @@ class Outlook:
         if reply.pause_id > self._latest_pause and reply.pause_left_s > 0:
             self._latest_pause, self.paused_until = reply.pause_id, now + reply.pause_left_s
             return self.paused_until
+        if not self.untold:
+            self.paused_until = now + reply.pause_left_s
         if self.health.generation == before.generation:
             return None
         return self._turned(before, now)

@@ -145,7 +145,7 @@ _PRELUDES: Final[Mapping[str, tuple[str, ...]]] = {
     "reserve": ("clock", "slope", "margin", "breaker", "sightings"),
     "install": ("clock", "slope", "margin"),
     "heartbeat": ("clock",),
-    "lift": (),
+    "lift": ("clock",),
     "enlist": (),
 }
 """What is put before each script: Redis has no modules."""
@@ -162,8 +162,8 @@ def _text(value: bytes | str) -> str:
 
 
 def lift_hold(client: ScriptClient, quota_id: str, *, prefix: str = "penstock:") -> bool:
-    """End a hold from code that blocks; True when there was one. The account has to prove itself again."""
-    return bool(client.register_script(_script("lift"))(keys=[f"{prefix}{{q:{quota_id}}}"]))
+    """End a hold or a pause from code that blocks; True when there was a hold. The account has to prove itself again."""
+    return bool(client.register_script(_script("lift"))(keys=[f"{prefix}{{q:{quota_id}}}"], args=[""]))
 
 
 class QuotaHash:
@@ -222,9 +222,9 @@ class QuotaHash:
             return int(await self._heartbeat(keys=[self._processes_key, self._stats_key], args=args))
 
     async def lift(self) -> bool:
-        """End a hold; True when there was one. The account counts as not proven until its next good answer."""
+        """End a hold or a pause; True when there was a hold. The account is not proven until its next good answer."""
         async with asyncio.timeout(CALL_TIMEOUT_S):
-            return bool(await self._lift(keys=[self.key], args=[]))
+            return bool(await self._lift(keys=[self.key], args=[self._now()]))
 
     def _now(self) -> int | str:
         return "" if self._clock_us is None else self._clock_us()

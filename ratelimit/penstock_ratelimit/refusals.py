@@ -21,6 +21,8 @@ MAX_BODY_BYTES: Final = 1 << 20
 """No provider explains an error in more than a mebibyte; longer bodies are not parsed."""
 DETAIL_CHARS: Final = 500
 """Characters kept of a provider's own words."""
+PAGE_START: Final = 256
+"""Bytes of an answer in which an HTML page shows that it is one."""
 MAX_DETAILS: Final = 16
 """Entries of Google's ``details`` and their violations that are looked at."""
 DAILY_S: Final = 3600.0
@@ -66,6 +68,8 @@ class Refusal:
     detail: str
     final: bool = False
     """The server said that this request is not to be sent again (``x-should-retry: false``)."""
+    page: bool = False
+    """An HTML page: a proxy, a firewall or a login answered, not the provider's API."""
 
 
 _THROTTLED: Final = Row("rate_limited", Signal.THROTTLED)
@@ -78,6 +82,7 @@ _BROKEN: Final = Row("server_error", Signal.TRANSIENT)
 _TOO_LARGE: Final = Row("request_too_large", Signal.REFUSED)
 _TOO_LONG: Final = Row("context_overflow", Signal.REFUSED)
 _FILTERED: Final = Row("content_filter", Signal.REFUSED)
+_PAGE: Final = Row("foreign_page", Signal.REFUSED)
 
 CODES: Final[Mapping[str, Row]] = {
     # OpenAI `error.code` or `error.type` (wire-and-peers.md 3.3; developersdigest.tech/errors/api/openai-api)
@@ -156,7 +161,7 @@ STATUSES: Final[Mapping[int, Row]] = {
     400: Row("bad_request", Signal.REFUSED),
     401: _NO_KEY,
     402: _BROKE,
-    403: Row("forbidden", Signal.UNAUTHORIZED),
+    403: Row("forbidden", Signal.REFUSED),  # this document, model or project: says nothing of the account's others
     404: Row("not_found", Signal.REFUSED),
     408: Row("request_conflict", Signal.TRANSIENT),
     409: Row("request_conflict", Signal.REFUSED),
@@ -170,6 +175,9 @@ STATUSES: Final[Mapping[int, Row]] = {
 }
 """What a status means when neither a text nor a code says more."""
 
+_OF_THE_ACCOUNT: Final = (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED)
+"""Only the provider itself can say this of an account: a page of a proxy or a firewall with such a status does not."""
+
 _GRAVITY: Final = (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED, Signal.RAMP, Signal.OVERLOADED)
 """Where an answer has several codes, the first of these decides: an `insufficient_quota` is never just a limit."""
 
@@ -181,7 +189,10 @@ def classify(
     if 200 <= status < 300:
         return None
     answer = _answer(body)
+    page = not answer and is_page(headers, body)
     row = _row(status, headers, answer)
+    if page and row.signal in _OF_THE_ACCOUNT:
+        row = _PAGE
     retry_after_s = parse_retry_after(headers, now)
     if retry_after_s is None:
         retry_after_s = _retry_info(answer)
@@ -190,10 +201,18 @@ def classify(
     if row is _DAILY:
         retry_after_s = max(retry_after_s or 0.0, DAILY_S)
     stop = (header(headers, "x-should-retry") or "").strip().lower() == "false"
-    if stop and row is _THROTTLED and not _known(headers, answer):
+    if stop and row is _THROTTLED and not page and not _known(headers, answer):
         row = _BROKE  # a limit passes and this does not: it is about the account, and holding that loses no item
     final = stop and row.signal in (Signal.TRANSIENT, Signal.REFUSED)
-    return Refusal(row.signal, row.name, retry_after_s, _detail(status, answer, body), final)
+    return Refusal(row.signal, row.name, retry_after_s, _detail(status, answer, body), final, page)
+
+
+def is_page(headers: Mapping[str, str], body: bytes | Mapping[str, Any] | None) -> bool:
+    """Whether an answer that is not JSON is an HTML page, by what it says it is or by how it begins."""
+    if "html" in (header(headers, "content-type") or "").lower():
+        return True
+    start = body[:PAGE_START].lstrip().lower() if isinstance(body, bytes) else b""
+    return start.startswith((b"<!doctype html", b"<html"))
 
 
 def _row(status: int, headers: Mapping[str, str], answer: Mapping[str, Any]) -> Row:

@@ -11,6 +11,7 @@ import pytest
 from limiter_fleet import Fleet, Play, now
 
 from penstock_ratelimit import PerMinute, PerSecond, Quota, QuotaHeld, SharedLimiter, Signal, Slope, Usage
+from penstock_ratelimit.dispatcher import ASK_AGAIN_S
 from penstock_ratelimit.gate import PROBE_S
 
 FREE = Quota("q")
@@ -355,5 +356,58 @@ def test_in_flight_follows_the_server_where_no_limit_is_published(play: Run) -> 
         for task in workers:
             task.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+
+    play(body)
+
+
+@pytest.mark.parametrize("quota", [FREE, PACED], ids=["without limits", "paced"])
+def test_a_lift_ends_a_long_pause_in_every_process(play: Run, quota: Quota) -> None:
+    """After a Retry-After of 800 s, one lift starts those who wait, in each process, within seconds (A2)."""
+
+    async def body(fleet: Fleet) -> None:
+        limiters = [fleet.process(quota) for _ in range(3)]
+        for limiter in limiters:
+            await send(limiter)
+        await send(limiters[0], Signal.THROTTLED, retry_after_s=800.0)
+        await asyncio.sleep(1.5)
+        waiting = [asyncio.create_task(send(limiter)) for limiter in limiters for _ in range(5)]
+        await asyncio.sleep(20)
+        assert not [task for task in waiting if task.done()]
+        await limiters[1].lift("q")
+        done, late = await asyncio.wait(waiting, timeout=ASK_AGAIN_S + 1.0)
+        assert (len(done), len(late)) == (15, 0)
+        await asyncio.wait_for(send(limiters[2]), timeout=1.0)
+
+    play(body)
+
+
+def test_a_pause_that_is_not_lifted_lasts_as_long_as_it_was_told(play: Run) -> None:
+    """Asking again meanwhile neither shortens a pause nor makes it longer (A2)."""
+
+    async def body(fleet: Fleet) -> None:
+        limiters = [fleet.process(PACED) for _ in range(2)]
+        for limiter in limiters:
+            await send(limiter)
+        began = now()
+        await send(limiters[0], Signal.THROTTLED, retry_after_s=61.0)
+        await asyncio.gather(*(send(limiter) for limiter in limiters))
+        assert now() - began == pytest.approx(61.0, abs=1.1)
+
+    play(body)
+
+
+def test_a_lift_lets_an_open_breaker_try_at_once(play: Run) -> None:
+    """Who says that the provider is back is believed as far as three probes (A2)."""
+
+    async def body(fleet: Fleet) -> None:
+        limiter = fleet.process(PACED)
+        await send(limiter)
+        for _ in range(6):  # each opening lasts longer, up to two minutes
+            while limiter.stats()["q"].breaker != "open":
+                await send(limiter, Signal.TRANSIENT)
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)
+            await limiter.lift("q")
+            await asyncio.wait_for(send(limiter), timeout=ASK_AGAIN_S + 1.0)
 
     play(body)

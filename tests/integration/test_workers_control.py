@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,9 @@ from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.wire import decode_envelope
+from penstock_ratelimit import PerSecond, Quota
+from penstock_ratelimit.quota_hash import QuotaHash, Report, Reserve
+from penstock_ratelimit.testing import BlockingScripts
 from penstock_workers.control.loop import Control
 from penstock_workers.control.room import ACTIVE_S, LOOK_EVERY_S, Room
 from penstock_workers.control.shares import Share
@@ -287,6 +292,50 @@ def test_the_budget_pauses_the_job(house: House) -> None:
     assert paused.state is JobState.PAUSED
     assert paused.reason is not None
     assert paused.reason.startswith("budget_exhausted")
+
+
+def test_a_pause_with_a_stated_end_is_over_by_itself(house: House) -> None:
+    """A job that paused until a time goes on when it has come, whichever process ticks then, and lifts no hold (A2)."""
+    job = house.submit(3)
+    paused = {"reason": "the provider asks to wait", "expect": {JobState.RUNNING}}
+    house.jobs.set_state(job.job_id, JobState.PAUSED, **paused, resume_at=time.time() + 1000)
+    hold_quota(house, "another job's account")
+    house.control.tick()
+    assert house.state(job) is JobState.PAUSED
+    house.jobs.set_state(job.job_id, JobState.PAUSED, reason="", expect={JobState.PAUSED}, resume_at=time.time() - 1)
+    newly_started = Control(house.settings, house.database, house.hot, owner="after a restart")
+    newly_started.tick()
+    assert house.state(job) is JobState.RUNNING
+    assert house.jobs.get(job.job_id).resume_at is None
+    newly_started.tick()
+    newly_started.tick()
+    assert house.redis.hget("penstock:{q:default}", "hold") == b"another job's account"
+
+
+@pytest.mark.parametrize("ends_in_s", [None, 1000.0], ids=["until a person acts", "until a time"])
+def test_resuming_by_hand_ends_the_providers_pause(house: House, ends_in_s: float | None) -> None:
+    """Who resumes a job before its time says that its provider may be asked again: pause and hold are gone (A2)."""
+    job = house.submit(3)
+    resume_at = None if ends_in_s is None else time.time() + ends_in_s
+    house.jobs.set_state(job.job_id, JobState.PAUSED, reason="", expect={JobState.RUNNING}, resume_at=resume_at)
+    hold_quota(house, "an empty wallet", pause_s=1000)
+    house.control.tick()
+    house.jobs.set_state(job.job_id, JobState.RUNNING, expect={JobState.PAUSED})
+    house.control.tick()
+    assert house.redis.hmget("penstock:{q:default}", "hold", "nb") == [None, None]
+
+
+def hold_quota(house: House, why: str, pause_s: float = 0.0) -> None:
+    """What a worker leaves in the quota of the default provider when its account is refused, or told to wait."""
+    quota = Quota("default", {"requests": PerSecond(10)})
+    quota_hash = QuotaHash(BlockingScripts(house.redis), "default")
+
+    async def report() -> None:
+        in_force = await quota_hash.install(quota.terms())
+        ask = Reserve(in_force.version, quota.terms(), [], {}, 1.0, 0.0, pause_s=pause_s, report=Report(hold=why))
+        await quota_hash.reserve(ask)
+
+    asyncio.run(report())
 
 
 def test_the_deadline_writes_off_what_is_left(house: House) -> None:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from penstock_cli import main as main_module
 from penstock_cli.errors import Interrupted, JobStopped, StateBusy, UsageProblem
 from penstock_cli.failures import exit_status, message
-from penstock_producer.errors import SourceChanged, UnknownMessageVersion
 from penstock_ledger.errors import DatabaseUnavailable, JobConflict, SchemaMissing
+from penstock_producer.errors import SourceChanged, UnknownMessageVersion
 from penstock_workers.errors import MissingApiKey, ModelMissing
 
 

@@ -12,7 +12,7 @@ from penstock_cli.simulate.calls import CHAT
 from penstock_cli.simulate.config import SimulatorConfig
 from penstock_cli.simulate.provider import Provider
 from penstock_cli.simulate.refusals import BY_NAME
-from penstock_cli.simulate.replies import Reply
+from penstock_cli.simulate.reply import Reply
 from penstock_ratelimit.refusals import Signal, classify
 
 BODY = json.dumps(

@@ -15,7 +15,7 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.simulate.calls import CHAT, COMPLETIONS, EMBEDDINGS
 from penstock_cli.simulate.config import SimulatorConfig
 from penstock_cli.simulate.provider import Provider
-from penstock_cli.simulate.replies import Reply
+from penstock_cli.simulate.reply import Reply
 
 PROMPT = "Summarise: Open the file and read all of it. Then close it."
 

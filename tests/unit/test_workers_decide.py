@@ -130,13 +130,39 @@ def test_a_very_long_retry_after_pauses_the_job() -> None:
     assert "3600 s" in outcome.why
 
 
-@pytest.mark.parametrize("name", ["unauthorized", "forbidden", "out_of_credit"])
+def test_a_pause_for_the_provider_knows_its_end() -> None:
+    """A job that pauses for a Retry-After goes on by itself when that is over (A2)."""
+    outcome = decide(flight(), throttled(3600.0), POLICY)
+    assert isinstance(outcome, Parked)
+    assert outcome.ends_in_s == 3600.0
+    held = decide(flight(), failed("unauthorized", 401), POLICY)
+    assert isinstance(held, Parked)
+    assert held.ends_in_s is None
+
+
+def test_a_document_does_not_outwait_a_pause_that_can_be_lifted() -> None:
+    """Told to wait 800 s, the quota keeps everybody waiting; the document itself is back in line within two minutes (A2)."""
+    outcome = decide(flight(), throttled(800.0), POLICY)
+    assert isinstance(outcome, Retry)
+    assert outcome.after_s <= 2 * POLICY.cap_s
+
+
+@pytest.mark.parametrize("name", ["unauthorized", "out_of_credit"])
 def test_account_trouble_pauses_the_job_and_keeps_the_item(name: str) -> None:
     """No item would fare better with a wrong key, so none is killed; the reason says what to do."""
     outcome = decide(flight(), failed(name, 401), POLICY)
     assert isinstance(outcome, Parked)
     assert outcome.pauses
     assert "resume" in outcome.why
+
+
+@pytest.mark.parametrize("name", ["forbidden", "foreign_page"])
+def test_the_second_403_is_the_last(name: str) -> None:
+    """A document that is forbidden is tried once more, since firewalls err, and is then a dead letter of that name (A3)."""
+    assert isinstance(decide(flight(0), failed(name, 403), POLICY), Retry)
+    outcome = decide(flight(1), failed(name, 403), POLICY)
+    assert isinstance(outcome, Dead)
+    assert (outcome.letter.reason, outcome.letter.attempts) == (name, 2)
 
 
 @pytest.mark.parametrize("name", ["bad_request", "not_found", "request_too_large", "unprocessable", "context_overflow"])

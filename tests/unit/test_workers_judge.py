@@ -43,7 +43,12 @@ FAILURES = [
     ),
     (answer(402, error(kind="billing_error")), "out_of_credit", Act.PAUSE),
     (answer(401, error("invalid_api_key")), "unauthorized", Act.PAUSE),
-    (answer(403, error()), "forbidden", Act.PAUSE),
+    (answer(403, error()), "forbidden", Act.RETRY),
+    (answer(403, b"<html>blocked</html>"), "forbidden", Act.RETRY),
+    (answer(401, b"<!DOCTYPE html><title>log in</title>"), "foreign_page", Act.RETRY),
+    (answer(402, b"pay here", {"Content-Type": "text/html; charset=utf-8"}), "foreign_page", Act.RETRY),
+    (answer(429, b"<html>slow down</html>"), "rate_limited", Act.WAIT),
+    (answer(429, b"<html>no</html>", {"x-should-retry": "false"}), "rate_limited", Act.WAIT),
     (answer(400, error("invalid_value", "invalid_request_error")), "bad_request", Act.DEAD),
     (answer(400, error("context_length_exceeded")), "context_overflow", Act.DEAD),
     (answer(400, error("content_policy_violation")), "content_filter", Act.DEAD),
@@ -93,7 +98,7 @@ def test_failure_gets_its_name_and_fate(tried: Answer | NoAnswer, name: str, act
 def test_every_name_that_can_be_given_is_in_the_table() -> None:
     """No classification leads to a name without a fate, and a pause always tells its fix."""
     named = {row.name for table in (CODES, TEXTS, STATUSES) for row in table.values()}
-    assert named | {"server_error", "client_error", "redirected", "invalid_answer"} <= set(FATES)
+    assert named | {"foreign_page", "server_error", "client_error", "redirected", "invalid_answer"} <= set(FATES)
     assert all(fate.fix for fate in FATES.values() if fate.act is Act.PAUSE)
 
 
@@ -162,3 +167,42 @@ def test_embeddings_have_no_choices() -> None:
     )
     assert isinstance(reply, Reply)
     assert (reply.prompt_tokens, reply.completion_tokens) == (4, None)
+
+
+@pytest.mark.parametrize("status", [401, 402, 403])
+def test_a_page_is_no_verdict_on_an_account(status: int) -> None:
+    """A firewall's or a proxy's HTML, whatever its status, neither holds the provider nor pauses other jobs (A3)."""
+    happened = name_failure(answer(status, b"  <!doctype HTML><h1>Access denied</h1>"), NOW)
+    assert isinstance(happened, Failure)
+    assert (happened.signal, happened.fate.act, happened.page) == (Signal.REFUSED, Act.RETRY, True)
+
+
+def test_a_403_is_about_the_request() -> None:
+    """A model that a key may not use says nothing of the account's other models: no hold, and the second is the last (A3)."""
+    happened = name_failure(answer(403, error("permission_denied")), NOW)
+    assert isinstance(happened, Failure)
+    assert (happened.signal, happened.fate.max_tries) == (Signal.REFUSED, 2)
+
+
+@pytest.mark.parametrize(("tried", "astray"), [
+    (answer(302, b""), True),
+    (answer(403, error()), True),
+    (answer(404, error("model_not_found")), True),
+    (answer(405, b""), True),
+    (answer(410, b""), True),
+    (answer(421, b""), True),
+    (answer(400, b"<html>The plain HTTP request was sent to HTTPS port</html>"), True),
+    (answer(200, b"<html>welcome</html>"), True),
+    (answer(401, b"<html>log in</html>"), True),
+    (answer(400, error()), False),
+    (answer(422, error()), False),
+    (answer(429, b"<html>slow down</html>"), False),
+    (answer(502, b"<html>bad gateway</html>"), False),
+    (answer(200, b'{"choices": [{"mess'), False),
+    (NoAnswer("timeout", "no complete answer", 9), False),
+])  # fmt: skip
+def test_answers_that_may_come_from_a_wrong_place(tried: Answer | NoAnswer, astray: bool) -> None:
+    """Redirects, unknown routes, refusals and pages count for the run that pauses a job; others do not (A7)."""
+    happened = name_failure(tried, NOW)
+    assert isinstance(happened, Failure)
+    assert happened.astray is astray

@@ -92,6 +92,7 @@ class WorkerEngine:
             policy=RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s),
             failpoints=self._failpoints,
             concurrency=settings.concurrency,
+            pause_after_run=settings.pause_after_run,
         )
         await self._runner.start(bridge)
         self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe)

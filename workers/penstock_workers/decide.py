@@ -28,10 +28,13 @@ class RetryPolicy:
     def wait_s(self, tries: int, retry_after_s: float | None, *, put_off: bool = False) -> float:
         """What the provider asked for, plus full jitter so that a thousand items do not come back in one instant.
 
+        No longer than ``cap_s`` of what was asked for: the rest of a pause is the quota's to keep, where it can be lifted.
         ``put_off``: the fleet sends too many retries already, so this one waits longer.
         """
         late = tries + PUT_OFF_DOUBLINGS if put_off else tries
-        return (retry_after_s or 0.0) + full_jitter(late, base_s=self.base_s, cap_s=self.cap_s, rng=self.rng)
+        return min(retry_after_s or 0.0, self.cap_s) + full_jitter(
+            late, base_s=self.base_s, cap_s=self.cap_s, rng=self.rng
+        )
 
 
 def decide(flight: Flight, happened: Failure | Reply, policy: RetryPolicy, *, put_off: bool = False) -> Outcome:
@@ -48,8 +51,9 @@ def decide(flight: Flight, happened: Failure | Reply, policy: RetryPolicy, *, pu
     if retry_after_s is not None and retry_after_s > policy.max_retry_after_s:
         return Parked(
             f"{happened.name}: the provider asks to wait {retry_after_s:.0f} s, "
-            f"longer than max_retry_after_s={policy.max_retry_after_s:.0f}; resume when it is over",
+            f"longer than max_retry_after_s={policy.max_retry_after_s:.0f}; the job goes on by itself when that is over",
             pauses=True,
+            ends_in_s=retry_after_s,
         )
     counted = fate.act is Act.RETRY
     if counted and flight.attempt >= min(flight.job.spec.max_attempts, fate.max_tries or flight.job.spec.max_attempts):

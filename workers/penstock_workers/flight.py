@@ -56,6 +56,7 @@ class Flight:
     body: bytes = field(init=False)  # the same, and from "prepare" on as the job's hook has changed it
     prepared: Prepared = field(init=False)  # set by the step "prepare"
     turn: Turn = field(init=False)  # set by the step "admit"
+    sent_at: float = 0.0  # loop time at which the lane was asked
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     started: bool = False  # Celery was told that it runs
     crashes: int = 0  # earlier starts that nobody concluded

@@ -15,6 +15,7 @@ import orjson
 
 from penstock_ledger.redaction import redact
 from penstock_ratelimit import Signal, classify
+from penstock_ratelimit.refusals import is_page
 from penstock_workers.answer import Answer, NoAnswer, Tried
 
 
@@ -47,6 +48,7 @@ class Failure:
     signal: Signal = Signal.REFUSED  # what it says about the server and the account
     retry_after_s: float | None = None  # what the provider asked for, if anything
     final: bool = False  # the provider said that sending it again is of no use
+    page: bool = False  # an HTML page: something between us and the provider answered
     prompt_tokens: int | None = None  # of an answer that came, and was paid for, and is of no use
     completion_tokens: int | None = None
 
@@ -56,6 +58,16 @@ class Failure:
     @property
     def fate(self) -> Fate:
         return FATES[self.name]
+
+    @property
+    def astray(self) -> bool:
+        """The request may have gone to a wrong place, or may not go there at all: true of one document, or of all."""
+        if self.name in _ASTRAY:
+            return True
+        return self.page and self.signal is not Signal.THROTTLED and self.status is not None and self.status < 500
+
+
+_ASTRAY = frozenset({"redirected", "not_found", "forbidden", "client_error", "foreign_page"})
 
 
 FATES: Mapping[str, Fate] = {
@@ -80,6 +92,8 @@ FATES: Mapping[str, Fate] = {
     "schema_mismatch": Fate(Act.RETRY, max_tries=2),  # asked for a schema, got something else
     "invalid_result": Fate(Act.RETRY),  # the job's own hook refused the answer
     "unexpected_error": Fate(Act.RETRY),  # a bug of ours; the traceback is in the worker's log
+    "forbidden": Fate(Act.RETRY, max_tries=2),  # 403: this document, model or project; firewalls err once in a while
+    "foreign_page": Fate(Act.RETRY, max_tries=2),  # 401 or 402 in HTML: a proxy's, and no verdict on the account
     # Permanent: the request itself is at fault.
     "bad_request": Fate(Act.DEAD),  # 400
     "context_overflow": Fate(Act.DEAD),  # 400 `context_length_exceeded`
@@ -95,7 +109,6 @@ FATES: Mapping[str, Fate] = {
     "worker_crashed": Fate(Act.DEAD),  # it kills the process that runs it
     # The account, not the item.
     "unauthorized": Fate(Act.PAUSE, fix="check the API key (the variable named by api_key_env), then resume"),
-    "forbidden": Fate(Act.PAUSE, fix="the key may not use this model or project; change either, then resume"),
     "out_of_credit": Fate(Act.PAUSE, fix="add credit or raise the spend limit at the provider, then resume"),
 }
 
@@ -134,7 +147,8 @@ def name_failure(tried: Tried, now: float) -> Failure | Reply:
         return _refused(tried, tried.status, now)
     parsed = _parse(tried.body)
     if parsed is None:
-        return _failure("invalid_answer", f"200 with a body that is not a JSON object: {_cut(tried.body)}", 200)
+        failure = _failure("invalid_answer", f"200 with a body that is not a JSON object: {_cut(tried.body)}", 200)
+        return replace(failure, page=is_page(tried.headers, tried.body))
     if parsed.get("error"):
         return _failure_inside(tried, now)
     return _accept(tried, parsed)
@@ -148,7 +162,9 @@ def _refused(answer: Answer, status: int, now: float) -> Failure:
     refusal = classify(status, answer.headers, answer.body, now)
     if refusal is None:
         return _failure("invalid_answer", f"HTTP {status}: {_cut(answer.body)}", status)
-    return Failure(refusal.name, refusal.detail, status, refusal.signal, refusal.retry_after_s, refusal.final)
+    return Failure(
+        refusal.name, refusal.detail, status, refusal.signal, refusal.retry_after_s, refusal.final, refusal.page
+    )
 
 
 def _failure_inside(answer: Answer, now: float) -> Failure:

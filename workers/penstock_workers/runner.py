@@ -10,6 +10,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any
 
 from penstock_ledger import JobNotFound
 from penstock_producer.errors import BadMessage, ProducerError, SpecError, UnknownMessageVersion
@@ -31,6 +33,7 @@ from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.outcome import Outcome, Parked, Released, Unreadable
 from penstock_workers.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine
+from penstock_workers.runs import Runs
 from penstock_workers.settle import Settler
 from penstock_workers.shelves import Settled
 from penstock_workers.slots import Slots
@@ -68,6 +71,7 @@ class ItemRunner:
         policy: RetryPolicy,
         failpoints: Failpoints,
         concurrency: int,
+        pause_after_run: int = 20,
     ) -> None:
         self._lane = lane
         self._jobs = jobs
@@ -80,9 +84,12 @@ class ItemRunner:
         self._slots = Slots(concurrency)
         self._quarantine = quarantine
         self._code = code
+        self._runs = Runs(pause_after_run)
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._bridge: Bridge | None = None
-        self.admitting = 0  # items in a slot that wait for their turn
+        self._draining = False
+        self._admitting: set[asyncio.Task[Any]] = set()  # of items in a slot that wait for their turn
+        self._apart: set[asyncio.Task[Any]] = set()  # of suspects that wait for a place
 
     # -- the recipe ----------------------------------------------------------------------------------------------
 
@@ -93,10 +100,9 @@ class ItemRunner:
                 happened = await self._try(flight)
             except Suspected:
                 place.leave()  # it waits to be tried apart: suspects must not keep the others from their turn
-                async with self._quarantine.place(flight):
-                    flight.confined = True
-                    happened = await self._try(flight)
-        return decide(flight, happened, self._policy, put_off=not self._admission.may_retry(flight))
+                happened = await self._try_apart(flight)
+        paused = await self._runs.weigh(flight, happened)
+        return paused or decide(flight, happened, self._policy, put_off=not self._admission.may_retry(flight))
 
     async def _try(self, flight: Flight) -> Failure | Reply:
         await self._prepare(flight)
@@ -150,21 +156,40 @@ class ItemRunner:
             raise TurnedAway(decide(flight, refused, self._policy))
         await self._starts.give_back(flight)
 
+    async def _try_apart(self, flight: Flight) -> Failure | Reply:
+        """Wait for a place among other suspects, and try it there."""
+        async with AsyncExitStack() as stack:
+            with self._waits_in(self._apart):
+                await stack.enter_async_context(self._quarantine.place(flight))
+            flight.confined = True
+            return await self._try(flight)
+
     async def _admit(self, flight: Flight) -> None:
-        self.admitting += 1
+        with self._waits_in(self._admitting):
+            try:
+                flight.turn = await self._admission.turn(flight)
+            except NeverFits as error:
+                failure = Failure("request_too_large", str(error), None)
+                raise TurnedAway(decide(flight, failure, self._policy)) from error
+            except QuotaHeld as error:
+                raise TurnedAway(Parked(error.reason, pauses=True)) from error
+
+    @contextmanager
+    def _waits_in(self, line: set[asyncio.Task[Any]]) -> Iterator[None]:
+        """While it waits and nothing is counted: a drain gives it back at once."""
+        if self._draining:
+            raise TurnedAway(Released("this worker is draining"))
+        task = asyncio.current_task()
+        assert task is not None, "items run in tasks"
+        line.add(task)
         try:
-            flight.turn = await self._admission.turn(flight)
-        except NeverFits as error:
-            failure = Failure("request_too_large", str(error), None)
-            raise TurnedAway(decide(flight, failure, self._policy)) from error
-        except QuotaHeld as error:
-            raise TurnedAway(Parked(error.reason, pauses=True)) from error
+            yield
         finally:
-            self.admitting -= 1
+            line.discard(task)
 
     async def _begin(self, flight: Flight) -> None:
         """Tell the ledger, outside this process and before anything can end it, that the item starts; hear if it must not."""
-        turned_away = await self._starts.begin(flight)
+        turned_away = self._runs.turn_away(flight) or await self._starts.begin(flight)
         if turned_away is not None:
             raise TurnedAway(turned_away)
         if flight.crashes >= CRASHES_MAX:
@@ -178,6 +203,7 @@ class ItemRunner:
             self._bridge.started(flight.delivery)
 
     async def _infer(self, flight: Flight) -> Tried:
+        flight.sent_at = asyncio.get_running_loop().time()
         flight.calls = 1  # until we know better: a crash from here on may have been billed
         if flight.confined:
             return await self._infer_apart(flight)
@@ -227,8 +253,12 @@ class ItemRunner:
             task.cancel()
 
     async def drain(self, deadline_s: float) -> None:
-        """Give back what has not started, finish what fits into ``deadline_s``, give back the rest."""
+        """Give back at once what has not started, finish what fits into ``deadline_s``, give back the rest."""
+        self._draining = True
         self._slots.close()
+        self._runs.close()
+        for task in (*self._admitting, *self._apart):
+            task.cancel()
         self._lane.drain()
         tasks = list(self._tasks.values())
         if tasks:
@@ -266,13 +296,13 @@ class ItemRunner:
         """Any thread."""
         yield catalogue.SLOTS(self._slots.size, lane)
         yield catalogue.SLOTS_TAKEN(self._slots.taken, lane)
-        yield catalogue.ADMITTING(self.admitting, lane)
+        yield catalogue.ADMITTING(len(self._admitting), lane)
 
     def bound(self) -> str:
         """What limits a worker without an engine: its line of items, the quota that they wait for, or its slots."""
         if self._slots.taken < self._slots.size:
             return "queue"
-        return "quota" if 2 * self.admitting >= self._slots.size else "slots"
+        return "quota" if 2 * len(self._admitting) >= self._slots.size else "slots"
 
     # -- one item's task ---------------------------------------------------------------------------------------------
 

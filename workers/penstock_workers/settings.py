@@ -159,6 +159,7 @@ class WorkerSettings(ProducerSettings):
     retry_base_s: Annotated[float, Field(ge=0, le=60)] = 1.0  # full jitter: wait U(0, min(cap, base * 2^attempt))
     retry_cap_s: Annotated[float, Field(gt=0, le=900)] = 60.0
     max_retry_after_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # a longer Retry-After pauses the job instead
+    pause_after_run: Annotated[int, Field(ge=0, le=10_000)] = 20  # 404s and the like in a row pause the job; 0 = never
     control: bool = True  # this worker also keeps jobs moving (one leader each) and takes new ones from Celery clients
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0

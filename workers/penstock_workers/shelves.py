@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -48,8 +50,11 @@ class Shelves:
         letters = [outcome.letter for _, outcome in group if isinstance(outcome, Dead)]
         if results or letters:
             self._outcomes.settle(results, letters)
-        for job_id, why in _pauses(group).items():
-            if self._jobs.set_state(job_id, JobState.PAUSED, reason=why, expect={JobState.RUNNING}):
+        for job_id, (why, ends_in_s) in _pauses(group).items():
+            resume_at = None if ends_in_s is None else time.time() + ends_in_s
+            if self._jobs.set_state(
+                job_id, JobState.PAUSED, reason=why, expect={JobState.RUNNING}, resume_at=resume_at
+            ):
                 log.error("job %s is paused: %s", job_id, why)
 
     def write_redis(self, group: Sequence[Settled]) -> None:
@@ -148,10 +153,18 @@ def _trace(flight: Flight) -> str | None:
     return header if parse_traceparent(header) is not None else None
 
 
-def _pauses(group: Iterable[Settled]) -> dict[str, str]:
-    return {
-        flight.key.job_id: outcome.why for flight, outcome in group if isinstance(outcome, Parked) and outcome.pauses
-    }
+def _pauses(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:
+    """By job: why it pauses, and after how many seconds that ends by itself. What lasts longest counts."""
+    found: dict[str, tuple[str, float | None]] = {}
+    for flight, outcome in group:
+        if isinstance(outcome, Parked) and outcome.pauses:
+            why = (outcome.why, outcome.ends_in_s)
+            found[flight.key.job_id] = max(found.get(flight.key.job_id, why), why, key=_lasts_s)
+    return found
+
+
+def _lasts_s(pause: tuple[str, float | None]) -> float:
+    return math.inf if pause[1] is None else pause[1]
 
 
 def _parked(group: Iterable[Settled]) -> dict[str, list[bytes]]:

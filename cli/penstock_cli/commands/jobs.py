@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 WATCH_EVERY_S = 1.0
 WATCH_HINT = "Ctrl-C ends the watching; the job goes on"
 MAX_JOBS_LISTED = 1000
+REASON_CHARS = 500  # of what a provider said
 
 
 def status(
@@ -41,7 +42,7 @@ def status(
             return
         console = make_console()
         if not watch:
-            _print_status(console, watched.job, watched.look())
+            _print_status(console, watched.job, watched.look(), ledger.option())
             return
         try:
             with for_console(console, watched.job.job_key, panel=True, hint=WATCH_HINT) as progress:
@@ -52,18 +53,21 @@ def status(
         except Interrupted:
             raise typer.Exit(EXIT_INTERRUPTED) from None  # the hint has said what it means
         finally:
-            _print_status(console, watched.job, watched.look())
+            _print_status(console, watched.job, watched.look(), ledger.option())
 
 
-def _print_status(console: Console, job: Job, figures: Figures) -> None:
+def _print_status(console: Console, job: Job, figures: Figures, option: str) -> None:
     from rich.text import Text
 
     from penstock_cli.engines import engines_line
+    from penstock_cli.pauses import pause_lines
     from penstock_cli.progress import final_line, line
-    from penstock_cli.text import safe
+    from penstock_cli.text import one_line, safe
 
-    reason = f" ({safe(job.reason)})" if job.reason else ""
+    reason = f" ({one_line(job.reason, REASON_CHARS)})" if job.reason else ""
     console.print(Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"))
+    for told in pause_lines(job, option):
+        console.print(Text(told), soft_wrap=True)
     console.print(Text(final_line(figures) if job.state.final else line(figures)), soft_wrap=True)
     if figures.engines is not None and not job.state.final:
         console.print(Text(engines_line(figures.engines)), soft_wrap=True)
@@ -78,7 +82,12 @@ def _as_json(ledger: Books, job: Job) -> str:
     redis = ledger.redis_if_running()
     engines = engines_of(redis.workers(), str(job.spec["lane"])) if redis is not None else None
     report = build(job, ledger.outcomes.counts(job.job_id), stats=ledger.stats(job), seconds=ledger.seconds(job))
-    extra: dict[str, Any] = {"job_id": job.job_id, "reason": job.reason, "generation": job.generation}
+    extra: dict[str, Any] = {
+        "job_id": job.job_id,
+        "reason": job.reason,
+        "resume_at": job.resume_at,
+        "generation": job.generation,
+    }
     if engines is not None:
         extra["engines"] = engines.to_json()
     return orjson.dumps(report.to_json() | extra).decode()
@@ -142,14 +151,22 @@ def pause(
     """Stop dispatching a job; what is in flight finishes."""
     from penstock_ledger.model import JobState
 
-    _move(job, state, JobState.PAUSED, {JobState.RUNNING}, reason)
+    _move(job, state, JobState.PAUSED, {JobState.RUNNING, JobState.PAUSED}, reason)
 
 
 def resume(job: options.JobName, state: options.StateOption = None) -> None:
-    """Let a paused job go on."""
+    """Let a paused job go on; a pause or a hold of its provider ends, too."""
+    from penstock_cli.connect import books
+    from penstock_cli.pauses import lift_provider
     from penstock_ledger.model import JobState
 
-    _move(job, state, JobState.RUNNING, {JobState.PAUSED}, None)
+    with books(state) as ledger:
+        found = ledger.jobs.get(job)
+        lifted = "" if found.state.final else lift_provider(ledger, found)
+    if lifted:
+        typer.echo(lifted)
+    if not lifted or found.state is not JobState.RUNNING:
+        _move(job, state, JobState.RUNNING, {JobState.PAUSED}, None)
 
 
 def cancel(job: options.JobName, state: options.StateOption = None) -> None:

@@ -31,6 +31,7 @@ class _Accounts:
     outcomes: Counter[str] = field(default_factory=Counter)
     over_limit: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)  # by the code of the error
+    trapped: Counter[str] = field(default_factory=Counter)  # who followed a redirect: with a key, without a key
 
 
 class CallBook:
@@ -87,6 +88,10 @@ class CallBook:
         """The call got an error with this code, for whatever reason."""
         self._now.refused[code] += 1
 
+    def trapped(self, how: str) -> None:
+        """A client followed a redirect of ours."""
+        self._now.trapped[how] += 1
+
     def stats(self) -> dict[str, Any]:
         books = self._now
         return {
@@ -94,6 +99,7 @@ class CallBook:
             "by_status": dict(sorted(books.outcomes.items())),
             "over_limit": dict(books.over_limit),
             "refused": dict(books.refused),
+            "trapped": dict(books.trapped),
             "documents": len(books.calls),
             "answered": len(books.answered),
             "answered_more_than_once": sum(1 for times in books.answered.values() if times > 1),

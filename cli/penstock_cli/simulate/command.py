@@ -10,6 +10,7 @@ import typer
 from penstock_cli.simulate.config import CHOICES, CREDIT_ERRORS, SimulatorConfig
 
 SERVER, LIMITS, CAPACITY, LATENCY, FAULTS = "Server", "Limits", "Capacity", "Latency", "Faults"
+HOSTILE = "Hostile answers, on this machine only"
 
 
 def _flag(panel: str, told: str) -> Any:
@@ -91,12 +92,34 @@ def simulate(
     credit_error: Annotated[
         str | None, _flag(FAULTS, f"What an empty account gets: {', '.join(CREDIT_ERRORS)}. Default: the first.")
     ] = None,
+    hostile: Annotated[
+        str | None, _flag(HOSTILE, "Kinds with commas between, or `all`; `list` shows what there is and ends.")
+    ] = None,
+    hostile_share: Annotated[float, _flag(HOSTILE, "Share of calls that are answered so.")] = 0.1,
+    hostile_documents: Annotated[
+        float, _flag(HOSTILE, "Share of documents whose every call is answered so, always in the same kind.")
+    ] = 0.0,
+    hostile_for_s: Annotated[
+        float | None, _flag(HOSTILE, "For so many seconds from the first call; then all is well.")
+    ] = None,
+    certificate: Annotated[
+        str | None, _flag(HOSTILE, f"Serve https with one that is {', '.join(CHOICES['certificate'])}.")
+    ] = None,
+    authority: Annotated[
+        Path | None,
+        _flag(HOSTILE, "The authority of the certificate, made where the file is missing: for SSL_CERT_FILE."),
+    ] = None,
 ) -> None:
     """A local OpenAI-compatible provider with strict limits and seeded faults. It counts every call: GET /stats.
 
     While it runs, POST /control changes settings and refuses on demand: {"rpm": 600} or
     {"refuse": {"kind": "slow_down", "calls": 3}}. GET /metrics has vLLM's queue gauges.
     """
+    if hostile == "list":
+        from penstock_cli.simulate.hostile import listing
+
+        typer.echo(listing())
+        return
     config = SimulatorConfig(**locals())
     from penstock_cli.simulate.web import serve
 

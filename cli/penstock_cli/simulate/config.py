@@ -14,8 +14,10 @@ from penstock_cli.simulate.presets import PRESETS, Metering
 from penstock_cli.simulate.retry import RetryStyle
 
 MAX_PORT = 65_535
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 WINDOWS = ("bucket", "10s", "minute")
 CREDIT_ERRORS = ("insufficient_quota", "credit_balance_exhausted", "enforced_spend_limit_reached", "billing_error")
+CERTIFICATES = ("good", "self-signed", "expired", "other-host")  # all but the second are the authority's
 
 CHOICES = {
     "like": tuple(PRESETS),
@@ -26,8 +28,9 @@ CHOICES = {
     "retry_style": tuple(RetryStyle),
     "crowded": tuple(Crowded),
     "credit_error": CREDIT_ERRORS,
+    "certificate": CERTIFICATES,
 }
-ABOVE_0 = ("rpm", "tpm", "itpm", "otpm", "rpd", "tpd", "depth_s", "ramp_percent", "ramp_s", "hang_s")
+ABOVE_0 = ("rpm", "tpm", "itpm", "otpm", "rpd", "tpd", "depth_s", "ramp_percent", "ramp_s", "hang_s", "hostile_for_s")
 FROM_0 = (
     "latency_ms", "latency_sigma", "latency_ms_per_token", "retry_after_s", "ramp_free_rpm", "credit_usd",
     "usd_per_mtok_in", "usd_per_mtok_out",
@@ -97,6 +100,13 @@ class SimulatorConfig:
     usd_per_mtok_in: float = 0.0
     usd_per_mtok_out: float = 0.0
     credit_error: str | None = None  # the code of an empty account
+    # Hostile answers, on this machine only (see hostile/).
+    hostile: str | None = None  # the names of kinds with commas between, or "all"
+    hostile_share: float = 0.1  # of calls
+    hostile_documents: float = 0.0  # of documents: each of their calls, always in the same kind
+    hostile_for_s: float | None = None  # from the first call, or the last change; after that all is well again
+    certificate: str | None = None  # https with a certificate of this kind, see CERTIFICATES
+    authority: Path | None = None  # the file of the authority that signs certificates; made where it is missing
     api_key: str | None = None  # any other key gets 401
     seed: int = 0
     call_log: Path | None = None  # one JSON line per call, written before the answer
@@ -143,6 +153,19 @@ class SimulatorConfig:
         for name in (*self.rates(), "poison_rate"):
             checks.share(name, getattr(self, name))
         checks.share("foreign_share", self.foreign_share, below_1=True)
+        checks.share("hostile_share", self.hostile_share)
+        checks.share("hostile_documents", self.hostile_documents)
+        self._harms_no_other()
+
+    def _harms_no_other(self) -> None:
+        if self.hostile is None and self.certificate is None:
+            return
+        from penstock_cli.simulate.hostile.luck import chosen  # it knows replies, which know this configuration
+
+        chosen(self.hostile)
+        if self.host not in LOOPBACK:
+            given = "--hostile" if self.hostile is not None else "--certificate"
+            raise UsageProblem(f"{given} with --host {self.host}: it serves this machine only; give --host 127.0.0.1")
 
     def _rates_fit(self) -> None:
         given = {name: getattr(self, name) for name in self.rates() if getattr(self, name)}

@@ -15,7 +15,21 @@ from penstock_cli.simulate.refusals import BY_NAME
 
 REFUSE = "refuse"
 # Where it listens and what its meters are made of stay; what they allow may change.
-FIXED = frozenset({"host", "port", "call_log", "seed", "like", "window", "tokens_window", "depth_s", "charge"})
+FIXED = frozenset(
+    {
+        "host",
+        "port",
+        "call_log",
+        "seed",
+        "like",
+        "window",
+        "tokens_window",
+        "depth_s",
+        "charge",
+        "certificate",
+        "authority",
+    }
+)
 CHANGEABLE = [field.name for field in fields(SimulatorConfig) if field.name not in FIXED]
 
 
@@ -73,7 +87,11 @@ def _demand(given: object) -> Demand | None:
 
 def _types_fit(given: Mapping[str, Any]) -> None:
     """What the configuration does not check itself, since flags cannot get it wrong."""
-    for name, kind, fix in (("charge_failed", bool, "true or false"), ("api_key", str | None, "a text or null")):
+    for name, kind, fix in (
+        ("charge_failed", bool, "true or false"),
+        ("api_key", str | None, "a text or null"),
+        ("hostile", str | None, "names with commas between, or null"),
+    ):
         if name in given and not isinstance(given[name], kind):
             raise checks.unusable(name, given[name], f"give {fix}")
     for name in given:

@@ -56,11 +56,22 @@ def document_of(tag: str) -> str:
     return _GENERATION.sub("", document) if colon else job
 
 
+def seed_key(seed: int) -> bytes:
+    return seed.to_bytes(16, "big", signed=True)
+
+
+def uniforms(key: bytes, text: str) -> tuple[float, float, float]:
+    """Three numbers in [0, 1) that follow from the seed's key and the text alone."""
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=24, key=key).digest()
+    first, second, third = _THREE.unpack(digest)
+    return (first >> 11) * _UNIT, (second >> 11) * _UNIT, (third >> 11) * _UNIT
+
+
 class Fates:
     """Draws for every call and document under one configuration."""
 
     def __init__(self, config: SimulatorConfig) -> None:
-        self._key = config.seed.to_bytes(16, "big", signed=True)
+        self._key = seed_key(config.seed)
         self._poison_rate = config.poison_rate
         self._median_s = config.latency_ms / 1000
         self._sigma = config.latency_sigma
@@ -91,6 +102,4 @@ class Fates:
         return self._median_s * math.exp(self._sigma * _NORMAL.inv_cdf(max(uniform, _UNIT)))
 
     def _uniforms(self, text: str) -> tuple[float, float, float]:
-        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=24, key=self._key).digest()
-        first, second, third = _THREE.unpack(digest)
-        return (first >> 11) * _UNIT, (second >> 11) * _UNIT, (third >> 11) * _UNIT
+        return uniforms(self._key, text)

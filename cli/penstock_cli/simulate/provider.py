@@ -14,11 +14,14 @@ from penstock_cli.simulate.calls import Call, unreadable
 from penstock_cli.simulate.capacity import Crowded, Slots, gauges, resized
 from penstock_cli.simulate.charges import Charge, Mode
 from penstock_cli.simulate.config import SimulatorConfig
+from penstock_cli.simulate.faults import document_of
+from penstock_cli.simulate.hostile.luck import Hostility
 from penstock_cli.simulate.limits import Limits
 from penstock_cli.simulate.money import Wallet
 from penstock_cli.simulate.ramps import make_ramp, ramp_settings
 from penstock_cli.simulate.refusals import Refusal
-from penstock_cli.simulate.replies import Manner, Replies, Reply
+from penstock_cli.simulate.replies import Replies
+from penstock_cli.simulate.reply import Manner, Reply
 
 MODELS = ("sim-small", "sim-large", "sim-embed")  # listed; any other name works too
 
@@ -71,20 +74,28 @@ class Provider:
         tag = tag or "body-" + blake2b(raw, digest_size=8).hexdigest()
         return Call(endpoint, raw, authorization, tag, self.book.arrived(tag))
 
-    def decide(self, call: Call, now: float) -> Reply:
-        """The reply to a call that arrives at ``now`` (seconds of any steady clock), noted in the call log."""
-        refusal = self._turned_away(call)
-        charge = None if refusal else self._charge(call)
-        refusal = refusal or self._too_steep(now) or self._over_limit(call, charge, now)
-        if refusal is not None:
-            self._limits.catch_up(now)
-            reply = self._replies.refuse(refusal, self._limits.meters, now)
-        else:
-            reply = self._take_time(self._replies.work(call, self._limits.meters, now), charge, now)
+    def decide(self, call: Call, now: float, host: str = "") -> Reply:
+        """The reply to a call that arrives at ``now`` (seconds of any steady clock), noted in the call log.
+
+        ``host`` is the name that the client called us by.
+        """
+        reply = self._judge(call, now, host)
         if reply.code is not None:
             self.book.refused(reply.code)
         self.book.decided(call.tag, call.number, reply.outcome)
         return reply
+
+    def _judge(self, call: Call, now: float, host: str) -> Reply:
+        refusal = self._turned_away(call)
+        kind = None if refusal else self._hostility.kind(document_of(call.tag), call.number, now)
+        if kind is not None:
+            return self._replies.hostile(kind, call, host, self._limits.meters, now)
+        charge = None if refusal else self._charge(call)
+        refusal = refusal or self._too_steep(now) or self._over_limit(call, charge, now)
+        if refusal is not None:
+            self._limits.catch_up(now)
+            return self._replies.refuse(refusal, self._limits.meters, now)
+        return self._take_time(self._replies.work(call, self._limits.meters, now), charge, now)
 
     def close_call(self, call: Call, reply: Reply, *, unread: bool) -> None:
         self.book.left(call.tag, reply.outcome, reply.usage, ok=reply.good, unread=unread)
@@ -99,6 +110,7 @@ class Provider:
         self._burndown = metering.burndown
         self._crowd, self._most_in_flight = Crowded(metering.crowded), metering.max_concurrency
         self._credit_error = metering.credit_error
+        self._hostility = Hostility(config)
 
     def _fill(self) -> None:
         self._limits = Limits(self._config)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import NamedTuple
 
 from penstock_cli.simulate import dialects, refusals
 from penstock_cli.simulate.answers import EMBEDDING_DIMENSIONS, Usage, chat_body, completion_body, embedding_body
@@ -13,40 +11,13 @@ from penstock_cli.simulate.calls import CHAT, EMBEDDINGS, Call
 from penstock_cli.simulate.config import SimulatorConfig
 from penstock_cli.simulate.faults import Draw, Fates, Fault, Poison, document_of
 from penstock_cli.simulate.headers import WRITERS, HeaderStyle, Meters
+from penstock_cli.simulate.hostile.kinds import Asked, Kind
 from penstock_cli.simulate.refusals import Refusal
+from penstock_cli.simulate.reply import NO_USAGE, Manner, Reply
 from penstock_cli.simulate.retry import RetryHeaders, RetryStyle
 
 LONG_CONTEXT_SUFFIX = "-long"  # a model named so has no context overflows: replaying with one rescues those documents
-NO_USAGE = Usage(0, 0)
 ERROR_BODY = dialects.openai(Refusal(200, "The engine is currently unavailable.", "server_error"))[1]
-
-
-class Manner(Enum):
-    """How an answer leaves."""
-
-    WHOLE = "whole"
-    DROPPED = "dropped"  # the connection ends before the first byte
-    CUT = "cut"  # the connection ends in the middle of the body
-    HUNG = "hung"  # nothing at all, until the client gives up
-
-
-class Reply(NamedTuple):
-    """What to send, when, and how. ``outcome`` is its name in the statistics: a status, or how it failed to leave."""
-
-    status: int
-    body: bytes
-    headers: Mapping[str, str]
-    delay_s: float = 0.0
-    manner: Manner = Manner.WHOLE
-    usage: Usage = NO_USAGE
-    good: bool = False
-    outcome: str = "200"
-    code: str | None = None  # of the error, where it has one
-
-    @property
-    def worked(self) -> bool:
-        """Whether the model did the work, even if the result did not arrive."""
-        return self.usage is not NO_USAGE or self.manner is Manner.HUNG
 
 
 class Replies:
@@ -79,6 +50,16 @@ class Replies:
         if poison is None or (poison is Poison.CONTEXT and call.model.endswith(LONG_CONTEXT_SUFFIX)):
             return self._infer(call, draw, meters, now)
         return self.refuse(refusals.poisoned(poison, call.prompt_tokens), meters, now, draw.latency_s)
+
+    def hostile(self, kind: Kind, call: Call, host: str, meters: Meters, now: float) -> Reply:
+        """The answer that the model would have given, spoilt in this way, after the same time."""
+        call.document = document_of(call.tag)
+        draw = self._fates.draw(call.document, call.number)._replace(fault=None)
+        answer = self._answer(call, draw, meters, now)
+        reply = kind.make(Asked(answer, call.authorization or "", host))
+        delay_s = self._config.hang_s if reply.manner is Manner.HUNG else answer.delay_s
+        usage = answer.usage if kind.answers else NO_USAGE
+        return reply._replace(delay_s=delay_s, outcome=kind.name, good=kind.answers, usage=usage)
 
     def _infer(self, call: Call, draw: Draw, meters: Meters, now: float) -> Reply:
         config = self._config

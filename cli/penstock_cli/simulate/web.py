@@ -14,9 +14,11 @@ from aiohttp import web
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.simulate.calls import CHAT, COMPLETIONS, EMBEDDINGS
+from penstock_cli.simulate.certificates import served
 from penstock_cli.simulate.config import SimulatorConfig
+from penstock_cli.simulate.hostile.redirects import TRAP
 from penstock_cli.simulate.provider import MODELS, Provider
-from penstock_cli.simulate.replies import Manner, Reply
+from penstock_cli.simulate.sending import delay, send
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 BACKLOG = 4096  # connections waiting to be accepted: a fleet opens all of its at once
@@ -50,6 +52,7 @@ def make_app(config: SimulatorConfig) -> web.Application:
     app.router.add_post("/control", _control)
     app.router.add_get("/metrics", _metrics)
     app.router.add_get("/health", _health)
+    app.router.add_route("*", TRAP, _trap)
     app.on_shutdown.append(ending)
     app.on_cleanup.append(ended)
     return app
@@ -60,44 +63,12 @@ def _inference(provider: Provider, endpoint: str, closing: asyncio.Event) -> Han
         headers = request.headers
         tag, authorization = headers.get("X-Client-Request-Id"), headers.get("Authorization")
         call = provider.open_call(endpoint, await request.read(), tag, authorization)
-        reply = provider.decide(call, time.monotonic())
-        if reply.manner is Manner.HUNG:
-            await _hang(request, reply.delay_s, closing)
-        elif reply.delay_s > 0:
-            await asyncio.sleep(reply.delay_s)
+        reply = provider.decide(call, time.monotonic(), headers.get("Host", ""))
+        await delay(request, reply, closing)
         provider.close_call(call, reply, unread=request.transport is None or request.transport.is_closing())
-        if reply.manner is Manner.WHOLE:
-            return web.Response(status=reply.status, body=reply.body, headers=reply.headers)
-        return await _break_off(request, reply)
+        return await send(request, reply, closing)
 
     return answer
-
-
-async def _hang(request: web.Request, longest_s: float, closing: asyncio.Event) -> None:
-    """Say nothing until the client has gone, the time is up or the simulator ends."""
-    end = time.monotonic() + longest_s
-    while request.transport is not None and not closing.is_set() and (left := end - time.monotonic()) > 0:
-        try:
-            await asyncio.wait_for(closing.wait(), min(left, 1.0))
-        except TimeoutError:
-            continue
-
-
-async def _break_off(request: web.Request, reply: Reply) -> web.StreamResponse:
-    """End the connection without an answer, or after half of one."""
-    response = web.StreamResponse(
-        status=reply.status, headers={**reply.headers, "Content-Length": str(len(reply.body))}
-    )
-    transport = request.transport
-    if transport is None:
-        return response
-    if reply.manner is Manner.CUT:
-        await response.prepare(request)
-        await response.write(reply.body[: len(reply.body) // 2])
-        transport.close()
-    else:
-        transport.abort()
-    return response
 
 
 async def _models(_: web.Request) -> web.Response:
@@ -139,6 +110,12 @@ async def _metrics(request: web.Request) -> web.Response:
     return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
 
+async def _trap(request: web.Request) -> web.Response:
+    """Where redirects lead. Whoever comes is counted, and whether a key came along."""
+    request.app[PROVIDER].book.trapped("with a key" if "Authorization" in request.headers else "without a key")
+    return web.Response(status=200, body=b"{}", headers=JSON)
+
+
 async def _health(_: web.Request) -> web.Response:
     """As vLLM's server has it, for probes."""
     return web.Response()
@@ -147,10 +124,11 @@ async def _health(_: web.Request) -> web.Response:
 @asynccontextmanager
 async def running(config: SimulatorConfig) -> AsyncIterator[str]:
     """The provider on its address while the context lasts; yields the URL with the real port."""
+    tls = None if config.certificate is None else served(config.certificate, config.authority)
     runner = web.AppRunner(make_app(config), access_log=None, shutdown_timeout=GRACE_S)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.port, backlog=BACKLOG)
+        site = web.TCPSite(runner, config.host, config.port, backlog=BACKLOG, ssl_context=tls)
         try:
             await site.start()
         except OSError as error:
@@ -158,7 +136,7 @@ async def running(config: SimulatorConfig) -> AsyncIterator[str]:
                 f"--host {config.host} --port {config.port}: cannot listen there: {error.strerror or error}; "
                 "give --port 0 for a free port"
             ) from error
-        yield _url(config.host, runner)
+        yield _url("https" if tls else "http", config.host, runner)
     finally:
         await runner.cleanup()
 
@@ -178,6 +156,6 @@ async def _serve(config: SimulatorConfig) -> None:
         await stop.wait()
 
 
-def _url(host: str, runner: web.AppRunner) -> str:
+def _url(scheme: str, host: str, runner: web.AppRunner) -> str:
     port = runner.addresses[0][1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -66,14 +66,17 @@ class Steering:
         self._room = Room(hot, settings.window)
         self._finisher = Finisher(settings, self._outcomes)
         self._led: dict[tuple[str, int], _Led] = {}
-        self._paused: set[str] = set()  # jobs that were paused when last looked at
+        self._paused: dict[
+            str, float | None
+        ] = {}  # jobs that were paused when last looked at -> when that ends by itself
         self._quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
 
     def steer(self, job: Job) -> None:
         """One bounded step for one job."""
         self._hot.set_job_state(job.job_id, job.state)
         if job.state is JobState.PAUSED:
-            self._paused.add(job.job_id)
+            self._paused[job.job_id] = job.resume_at
+            self._resume_when_over(job)
             return
         feeds = [(feed, led) for feed in self._jobs.feeds(job.job_id) if (led := self._lead(job, feed)) is not None]
         if job.state is JobState.CANCELLING:
@@ -88,11 +91,23 @@ class Steering:
         if any(feed.generation == job.generation for feed, _ in feeds):  # one process counts, and writes the outputs
             self._finish(job)
 
+    def _resume_when_over(self, job: Job) -> None:
+        """The provider said how long to stay away, and that is over. Any control process may find it; one of them does it."""
+        if job.resume_at is None or time.time() < job.resume_at:
+            return
+        if self._move(job, JobState.RUNNING, None):
+            log.info("job %s goes on by itself: its pause is over (%s)", job.job_id, job.reason)
+
     def _lift_hold(self, job: Job, *, leads: bool) -> None:
-        """Whoever resumes a job says that its provider's account is in order; before its items come back to the queue."""
+        """Whoever resumes a job says that its provider's account is in order; before its items come back to the queue.
+
+        A job that went on by itself says nothing of the account: somebody else's hold stays.
+        """
         if job.job_id not in self._paused:
             return
-        self._paused.discard(job.job_id)
+        ends_at = self._paused.pop(job.job_id)
+        if ends_at is not None and time.time() >= ends_at:
+            return
         provider = str(job.spec.get("provider", DEFAULT_PROVIDER))
         if leads and lift_hold(self._quotas, provider):
             log.info("job %s was resumed: the hold on provider %s is lifted", job.job_id, provider)
@@ -109,7 +124,7 @@ class Steering:
         """Let go of feeds whose jobs are no longer live, and see who shares the queues."""
         self._room.look_around(live)
         names = {job.job_id for job in live}
-        self._paused &= names
+        self._paused = {job_id: ends_at for job_id, ends_at in self._paused.items() if job_id in names}
         for job_id, generation in [name for name in self._led if name[0] not in names]:
             del self._led[(job_id, generation)]
 

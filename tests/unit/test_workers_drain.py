@@ -1,0 +1,72 @@
+"""The drain of an item runner: what has not started goes back at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from penstock_producer.spec import JobSpec
+from penstock_ratelimit.testing import run_virtual
+from penstock_workers.decide import RetryPolicy
+from penstock_workers.engine import Delivery
+from penstock_workers.failpoints import Failpoints
+from penstock_workers.flight import Flight, JobView
+from penstock_workers.jobbook import JobBook
+from penstock_workers.outcome import Released
+from penstock_workers.runner import ItemRunner
+from penstock_workers.settings import ProviderSettings
+
+DRAIN_S = 600.0
+KWARGS = {"v": 1, "job": "j", "gen": 1, "doc": "d", "body": {}}
+
+
+class PausedProvider:
+    """An admission in which nobody's turn comes, and whatever else a runner asks for before that."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[object] = []
+
+    async def turn(self, flight: Flight) -> Any:
+        await asyncio.Event().wait()
+
+    async def preprocess(self, flight: Flight) -> None:
+        """The job has no hook."""
+
+    async def prepare(self, request: object) -> Any:
+        return type("Prepared", (), {"refused": None})()
+
+    def drain(self) -> None:
+        """Nothing to end."""
+
+    def put(self, settled: Any) -> None:
+        self.outcomes.append(settled.outcome)
+
+    async def flush(self) -> None:
+        """All is kept already."""
+
+
+def test_a_worker_that_ends_during_a_pause_gives_its_documents_back_at_once() -> None:
+    """Nothing is in flight, so the drain waits for nothing, however long it might (A9)."""
+    parts = PausedProvider()
+
+    async def main() -> None:
+        view = JobView("j", JobSpec(), ProviderSettings(), 1)
+        double, jobs = cast(Any, parts), JobBook(lambda _: view)
+        await jobs.get("j")
+        runner = ItemRunner(
+            lane=double, jobs=jobs, bodies=double, admission=double, quarantine=double, hooks=double,
+            starts=double, settler=double, policy=RetryPolicy(), failpoints=Failpoints(), concurrency=5,
+        )  # fmt: skip
+        for n in range(10):  # five in slots wait for the quota, five for a slot
+            runner.accept(Delivery(f"j:{n}", dict(KWARGS, doc=str(n)), {}))
+        await asyncio.sleep(5)
+        assert parts.outcomes == []
+        began = asyncio.get_running_loop().time()
+        await runner.drain(DRAIN_S)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(0, abs=0.1)
+        assert len(parts.outcomes) == 10
+        assert all(isinstance(outcome, Released) for outcome in parts.outcomes)
+
+    run_virtual(main())

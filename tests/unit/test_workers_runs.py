@@ -1,0 +1,213 @@
+"""Runs of 404s, 403s, redirects and pages: one is the document's own, many without a success pause the job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from penstock_ledger.model import ItemKey
+from penstock_producer.spec import JobSpec
+from penstock_producer.wire import ItemMessage
+from penstock_ratelimit.testing import run_virtual
+from penstock_workers.engine import Delivery
+from penstock_workers.flight import Flight, JobView
+from penstock_workers.judge import Failure, Reply
+from penstock_workers.outcome import Parked
+from penstock_workers.runs import PROBE_S, PROVEN_WAIT_S, UNPROVEN_WAIT_S, Runs
+from penstock_workers.settings import ProviderSettings
+
+PAUSES_AT = 20
+GOOD = Reply(b"{}", 200, None, None, "stop", 1, 1, "text", 5)
+NOT_FOUND = Failure("not_found", "HTTP 404: no such route", 404)
+FORBIDDEN = Failure("forbidden", "HTTP 403: <html>blocked", 403, page=True)
+SERVER_ERROR = Failure("server_error", "HTTP 500: oh", 500)
+
+Verdict = asyncio.Task[Parked | None]
+
+
+class Job:
+    """One job's requests, as a runner tells of them."""
+
+    def __init__(self, runs: Runs, name: str = "job") -> None:
+        self._runs, self._name = runs, name
+
+    def flight(self, sent_at: float | None = None) -> Flight:
+        flight = Flight(Delivery("task", {}, {}, queue="penstock.api"))
+        flight.message = ItemMessage(ItemKey(self._name, 1, "doc"), b"{}", None)
+        flight.job = JobView(self._name, JobSpec(), ProviderSettings(base_url="http://gateway/v2"), 1)
+        flight.sent_at = now() if sent_at is None else sent_at
+        return flight
+
+    def answered(self, happened: Failure | Reply, sent_at: float | None = None) -> Verdict:
+        return asyncio.create_task(self._runs.weigh(self.flight(sent_at), happened))
+
+    def may_start(self) -> bool:
+        return self._runs.turn_away(self.flight()) is None
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def play(body: Callable[[Runs], Coroutine[None, None, None]], pauses_at: int = PAUSES_AT) -> None:
+    async def main() -> None:
+        await body(Runs(pauses_at))
+
+    run_virtual(main())
+
+
+async def settled() -> None:
+    await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("failure", [NOT_FOUND, FORBIDDEN], ids=["404", "403"])
+def test_a_wrong_url_pauses_the_job_and_kills_no_document(failure: Failure) -> None:
+    """Of 256 requests that are all answered 404, or 403 by a firewall, none is a dead letter: the job pauses (A7)."""
+
+    async def body(runs: Runs) -> None:
+        job = Job(runs)
+        verdicts = await asyncio.gather(*(job.answered(failure) for _ in range(256)))
+        assert all(verdict is not None and verdict.pauses for verdict in verdicts)
+        why = verdicts[0].why if verdicts[0] else ""
+        assert why.startswith(f"the last 20 answers were all {failure.status} ({failure.name}")
+        assert failure.detail in why
+        assert "http://gateway/v2" in why
+        assert "resume" in why
+
+    play(body)
+
+
+def test_a_single_404_among_successes_is_the_documents_own() -> None:
+    """It waits no longer than for the next good answer (A7)."""
+
+    async def body(runs: Runs) -> None:
+        job = Job(runs)
+        await job.answered(GOOD)
+        await asyncio.sleep(1)
+        verdict = job.answered(NOT_FOUND)
+        await settled()
+        assert not verdict.done()
+        await job.answered(GOOD)
+        assert await verdict is None
+        assert now() == pytest.approx(1.0, abs=0.01)
+
+    play(body)
+
+
+def test_a_url_that_breaks_in_mid_job_kills_no_document() -> None:
+    """Good answers to requests from before the break prove nothing of those sent after it (A7)."""
+
+    async def body(runs: Runs) -> None:
+        job = Job(runs)
+        verdicts = []
+        for n in range(40):  # every second answer is a late success of a request sent before
+            await asyncio.sleep(0.01)
+            await job.answered(GOOD, sent_at=-1.0 + n / 100)
+            verdicts.append(job.answered(NOT_FOUND))
+        parked = await asyncio.gather(*verdicts)
+        assert all(verdict is not None and verdict.pauses for verdict in parked)
+
+    play(body)
+
+
+@pytest.mark.parametrize(("first", "wait_s"), [(None, UNPROVEN_WAIT_S), (GOOD, PROVEN_WAIT_S)], ids=["new", "proven"])
+def test_the_last_document_of_a_job_does_not_wait_for_ever(first: Reply | None, wait_s: float) -> None:
+    """Where no other answer comes, a 404 is the document's own after a while (A7)."""
+
+    async def body(runs: Runs) -> None:
+        job = Job(runs)
+        if first is not None:
+            await job.answered(first)
+            await asyncio.sleep(1)
+        began = now()
+        assert await job.answered(NOT_FOUND) is None
+        assert now() - began == pytest.approx(wait_s, abs=0.01)
+
+    play(body)
+
+
+def test_answers_far_apart_make_a_run_all_the_same() -> None:
+    """Twenty without a success in between are a run, however slowly they come (A7)."""
+
+    async def body(runs: Runs) -> None:
+        job = Job(runs)
+        for _ in range(PAUSES_AT - 1):
+            assert await job.answered(NOT_FOUND) is None
+            await asyncio.sleep(60)
+        assert await job.answered(NOT_FOUND) is not None
+
+    play(body)
+
+
+def test_after_a_run_one_document_goes_first() -> None:
+    """A resumed job is tried with one document at a time until one succeeds, and then runs at full speed (A7)."""
+
+    async def body(runs: Runs) -> None:
+        job = Job(runs)
+        await asyncio.gather(*(job.answered(NOT_FOUND) for _ in range(PAUSES_AT)))
+        assert [job.may_start() for _ in range(5)] == [True, False, False, False, False]
+        again = await job.answered(NOT_FOUND)
+        assert again is not None
+        assert again.pauses
+        await asyncio.sleep(PROBE_S)
+        assert [job.may_start() for _ in range(3)] == [True, False, False]
+        await job.answered(GOOD)
+        assert [job.may_start() for _ in range(3)] == [True, True, True]
+
+    play(body)
+
+
+def test_other_failures_neither_make_nor_break_a_run() -> None:
+    """A 500 in between says nothing of the address (A7)."""
+
+    async def body(runs: Runs) -> None:
+        job = Job(runs)
+        verdicts = []
+        for _ in range(PAUSES_AT):
+            verdicts.append(job.answered(NOT_FOUND))
+            assert await job.answered(SERVER_ERROR) is None
+        assert all(await asyncio.gather(*verdicts))
+
+    play(body)
+
+
+def test_jobs_do_not_share_their_runs() -> None:
+    """One tenant's forbidden model pauses no other tenant's job (A3)."""
+
+    async def body(runs: Runs) -> None:
+        forbidden, other = Job(runs, "forbidden"), Job(runs, "other")
+        await asyncio.gather(*(forbidden.answered(FORBIDDEN) for _ in range(PAUSES_AT)))
+        assert not (forbidden.may_start() and forbidden.may_start())
+        assert other.may_start()
+        assert await other.answered(GOOD) is None
+
+    play(body)
+
+
+def test_what_is_undecided_goes_back_when_the_worker_drains() -> None:
+    """A worker that ends keeps no document for a verdict (A9)."""
+
+    async def body(runs: Runs) -> None:
+        verdict = Job(runs).answered(NOT_FOUND)
+        await settled()
+        runs.close()
+        with pytest.raises(asyncio.CancelledError):
+            await verdict
+        with pytest.raises(asyncio.CancelledError):
+            await Job(runs).answered(NOT_FOUND)
+
+    play(body)
+
+
+def test_runs_can_be_switched_off() -> None:
+    """With pause_after_run = 0 each answer is its document's own at once (A7)."""
+
+    async def body(runs: Runs) -> None:
+        job = Job(runs)
+        assert await asyncio.gather(*(job.answered(NOT_FOUND) for _ in range(100))) == [None] * 100
+        assert job.may_start()
+        assert now() == pytest.approx(0, abs=0.01)
+
+    play(body, pauses_at=0)
