@@ -9,6 +9,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 
 import orjson
@@ -48,9 +49,9 @@ class JobCode:
         spec = flight.job.spec
         for path in (spec.preprocess, spec.postprocess):
             if path is not None:
-                await self._once(path, lambda path=path: self._look_for(flight, path))
+                await self._once(path, partial(self._look_for, flight, path))
         if spec.response_schema is not None:
-            await self._once(flight.key.job_id, lambda: self._try_schema(flight))
+            await self._once(flight.key.job_id, partial(self._try_schema, flight))
 
     async def preprocess(self, flight: Flight) -> Failure | None:
         """Let the job's hook change the body of the request. Raises HookMissing."""

@@ -64,7 +64,6 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         self._leases: Leases = parts.leases
         self._leases.on_lost = partial(self._post, self._lose)
         self._leases.on_late = partial(self._post, self._note_late)
-        self._leases.may_renew = lambda: self._host.loop_turns()
         self._acks = Acks(self._leases, self._hub.call_soon)
         self._late = LateAcks()
         self._acks.on_unsure = self._late.add
@@ -75,6 +74,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         self._consumer: Any = None
         self._drain: Drain | None = None
         self._host = EngineHost(partial(parts.build_engine, self.app, parts.settings), self._wake)
+        self._leases.may_renew = self._host.loop_turns
         probes = ProbeFiles(parts.settings.probe_dir)
         self.pulse = Pulse(probes, self._leases, may_rest=self._may_rest, engine_turns=self._host.turns)
         self._lane: str = parts.settings.lane

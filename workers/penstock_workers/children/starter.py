@@ -18,7 +18,7 @@ def child_starter(settings: WorkerSettings, hook_timeout_s: float = HOOK_TIMEOUT
     """``settings`` give what hooks may be, how much memory a child may hold, and the lane that suspects are inferred in."""
     options = {
         "worker": os.getpid(),
-        "path": [entry for entry in sys.path if isinstance(entry, str)],
+        "path": list(sys.path),
         "allowed": None if settings.hook_modules is None else list(settings.hook_modules),
         "hook_s": hook_timeout_s,
         "lane": settings.lane,
