@@ -94,6 +94,8 @@ class Flight:
     def spent_in_all(self) -> Spent:
         """What answers to this item cost, in earlier tries and in this one."""
         earlier = self.delivery.headers.get(SPENT_HEADER)
+        if earlier is None:
+            return self.spent
         if not isinstance(earlier, list) or len(earlier) != len(self.spent) or not all(map(_is_sum, earlier)):
             return self.spent  # headers come from outside
         return Spent(*(now + before for now, before in zip(self.spent, earlier, strict=True)))

@@ -95,7 +95,9 @@ def _done(flight: Flight) -> SettledDone:
         key=flight.key,
         buckets=flight.job.buckets,
         after_retry=flight.retries > 0 or flight.crashes > 0,
-        **flight.spent._asdict(),
+        prompt_tokens=flight.spent.prompt_tokens,
+        completion_tokens=flight.spent.completion_tokens,
+        cost_microusd=flight.spent.cost_microusd,
         calls=flight.calls,
     )
 
@@ -105,7 +107,9 @@ def _dead(flight: Flight, letter: DeadLetter) -> SettledDead:
         key=flight.key,
         buckets=flight.job.buckets,
         reason=letter.reason,
-        **flight.spent._asdict(),
+        prompt_tokens=flight.spent.prompt_tokens,
+        completion_tokens=flight.spent.completion_tokens,
+        cost_microusd=flight.spent.cost_microusd,
         calls=flight.calls,
     )
 
@@ -119,7 +123,9 @@ def _retry(flight: Flight, retry: Retry) -> SettledRetry:
         raw=_message(flight, flight.retries + retry.counted),
         after_s=retry.after_s,
         rate_limited=retry.rate_limited,
-        **flight.spent._asdict(),
+        prompt_tokens=flight.spent.prompt_tokens,
+        completion_tokens=flight.spent.completion_tokens,
+        cost_microusd=flight.spent.cost_microusd,
         calls=flight.calls,
     )
 
