@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 from penstock_ledger import JobNotFound
@@ -159,33 +159,35 @@ class ItemRunner:
     async def _try_apart(self, flight: Flight) -> Failure | Reply:
         """Wait for a place among other suspects, and try it there."""
         async with AsyncExitStack() as stack:
-            with self._waits_in(self._apart):
+            task = self._may_wait()
+            self._apart.add(task)
+            try:
                 await stack.enter_async_context(self._quarantine.place(flight))
+            finally:
+                self._apart.discard(task)
             flight.confined = True
             return await self._try(flight)
 
     async def _admit(self, flight: Flight) -> None:
-        with self._waits_in(self._admitting):
-            try:
-                flight.turn = await self._admission.turn(flight)
-            except NeverFits as error:
-                failure = Failure("request_too_large", str(error), None)
-                raise TurnedAway(decide(flight, failure, self._policy)) from error
-            except QuotaHeld as error:
-                raise TurnedAway(Parked(error.reason, pauses=True)) from error
+        task = self._may_wait()
+        self._admitting.add(task)
+        try:
+            flight.turn = await self._admission.turn(flight)
+        except NeverFits as error:
+            failure = Failure("request_too_large", str(error), None)
+            raise TurnedAway(decide(flight, failure, self._policy)) from error
+        except QuotaHeld as error:
+            raise TurnedAway(Parked(error.reason, pauses=True)) from error
+        finally:
+            self._admitting.discard(task)
 
-    @contextmanager
-    def _waits_in(self, line: set[asyncio.Task[Any]]) -> Iterator[None]:
-        """While it waits and nothing is counted: a drain gives it back at once."""
+    def _may_wait(self) -> asyncio.Task[Any]:
+        """This item's task, which a drain cancels while it waits and nothing is counted."""
         if self._draining:
             raise TurnedAway(Released("this worker is draining"))
         task = asyncio.current_task()
         assert task is not None, "items run in tasks"
-        line.add(task)
-        try:
-            yield
-        finally:
-            line.discard(task)
+        return task
 
     async def _begin(self, flight: Flight) -> None:
         """Tell the ledger, outside this process and before anything can end it, that the item starts; hear if it must not."""
