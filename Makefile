@@ -90,7 +90,7 @@ bench: $(STAMP) ## measure, each figure beside its comparison in the same run (a
 bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch tools, on the CPU (an hour; a GPU: --gpu)
 	@$(ENGINES)/bin/python -m benchmarks.engine
 
-soak: $(STAMP) ## the long kill storms, by hand (about 15 minutes)
+soak: $(STAMP) ## every fault of tests/fault_table.py on both databases, and the long kill storms (about an hour; seeds: FAULT_SEEDS=1,2)
 	@$(BIN)/python -m pytest -q -m soak
 
 clean: ## remove the environment and everything generated

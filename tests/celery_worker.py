@@ -25,6 +25,7 @@ import redis
 from servers import RedisServer
 
 from penstock_ledger.model import ItemKey
+from penstock_producer.borders import DoorSettings
 from penstock_producer.wire import encode_item
 from penstock_workers.engine import Acked, Bridge, Delivery, GivenBack, Retried
 from penstock_workers.metrics.samples import Sample
@@ -43,6 +44,7 @@ class Settings:
     broker_transport: str = "penstock"
     broker_url: str | None = None
     lane: str = "api"
+    remote_control: bool = True
     concurrency: int = 32
     prefetch_multiplier: int = 2
     drain_seconds: float = 5.0
@@ -58,6 +60,9 @@ class Settings:
     stalled_s: float = 45.0  # see pulse.STALLED_S
     starts_s: float = 0.0  # how long the engine takes to start
     control: bool = True
+    result_backend_url: str | None = None
+    hook_modules: tuple[str, ...] = ()
+    doors = DoorSettings()  # no field: it does not travel to a worker
 
 
 class RecordingEngine:

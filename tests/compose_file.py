@@ -62,8 +62,9 @@ class Service:
 
 
 def example_environment() -> dict[str, str]:
-    """What `cp .env.example .env` sets."""
-    lines = [line for line in EXAMPLE.read_text().splitlines() if line and not line.startswith("#")]
+    """What the example sets, with passwords of the reader's own in the place of its placeholders."""
+    text = EXAMPLE.read_text().replace("CHANGE_ME", "0123456789abcdef0123456789abcdef")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return dict(line.split("=", 1) for line in lines)
 
 
@@ -80,12 +81,14 @@ def services(file: Path, environment: Mapping[str, str] | None = None) -> dict[s
 
 
 def filled(value: Any, environment: Mapping[str, str]) -> Any:
-    """With ``${NAME}``, ``${NAME:-default}`` and ``${NAME:?message}`` replaced, as compose does."""
+    """With ``${NAME}``, ``${NAME:-default}``, ``${NAME:?message}`` and ``$$`` replaced, as compose does."""
     if isinstance(value, dict):
         return {name: filled(inner, environment) for name, inner in value.items()}
     if isinstance(value, list):
         return [filled(inner, environment) for inner in value]
-    return _VARIABLE.sub(lambda match: _value(match, environment), value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return _VARIABLE.sub(lambda match: _value(match, environment), value).replace("$$", "$")
 
 
 def _value(match: re.Match[str], environment: Mapping[str, str]) -> str:

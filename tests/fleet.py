@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -80,10 +81,11 @@ class Provider:
     port: int = field(default_factory=free_port)
     host: str = "127.0.0.1"
     process: Process | None = None
+    scheme: str = "http"  # https where it is started with a certificate
 
     @property
     def root(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"{self.scheme}://{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -108,7 +110,7 @@ class Provider:
 
     def tell(self, **controls: object) -> None:
         """Change its settings while it runs."""
-        with urllib.request.urlopen(f"{self.root}/control", data=json.dumps(controls).encode(), timeout=5):
+        with self._open("/control", json.dumps(controls).encode()):
             pass
 
     def in_flight(self) -> int:
@@ -124,9 +126,14 @@ class Provider:
         return Counter({tag.removeprefix(mine): count for tag, count in tags.items() if tag.startswith(mine)})
 
     def _stats(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"{self.root}/stats", timeout=5) as answer:
+        with self._open("/stats") as answer:
             found: dict[str, Any] = json.load(answer)
             return found
+
+    def _open(self, path: str, data: bytes | None = None) -> Any:
+        """Whatever its certificate is: we are not the ones who must refuse it."""
+        context = ssl._create_unverified_context() if self.scheme == "https" else None
+        return urllib.request.urlopen(self.root + path, data=data, timeout=5, context=context)
 
     def _answers(self) -> bool:
         try:
@@ -160,8 +167,9 @@ class Fleet:
         appendonly: bool = True,
         redis: RedisServer | SentinelSet | None = None,
         settings: Mapping[str, object] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        """``settings`` are PENSTOCK_* variables of every process."""
+        """``settings`` are PENSTOCK_* variables of every process, ``variables`` others."""
         self.folder = folder
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
@@ -170,6 +178,7 @@ class Fleet:
         self.database_url = database_url or f"sqlite:///{folder}/ledger.db"
         self.provider = Provider(folder)
         self._settings = settings or {}
+        self._variables = variables or {}
         self.processes: list[Process] = []
         self.deaths = 0  # of workers that ``mend`` has replaced
 
@@ -270,7 +279,11 @@ class Fleet:
             **self._settings,
         } | settings
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-        return kept | {f"PENSTOCK_{name.upper()}": str(value).strip() for name, value in chosen.items()}
+        return (
+            kept
+            | dict(self._variables)
+            | {f"PENSTOCK_{name.upper()}": str(value).strip() for name, value in chosen.items()}
+        )
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,12 +16,13 @@ from penstock_cli.connect import without_password
 from penstock_cli.errors import CliError
 from penstock_cli.failures import message
 from penstock_cli.text import safe
+from penstock_ledger.redaction import redact
 
 if TYPE_CHECKING:
     import redis
 
     from penstock_ledger import Database, RedisAddress
-    from penstock_workers.settings import ProviderSettings
+    from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 MINIMUM_PYTHON = (3, 11)
 MAX_CLOCK_SKEW_S = 5.0  # leases are judged by Redis's clock; a worker this far off reports nonsense times
@@ -44,12 +46,23 @@ class Finding:
     fix: str = ""
 
 
-def examine(state: Path | None, *, knock: bool, migrate: bool = False) -> Iterator[Finding]:
-    """All checks, in the order in which to mend what they find. ``migrate`` mends the tables on the way."""
+def examine(
+    state: Path | None, *, knock: bool, migrate: bool = False, accept: Collection[str] = ()
+) -> Iterator[Finding]:
+    """All checks, in the order in which to repair what they find. ``migrate`` brings the tables up to date on the way.
+
+    What is found bad of a subject in ``accept`` is a warning. No finding shows a secret.
+    """
+    for found in _examine(state, knock=knock, migrate=migrate):
+        verdict = Verdict.WARNING if found.verdict is Verdict.BAD and found.subject in accept else found.verdict
+        yield Finding(verdict, found.subject, redact(found.seen), redact(found.fix))
+
+
+def _examine(state: Path | None, *, knock: bool, migrate: bool) -> Iterator[Finding]:
     yield _python()
     yield _embedded()
     try:
-        redis_url, database_url, broker_url, providers = _configuration(state)
+        settings, redis_url, database_url, broker_url = _configuration(state)
     except Exception as error:
         yield Finding(Verdict.BAD, "settings", safe(message(error)))
         return
@@ -61,24 +74,26 @@ def examine(state: Path | None, *, knock: bool, migrate: bool = False) -> Iterat
     if broker_url is not None:
         yield from _rabbitmq(broker_url)
     yield _disk(state)
+    if settings.results_url is not None and state is None:
+        yield _results(settings.results_url, settings.s3_endpoint_url)
     if knock:
-        for name, provider in providers.items():
+        for name, provider in settings.providers.items():
             if _is_configured(provider):
-                yield _provider(name, provider)
+                yield from _provider(name, provider)
 
 
-def _configuration(state: Path | None) -> tuple[str | None, str, str | None, dict[str, ProviderSettings]]:
-    """URLs of Redis, of the database and of RabbitMQ, where there is one; and the providers."""
+def _configuration(state: Path | None) -> tuple[WorkerSettings, str | None, str, str | None]:
+    """The settings, and the URLs of Redis, of the database and of RabbitMQ, where there is one."""
     from penstock_cli.embedded import EmbeddedRedis
     from penstock_cli.state import StateFolder
     from penstock_workers.settings import WorkerSettings
 
     settings = WorkerSettings.load()
     if state is None:
-        return settings.redis_url, settings.database_url, settings.broker_url, settings.providers
+        return settings, settings.redis_url, settings.database_url, settings.broker_url
     folder = StateFolder.existing(state)
     running = EmbeddedRedis.find(folder.redis)
-    return running.endpoint.redis_url if running else None, folder.database_url, None, settings.providers
+    return settings, running.endpoint.redis_url if running else None, folder.database_url, None
 
 
 def _python() -> Finding:
@@ -89,12 +104,20 @@ def _python() -> Finding:
 
 
 def _embedded() -> Finding:
-    from penstock_cli.redis_binary import find_binary
+    from penstock_cli.redis_binary import find_program
 
     try:
-        return Finding(Verdict.GOOD, "run", f"`penstock run` would start {find_binary()}")
+        program = find_program()
     except CliError as error:
         return Finding(Verdict.WARNING, "run", str(error))
+    seen = f"`penstock run` would start {program.path}, {program.software}"
+    if program.is_patched:
+        return Finding(Verdict.GOOD, "run", seen)
+    fix = (
+        f"only its own user reaches it there; all the same: upgrade to {program.software.wanted()}, "
+        "or pip install 'penstock[embedded]'"
+    )
+    return Finding(Verdict.WARNING, "run", f"{seen}, which has known security holes", fix)
 
 
 def _database(url: str, *, migrate: bool) -> Iterator[Finding]:
@@ -111,6 +134,7 @@ def _database(url: str, *, migrate: bool) -> Iterator[Finding]:
         yield tables
         if tables.verdict is Verdict.GOOD:
             yield from _connections(database)
+            yield from _postgres_safety(database)
     finally:
         database.close()
 
@@ -127,10 +151,45 @@ def _tables(database: Database, shown: str, *, migrate: bool) -> Finding:
         fix = "`penstock migrate` creates or upgrades the tables"
         return Finding(Verdict.BAD, "database", f"{shown}: {safe(str(error).partition(':')[0])}", fix)
     except Exception as error:
-        return Finding(
-            Verdict.BAD, "database", f"{shown}: {safe(message(error))}", "check that it runs and is reachable"
-        )
+        from penstock_cli.safety_checks import database_fix
+
+        said = safe(_what_it_said(error))
+        return Finding(Verdict.BAD, "database", f"{shown}: {said}", database_fix(said))
     return Finding(Verdict.GOOD, "database", f"{shown} answers and has its tables")
+
+
+def _what_it_said(error: Exception) -> str:
+    """The server's own words, where the driver has wrapped them."""
+    inner = getattr(error, "orig", None)
+    return " ".join(str(inner).split()) if inner is not None else message(error)
+
+
+def _postgres_safety(database: Database) -> Iterator[Finding]:
+    from penstock_cli.safety_checks import postgres_safety
+
+    try:
+        yield from postgres_safety(database)
+    except Exception as error:
+        yield Finding(
+            Verdict.WARNING, "postgresql", safe(_what_it_said(error)), "pg_stat_ssl must be readable for this check"
+        )
+
+
+def _results(url: str, s3_endpoint_url: str | None) -> Finding:
+    """Whether the files of finished jobs can be written there, found out now and not when the first job ends."""
+    from penstock_producer.errors import SinkError
+    from penstock_producer.outputs import probe_sink
+
+    shown = without_password(url)
+    try:
+        probe_sink(url, s3_endpoint_url=s3_endpoint_url)
+    except SinkError as error:
+        if getattr(error.__cause__, "errno", None) == errno.EROFS:  # as in a container that only reads it, or lacks it
+            fix = "control processes write there: let the doctor look from one of them, too"
+            return Finding(Verdict.WARNING, "results", f"{shown} is read-only here", fix)
+        fix = "correct results_url (PENSTOCK_RESULTS_URL); control processes write there"
+        return Finding(Verdict.BAD, "results", safe(str(error)), fix)
+    return Finding(Verdict.GOOD, "results", f"{shown} can be written")
 
 
 def _connections(database: Database) -> Iterator[Finding]:
@@ -158,7 +217,10 @@ def _connections(database: Database) -> Iterator[Finding]:
 def _redis(url: str, *, private: bool) -> Iterator[Finding]:
     import redis
 
-    from penstock_ledger import RedisAddress
+    from penstock_cli.redis_binary import MINIMUM_VERSION
+    from penstock_cli.safety_checks import REDIS_FIXES, fix_for, redis_safety
+    from penstock_cli.server_versions import of_redis
+    from penstock_ledger import RedisAddress, redis_health
 
     address = RedisAddress.parse(url)
     client = address.connect(
@@ -168,24 +230,29 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
         if address.sentinels:
             yield from _sentinels(address)
         info: Any = client.info()
-        yield Finding(Verdict.GOOD, "redis", f"{without_password(url)} answers, version {info['redis_version']}")
-        yield _redis_version(str(info["redis_version"]))
-        if info.get("redis_mode") == "cluster":
+        yield Finding(Verdict.GOOD, "redis", f"{without_password(url)} answers, {of_redis(info)}")
+        if of_redis(info).version < MINIMUM_VERSION:
+            yield _too_old(str(of_redis(info)))
+        yield from redis_safety(address, info)
+        if redis_health.mode(info) == "cluster":
             yield Finding(Verdict.BAD, "mode", "cluster", "use one Redis with replicas: a step touches several slots")
         yield _eviction(info)
         yield _durability(info)
         yield _clock(client)
     except (redis.RedisError, OSError) as error:  # such as a certificate that is not there
         fix = "start it, or set redis_url (PENSTOCK_REDIS_URL)" if not private else "repeat the `penstock run` command"
-        yield Finding(Verdict.BAD, "redis", f"{without_password(url)}: {safe(str(error))}", fix)
+        said = safe(str(error))
+        yield Finding(Verdict.BAD, "redis", f"{without_password(url)}: {said}", fix_for(said, REDIS_FIXES, fix))
     finally:
         client.close()
 
 
 def _rabbitmq(url: str) -> Iterator[Finding]:
     from penstock_cli.broker_check import rabbitmq
+    from penstock_cli.safety_checks import amqp_safety
 
-    return rabbitmq(url)
+    yield from rabbitmq(url)
+    yield from amqp_safety(url)
 
 
 def _sentinels(address: RedisAddress) -> Iterator[Finding]:
@@ -221,14 +288,11 @@ def _master(address: RedisAddress, answers: int, state: dict[str, Any]) -> Findi
     return Finding(Verdict.WARNING, "sentinel", seen, "add a replica: there is nobody to fail over to")
 
 
-def _redis_version(version: str) -> Finding:
+def _too_old(seen: str) -> Finding:
     from penstock_cli.redis_binary import MINIMUM_VERSION
 
-    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    wanted = ".".join(map(str, MINIMUM_VERSION))
-    if parts >= MINIMUM_VERSION:
-        return Finding(Verdict.GOOD, "version", f"{version}, at least {wanted}")
-    return Finding(Verdict.BAD, "version", f"{version} is too old", f"upgrade Redis to {wanted} or newer")
+    fix = f"upgrade to Redis {'.'.join(map(str, MINIMUM_VERSION))} or newer, or Valkey"
+    return Finding(Verdict.BAD, "version", f"{seen} lacks commands that we need", fix)
 
 
 def _eviction(info: dict[str, Any]) -> Finding:
@@ -272,17 +336,7 @@ def _is_configured(provider: ProviderSettings) -> bool:
     return provider != ProviderSettings()
 
 
-def _provider(name: str, provider: ProviderSettings) -> Finding:
-    from penstock_cli.reach import knock
-    from penstock_cli.settings import variable_is_set
+def _provider(name: str, settings: ProviderSettings) -> Iterator[Finding]:
+    from penstock_cli.provider_check import provider
 
-    subject = "provider"
-    if provider.api_key_env is not None and not variable_is_set(provider.api_key_env):
-        return Finding(
-            Verdict.BAD, subject, f"{name}: {provider.api_key_env} is not set", f"export {provider.api_key_env}=…"
-        )
-    try:
-        knock(provider.base_url)
-    except CliError as error:
-        return Finding(Verdict.WARNING, subject, f"{name}: {safe(str(error))}")
-    return Finding(Verdict.GOOD, subject, f"{name}: {provider.base_url} accepts connections")
+    return provider(name, settings)

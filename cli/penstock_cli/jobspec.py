@@ -171,7 +171,10 @@ def _refusal(detail: ErrorDetails) -> str:
     """One fault in the words of the flags; a fault of several flags together names none of them."""
     if not detail["loc"]:
         return detail["msg"].removeprefix("Value error, ")
-    return f"--{str(detail['loc'][0]).replace('_', '-')} {detail['input']!r} is refused: {detail['msg']}"
+    from penstock_ledger.redaction import redact
+
+    flag = str(detail["loc"][0]).replace("_", "-")
+    return redact(f"--{flag} {detail['input']!r} is refused: {detail['msg'].removeprefix('Value error, ')}")
 
 
 def _with_key(provider: ProviderSettings) -> ProviderSettings:

@@ -6,7 +6,6 @@ Read ``run_local`` from top to bottom. Everything it starts is ended by the ``wi
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_cli.progress import for_console
 from penstock_cli.state import StateFolder
 from penstock_cli.terminal import console as make_console
-from penstock_cli.text import count, duration, usd
+from penstock_cli.text import argument, count, duration, usd
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -130,7 +129,7 @@ def _places(request: RunRequest) -> list[Path]:
 
 def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
-    from penstock_cli.reach import knock
+    from penstock_cli.reach import knock, name_receiver
     from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
     from penstock_workers.lanes.make import make_lane
     from penstock_workers.settings import WorkerSettings
@@ -141,7 +140,10 @@ def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     settings = (
         with_provider(settings, spec.provider, request.provider) if asks_a_provider else with_own_model(settings, spec)
     )
-    settings = _with_short_lease(settings)
+    settings = _with_hooks(_with_short_lease(settings), spec)
+    if asks_a_provider:
+        settings.provider(spec.provider).api_key(spec.provider)  # raises MissingApiKey, PlainHttp
+        name_receiver(spec.provider, settings.provider(spec.provider))
     make_lane(settings)  # raises UnknownLane, MissingApiKey, ModelMissing here rather than in a worker's log
     if asks_a_provider:
         knock(settings.provider(spec.provider).base_url)
@@ -158,6 +160,12 @@ def _with_short_lease(settings: WorkerSettings) -> WorkerSettings:
     if "visibility_timeout_s" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"visibility_timeout_s": LOCAL_LEASE_S})
+
+
+def _with_hooks(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
+    """The workers of this command may import what its own command line names."""
+    named = [path.partition(":")[0] for path in (spec.preprocess, spec.postprocess) if path is not None]
+    return settings.model_copy(update={"hook_modules": (*settings.hook_modules, *named)}) if named else settings
 
 
 @contextlib.contextmanager
@@ -276,7 +284,7 @@ def _concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
         )
     places = files.write_outputs(ledger, job, plan.request.out)
     screen.close()
-    command = f"penstock dlq list {shlex.quote(job.job_key)}{ledger.option()}"
+    command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     reports.show(report, plan.console, dlq_command=command, files={**places, "report": place})
     return report.exit_status
 

@@ -19,6 +19,7 @@ from penstock_cli.commands import (
     limits,
     migrate,
     purge,
+    refused,
     results,
     run,
     submit,
@@ -55,6 +56,7 @@ app.command(rich_help_panel="Fleet")(worker.worker)
 app.command(rich_help_panel="Fleet")(control.control)
 app.command(rich_help_panel="Fleet")(flower.flower)
 app.command(rich_help_panel="Fleet")(limits.limits)
+app.command(rich_help_panel="Fleet")(refused.refused)
 app.command(rich_help_panel="Fleet")(doctor.doctor)
 app.command(rich_help_panel="One machine")(simulate)
 

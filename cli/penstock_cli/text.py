@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 LOG_TAIL_BYTES = 8192  # enough for the traceback at the end of a log
@@ -15,6 +16,11 @@ def safe(text: str) -> str:
     from penstock_ledger.log_lines import several_lines  # here, since the package brings SQLAlchemy with it
 
     return several_lines(text)
+
+
+def argument(value: str) -> str:
+    """A value as the user has to type it inside a command that we print."""
+    return shlex.quote(safe(value))
 
 
 def one_line(text: str, width: int = 100) -> str:

@@ -21,6 +21,10 @@ penstock:worker:<name>              hash    what the worker said of itself; expi
 penstock:drains:<lane>              hash    items_finished, items_requeued, finished, requeued: how workers ended, so far
 penstock:parked:unknown             list    messages that no worker could read or place, whole, for a person; unbounded on
                                             purpose, because nothing is dropped in silence
+penstock:refused                    list    tasks that remote doors refused, newest first, as JSON: when, task, id, job key and
+                                            reason, without any content of documents; the last 1,000
+penstock:door:<digest of task id>   string  how often a remote door has begun this task and not ended it: processes that it
+                                            took with it; expires
 penstock:sweep:<unacked key>        string  short-lived: some worker has looked for ended leases of a lane just now
 penstock:relayed:<queue>            zset    tag -> since when its message lies in RabbitMQ (Unix seconds, this server's
                                             clock) and nobody has taken it; it is in `unacked` all the while
@@ -51,6 +55,7 @@ EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
 WORKERS: Final = PREFIX + "workers"
 PARKED_UNKNOWN: Final = PREFIX + "parked:unknown"
+REFUSED: Final = PREFIX + "refused"
 OLDER_UNACKED: Final = "unacked"
 OLDER_UNACKED_INDEX: Final = "unacked_index"
 
@@ -97,6 +102,11 @@ def delayed(queue: str) -> str:
 
 def delayed_raw(queue: str) -> str:
     return f"{PREFIX}delayed:{queue}:raw"
+
+
+def door_starts(task_id: str) -> str:
+    """The digest: a task id is a stranger's text."""
+    return f"{PREFIX}door:{hashlib.sha256(task_id.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def unacked(queue: str) -> str:

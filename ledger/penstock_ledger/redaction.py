@@ -115,16 +115,18 @@ def redact(text: str, *, cut: bool = False) -> str:
     return _without_beginning(text) if cut else text
 
 
-def redact_bytes(body: bytes, *, shapes: bool = True) -> bytes:
-    """The same for a body. ``shapes=False`` hides known values only: what is ours, and nothing of the answer's own."""
+def redact_bytes(body: bytes) -> bytes:
+    """The same for a body in any encoding."""
     for value in _bytes:
-        if value in body:
-            body = body.replace(value, HIDDEN.encode())
-    if not shapes:
-        return body
+        body = hide(body, value)
     head = body[:MAX_PATTERN_BYTES].decode("latin-1")  # byte by byte, whatever the encoding
     cleaned = redact(head)
     return body if cleaned == head else cleaned.encode("latin-1") + body[MAX_PATTERN_BYTES:]
+
+
+def hide(body: bytes, value: bytes) -> bytes:
+    """The body without one value, and otherwise as it is."""
+    return body.replace(value, HIDDEN.encode()) if value in body else body
 
 
 def _without_beginning(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock_producer.errors import InvalidDocument, seen
+from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms import check_doc_id, form_of
 from penstock_producer.sources.strict_json import RowFault, parse_object
 from penstock_producer.spec import JobSpec
@@ -15,8 +16,8 @@ from penstock_producer.spec import JobSpec
 class DocumentChecker:
     """Turns what services push into request bodies: records where the spec has a prompt, request bodies otherwise."""
 
-    def __init__(self, spec: JobSpec, max_bytes: int) -> None:
-        self._form = form_of(spec)
+    def __init__(self, spec: JobSpec, max_bytes: int, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
+        self._form = form_of(spec, max_body_bytes)
         self._max_bytes = max_bytes
 
     def check(self, doc_id: str | int, given: Mapping[str, Any] | bytes | str) -> tuple[str, bytes]:
@@ -33,7 +34,9 @@ class DocumentChecker:
             field = f" field {fault.field}:" if fault.field else ""
             saw = f" Seen: {fault.value}." if fault.value else ""
             raise InvalidDocument(
-                fault.code, f"document {doc_id!r}:{field} {fault.message}{saw} Fix: {fault.fix}"
+                fault.code,
+                f"document {doc_id!r}:{field} {fault.message}{saw} Fix: {fault.fix}",
+                told=f"document {seen(doc_id)}{f' ({fault.field})' if fault.field else ''}",
             ) from None
 
 
@@ -47,5 +50,7 @@ def _as_json(given: Mapping[str, Any] | bytes | str) -> bytes:
         return json.dumps(dict(given), allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidDocument(
-            "invalid_json", f"{seen(given)} is no JSON object ({error}); pass plain values"
+            "invalid_json",
+            f"{seen(given)} is no JSON object ({error}); pass plain values",
+            told="it is no JSON object; pass plain values",
         ) from error

@@ -7,7 +7,9 @@ PenstockError, of the ledger
     ├── SettingsError           a setting is unusable
     ├── SourceError             the source is unusable as a whole; ``code`` is stable
     │   ├── SourceUnavailable   it cannot be reached now (pause and try again)
+    │   │   └── SourceForbidden it lies outside of what remote doors may read
     │   ├── SourceChanged       it is not the content that was pinned
+    │   │   └── BadReference    a message names a place in it where its document is not
     │   └── TooManyBadRows      more rows are refused than the spec allows
     ├── SinkError               outputs cannot be written there
     ├── InvalidDocument         one document pushed by a service is unusable
@@ -39,8 +41,16 @@ def seen(value: Any) -> str:
     return text if len(text) <= MAX_SEEN_CHARS else text[: MAX_SEEN_CHARS - 1] + "…"
 
 
+_CONFIDENTIAL = ([], ["prompt"], ["system"], ["params"], ["response_schema"])  # fields of a spec that hold content
+
+
 class ProducerError(PenstockError):
     """Root of everything that the producer raises on purpose."""
+
+    @property
+    def told(self) -> str:
+        """The message for who may not see what documents, prompts and parameters hold."""
+        return str(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,13 @@ class Problem:
     def __str__(self) -> str:
         return f"{self.pointer or '/'}: {self.message}; {self.fix}" if self.fix else f"{self.pointer}: {self.message}"
 
+    @property
+    def told(self) -> str:
+        """Without the value seen, where that may be a prompt or a part of a document."""
+        if self.pointer.split("/")[1:2] not in _CONFIDENTIAL and self.code != "unknown_field":
+            return str(self)
+        return f"{self.pointer[:MAX_SEEN_CHARS]}: {self.code}; {self.fix}"
+
 
 class SpecError(ProducerError):
     """The job spec cannot be used."""
@@ -64,6 +81,10 @@ class SpecError(ProducerError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("job spec: " + "\n          ".join(str(problem) for problem in self.problems))
+
+    @property
+    def told(self) -> str:
+        return "job spec: " + "; ".join(problem.told for problem in self.problems)
 
 
 class TemplateError(SpecError):
@@ -84,23 +105,48 @@ class SourceError(ProducerError):
 
     exit_status = EXIT_USAGE
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, *, told: str | None = None) -> None:
+        """``told`` is the message without content of rows, where ``message`` shows some."""
         self.code = code
+        self._told = message if told is None else told
         super().__init__(f"{code}: {message}")
+
+    @property
+    def told(self) -> str:
+        return f"{self.code}: {self._told}"
 
 
 class SourceUnavailable(SourceError):
     """The source cannot be read now; what was fed stays fed and reading resumes once it is back."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__("source_unavailable", message)
+    def __init__(self, message: str, *, code: str = "source_unavailable") -> None:
+        super().__init__(code, message)
+
+
+class SourceForbidden(SourceUnavailable):
+    """A remote door, or a job that came through one, may not read there. Says the same of what exists and what does not."""
+
+    def __init__(self, where: str, roots: Sequence[str]) -> None:
+        allowed = ", ".join(roots) or "nothing"
+        super().__init__(
+            f"{seen(where)} is not a file or object inside the setting source_roots, which allows {allowed}; put it "
+            "there and name it by its plain path, or have the operator extend source_roots (PENSTOCK_SOURCE_ROOTS)",
+            code="source_forbidden",
+        )
 
 
 class SourceChanged(SourceError):
     """The source is not the content that was validated and pinned at submit."""
 
+    def __init__(self, message: str, *, code: str = "source_changed") -> None:
+        super().__init__(code, message)
+
+
+class BadReference(SourceChanged):
+    """A message names a place in its job's source where its document is not: the message is wrong, not the source."""
+
     def __init__(self, message: str) -> None:
-        super().__init__("source_changed", message)
+        super().__init__(message, code="bad_reference")
 
 
 class TooManyBadRows(SourceError):
@@ -116,6 +162,8 @@ class TooManyBadRows(SourceError):
             "too_many_bad_rows",
             f"{found} of {uri} are unusable and max_bad_rows allows {limit}; mend them, or raise max_bad_rows to make "
             f"them dead letters:{lines}{more}",
+            told=f"{found} of {uri} are unusable and max_bad_rows allows {limit}: "
+            + "; ".join(f"line {row.line}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows),
         )
 
 
@@ -130,9 +178,15 @@ class InvalidDocument(ProducerError):
 
     exit_status = EXIT_USAGE
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, *, told: str | None = None) -> None:
+        """``told`` is the message without content of the document, where ``message`` shows some."""
         self.code = code
+        self._told = message if told is None else told
         super().__init__(f"{code}: {message}")
+
+    @property
+    def told(self) -> str:
+        return f"{self.code}: {self._told}"
 
 
 class JobCancelled(ProducerError):

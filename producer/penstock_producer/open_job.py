@@ -30,7 +30,7 @@ MAX_BUFFERED_DOCUMENTS = 1_000
 MAX_BUFFERED_BYTES = 4 * 1024 * 1024
 FLUSH_AFTER_S: float = 1.0  # from the first unflushed document on: a trickle costs one small transaction a second
 MAX_CONFLICTS_KEPT: Final = 1_000  # ids of documents that were refused while no call was there to be told
-_TAKES_NO_MORE = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED)
+TAKES_NO_MORE: Final = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED)
 
 
 class OpenJob:
@@ -39,10 +39,11 @@ class OpenJob:
     As a context manager it flushes at the end, also after an exception, and does not close: other processes may go on.
     """
 
-    def __init__(self, job: Job, spec: JobSpec, spool: Spool, jobs: JobStore, max_bytes: int) -> None:
+    def __init__(self, job: Job, spec: JobSpec, spool: Spool, jobs: JobStore, *limits: int) -> None:
+        """``limits`` are max_line_bytes and max_body_bytes."""
         self.job = job
         self.job_id = job.job_id
-        self._checker = DocumentChecker(spec, max_bytes)
+        self._checker = DocumentChecker(spec, *limits)
         self._spool = spool
         self._jobs = jobs
         self._begin()
@@ -185,7 +186,7 @@ class OpenJob:
 
     def _store(self, documents: Sequence[tuple[str, bytes]]) -> int:
         state = self._jobs.get(self.job_id).state
-        if state in _TAKES_NO_MORE:
+        if state in TAKES_NO_MORE:
             raise JobCancelled(self.job_id, str(state), [doc_id for doc_id, _ in documents])
         return self._spool.append(self.job_id, documents)
 

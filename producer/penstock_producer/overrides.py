@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 
 from penstock_producer.errors import Problem, SpecError, TemplateError, seen
+from penstock_producer.sources.forms import too_large
 from penstock_producer.sources.strict_json import RowFault
-from penstock_producer.template import Template
+from penstock_producer.template import Template, TextTooLong
 
 _TEXT_FIELDS = ("input", "prompt")  # of requests that have no messages
 
@@ -42,7 +43,10 @@ class Overrides:
             return request
         body = {**orjson.loads(request), **self._set}
         if self._prompt is not None:
-            _rewrite(body, self._prompt)
+            try:
+                _rewrite(body, self._prompt)
+            except TextTooLong as error:
+                raise too_large(f"more than {error.max_chars} characters", error.max_chars, "prompt") from None
         return orjson.dumps(body)
 
 

@@ -16,12 +16,14 @@ import orjson
 
 from penstock_ledger import POOL_SIZE, JobNotFound, JobStore, OutcomeStore, Spool, open_database
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
-from penstock_producer.errors import Problem, SpecError, seen
-from penstock_producer.open_job import OpenJob
+from penstock_producer.borders import Borders
+from penstock_producer.documents import DocumentChecker
+from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
+from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
 from penstock_producer.overrides import Overrides
 from penstock_producer.refusals import refused
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.sources.open import open_source, unchanged
+from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.spec import JobSpec
@@ -32,7 +34,7 @@ _JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: nobody guesses or re
 _JOB_ID_CHARS = 20
 _MAX_JOB_KEY_CHARS = 200
 # Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
-_NOT_CONTENT = frozenset({"mtime_ns", "max_line_bytes", SUBMITTED_BY})
+_NOT_CONTENT = frozenset({"mtime_ns", "max_line_bytes", "max_body_bytes", SUBMITTED_BY, DOOR})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,15 @@ class Producer:
     on purpose is a PenstockError, DatabaseUnavailable for a database that does not answer.
     """
 
-    def __init__(self, settings: ProducerSettings | None = None, *, database_url: str | None = None) -> None:
+    def __init__(
+        self,
+        settings: ProducerSettings | None = None,
+        *,
+        database_url: str | None = None,
+        borders: Borders | None = None,
+    ) -> None:
+        """``borders`` are for a door that strangers use: their jobs may ask for no more, and read `source_roots` only."""
+        self._borders = borders
         self._settings = settings or ProducerSettings.load(database_url=database_url)
         url = database_url or self._settings.database_url
         self._database = open_database(
@@ -96,19 +106,23 @@ class Producer:
         spec: JobSpec | Mapping[str, Any],
         *,
         job_key: str | None = None,
+        timeout_s: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Job:
         """Accept every document of ``source`` (a JSONL path or `s3://` URI) as one job.
 
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
-        another spec or content, SpecError, SourceError and TooManyBadRows; nothing is accepted then. ``progress`` hears
-        now and then how many rows were read.
+        another spec or content, SpecError, SourceError (as when reading takes longer than ``timeout_s``) and
+        TooManyBadRows; nothing is accepted then. ``progress`` hears now and then how many rows were read.
         """
-        spec = spec if isinstance(spec, JobSpec) else JobSpec.from_json(spec)
+        spec = self._accepted(spec)
+        if not isinstance(source, str | Path):  # a pin is made here, of what was read here
+            raise SourceError("unsupported_source", f"{seen(source)} is no source; give a path or an s3:// URI as text")
+        opened = open_source(source, spec, self._settings, remote=self._borders is not None, timeout_s=timeout_s)
         known = self._known(job_key)
         if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
             return self._create(spec, known.source, known.total, job_key, ())
-        found = survey(open_source(source, spec, self._settings), spec, progress)
+        found = survey(opened, spec, progress)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         return self._create(spec, found.pin, found.total, job_key, refusals)
 
@@ -117,11 +131,47 @@ class Producer:
 
         Raises SpecError and JobConflict.
         """
-        spec = spec if isinstance(spec, JobSpec) else JobSpec.from_json(spec)
+        spec = self._accepted(spec)
         job = self._create(spec, SPOOL_PIN, None, job_key, (), FeedKind.SPOOL)
-        opened = OpenJob(job, spec, Spool(self._database), self._jobs, self._settings.max_line_bytes)
+        opened = OpenJob(job, spec, Spool(self._database), self._jobs, *self._limits)
         self._open.add(opened)
         return opened
+
+    def push(self, job: str, doc_id: str | int, document: Mapping[str, Any] | bytes | str) -> bool:
+        """Store one document of an open job at once; False when it is there already.
+
+        Raises JobNotFound, InvalidDocument, SpoolConflict for another document with this id, JobCancelled and JobClosed.
+        """
+        found = self._opened(job)
+        entry = DocumentChecker(JobSpec.from_json(found.spec), *self._limits).check(doc_id, document)
+        if found.state in TAKES_NO_MORE:
+            raise JobCancelled(found.job_id, str(found.state), [entry[0]])
+        return Spool(self._database).append(found.job_id, [entry]) > 0
+
+    def seal(self, job: str) -> int:
+        """Close an open job; returns how many documents it has. Raises JobNotFound, SourceError. Safe to repeat."""
+        return self._jobs.close(self._opened(job).job_id)
+
+    def came_from_remote(self, job: str) -> bool:
+        """Whether a remote door accepted this job. Raises JobNotFound."""
+        return self._found(job).source.get(DOOR) == REMOTE
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        return self._settings.max_line_bytes, self._settings.max_body_bytes
+
+    def _opened(self, job: str) -> Job:
+        found = self._found(job)
+        if found.source.get("kind") != SPOOL:
+            raise SourceError(
+                "not_open", f"job {found.job_id} reads a source; documents are pushed into open jobs only"
+            )
+        return found
+
+    def _found(self, job: object) -> Job:
+        if not isinstance(job, str) or not job.isprintable() or len(job) > _MAX_JOB_KEY_CHARS:
+            raise SpecError([Problem("invalid_value", "/job", f"{seen(job)} is no id or key of a job", "give its key")])
+        return self._jobs.get(job)
 
     def status(self, job: str) -> JobStatus:
         """Raises JobNotFound. ``job`` is an id or a key, here and below."""
@@ -177,6 +227,16 @@ class Producer:
     def _move(self, job: str, to: JobState, expect: Sequence[JobState], reason: str | None) -> bool:
         return self._jobs.set_state(self._jobs.get(job).job_id, to, reason=reason, expect=expect)
 
+    def _accepted(self, given: JobSpec | Mapping[str, Any]) -> JobSpec:
+        """The spec, held against the provider's paths and this door's borders. Raises SpecError."""
+        spec = given if isinstance(given, JobSpec) else JobSpec.from_json(given)
+        refused_endpoint = self._settings.refused_endpoint(spec.provider, spec.endpoint)
+        if refused_endpoint is not None:
+            raise SpecError([Problem("invalid_value", "/endpoint", refused_endpoint, "")])
+        if self._borders is not None:
+            self._borders.check(spec)
+        return spec
+
     def _known(self, job_key: str | None) -> Job | None:
         if job_key is None:
             return None
@@ -198,11 +258,12 @@ class Producer:
         if job_key is not None:
             _check_key(job_key)
         job_id, span = _new_job_id(), callers_span()
+        marks = {**({SUBMITTED_BY: span} if span else {}), **({DOOR: REMOTE} if self._borders is not None else {})}
         new = NewJob(
             job_id=job_id,
             job_key=job_key or job_id,
             spec=spec.to_json(),
-            source={**pin, SUBMITTED_BY: span} if span else dict(pin),
+            source={**pin, **marks},
             digest=_digest(spec, pin),
             total=total,
             feed_kind=feed_kind,

@@ -9,23 +9,40 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings.exceptions import SettingsError as MalformedVariable
 
 from penstock_ledger import RedisAddress, Waits
 from penstock_ledger.redaction import HIDDEN, is_secret_name, redact, remember_url, remember_variables
+from penstock_producer.endpoints import check_path, refusal
 from penstock_producer.errors import SettingsError, seen
+from penstock_producer.source_roots import check_root
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
+PLACEHOLDER = "CHANGE_ME"  # where .env.example has no password
 DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below what hurts a small machine
+DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024  # a template may name a column twice; more often is an amplifier
+
+
+class ProviderPaths(BaseModel):
+    """What those who submit need to know of a provider; workers know more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    endpoints: tuple[str, ...] = ()  # paths that jobs may ask besides those of its dialect, such as /v1/rerank
+
+    @field_validator("endpoints")
+    @classmethod
+    def _check_endpoints(cls, endpoints: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_path(endpoint) for endpoint in endpoints)
 
 
 class ProducerSettings(BaseSettings):
@@ -44,6 +61,15 @@ class ProducerSettings(BaseSettings):
     results_url: str | None = None  # folder or s3://bucket/prefix that gets each finished job's files; None = none
     s3_endpoint_url: str | None = None  # None leaves it to AWS_ENDPOINT_URL_S3 and the profile, as boto3 does
     max_line_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_LINE_BYTES
+    max_body_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_BODY_BYTES  # one request, rendered
+    # Folders and s3://bucket/prefix that jobs from remote doors (Celery tasks) may read; () = none. See docs/doors.md.
+    source_roots: tuple[str, ...] = ()
+    providers: Mapping[str, ProviderPaths] = Field(default_factory=dict)
+
+    def refused_endpoint(self, provider: str, endpoint: str) -> str | None:
+        """Why jobs may not send to this path of the provider; None when they may."""
+        known = self.providers.get(provider)
+        return refusal(endpoint, provider, () if known is None else known.endpoints)
 
     @property
     def database_waits(self) -> Waits:
@@ -84,6 +110,7 @@ class ProducerSettings(BaseSettings):
     @field_validator("redis_url", check_fields=False)
     @classmethod
     def _check_redis_url(cls, url: str) -> str:
+        refuse_example_password(url)
         _refuse_open_passwords(url)
         RedisAddress.parse(url)
         return url
@@ -91,12 +118,18 @@ class ProducerSettings(BaseSettings):
     @field_validator("database_url", check_fields=False)
     @classmethod
     def _check_database_url(cls, url: str) -> str:
+        refuse_example_password(url)
         return _with_scheme(url, ("sqlite", "postgresql", "postgres", "postgresql+psycopg"))
+
+    @field_validator("source_roots", check_fields=False)
+    @classmethod
+    def _check_source_roots(cls, roots: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_root(root) for root in roots)
 
     @field_validator("s3_endpoint_url", check_fields=False)
     @classmethod
     def _check_endpoint(cls, url: str | None) -> str | None:
-        return None if url is None else _with_scheme(url, ("http", "https"))
+        return None if url is None else check_url(url, ("http", "https"))
 
     @classmethod
     def _refuse_typos(cls, config: Path | None) -> None:
@@ -132,6 +165,20 @@ def _given_names(config: Path | None) -> Iterable[tuple[str, str]]:
             yield variable, variable.removeprefix(ENV_PREFIX).split("__")[0].lower()
 
 
+def check_url(url: str, schemes: tuple[str, ...]) -> str:
+    """``url`` with a scheme, a host and, where it names one, a port that exists. Raises ValueError."""
+    parts = urlsplit(_with_scheme(url, schemes))
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if not parts.hostname or port == 0:
+        raise ValueError(
+            f"name a host, and a port from 1 to 65535 where one is needed, as in {schemes[-1]}://host:8000"
+        )
+    return url
+
+
 def _with_scheme(url: str, schemes: tuple[str, ...]) -> str:
     if url.partition(":")[0] not in schemes or ":" not in url:
         raise ValueError("start it with " + " or ".join(f"{scheme}://" for scheme in schemes))
@@ -156,6 +203,14 @@ def _shown(name: str, value: Any) -> str:
         remember_url(value)
         return seen(redact(value))
     return seen(value)
+
+
+def refuse_example_password(url: str) -> None:
+    """Everybody can read it where we have published it. Raises ValueError."""
+    if f":{PLACEHOLDER}" in url:
+        raise ValueError(
+            "this is the example's password: choose your own; `python3 docker/passwords.py` writes random ones into .env"
+        )
 
 
 def _refuse_open_passwords(url: str) -> None:

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from penstock_producer.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.response_schema import schema_problems
 from penstock_producer.template import Template
@@ -56,7 +57,9 @@ class JobSpec(BaseModel):
 
     lane: Lane = "api"
     provider: str = Field(default="default", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    endpoint: str = Field(default=CHAT, pattern=r"^/[A-Za-z0-9_./-]{1,199}$")
+    endpoint: str = Field(
+        default=CHAT, max_length=MAX_PATH_CHARS
+    )  # which ones: endpoints.py, and the provider's setting
     model: str | None = Field(default=None, min_length=1, max_length=512)
     prompt: str | None = Field(default=None, min_length=1, max_length=MAX_PROMPT_CHARS)
     system: str | None = Field(default=None, min_length=1, max_length=MAX_PROMPT_CHARS)
@@ -87,6 +90,11 @@ class JobSpec(BaseModel):
             fix = "give a prompt as well, or put a system message into each batch line"
             raise SpecError([Problem("invalid_value", "/system", "a system text needs a prompt", fix)])
         return spec
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str) -> str:
+        return check_path(endpoint)
 
     @field_validator("prompt")
     @classmethod
@@ -149,7 +157,7 @@ def _problems(error: ValidationError) -> Iterable[Problem]:
         pointer = "".join(f"/{part}" for part in detail["loc"] if part not in _UNION_BRANCHES)
         if detail["type"] == "extra_forbidden":
             name = str(detail["loc"][-1])
-            yield Problem("unknown_field", pointer, f"there is no field {name!r}", _did_you_mean(name))
+            yield Problem("unknown_field", pointer, f"there is no field {seen(name)}", _did_you_mean(name))
             continue
         kind = "invalid_type" if "type" in detail["type"] or "parsing" in detail["type"] else "invalid_value"
         yield Problem(kind, pointer, f"{seen(detail['input'])} is refused", detail["msg"])

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from penstock_producer.errors import TemplateError, seen
+from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
 
 _FIELD = re.compile(r"\w[\w .\-/@$#]*")
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -27,6 +28,15 @@ class MissingField(LookupError):
         super().__init__(name)
 
 
+class TextTooLong(ValueError):
+    """The text for a record is longer than any request may be; ``name`` is the column at which it grew too long."""
+
+    def __init__(self, name: str, max_chars: int) -> None:
+        self.name = name
+        self.max_chars = max_chars
+        super().__init__(name)
+
+
 class Template:
     """A parsed template. Raises TemplateError where ``text`` is not one."""
 
@@ -34,14 +44,23 @@ class Template:
         self.fields, self._literals = _parse(text, pointer)
         self._pairs = tuple(zip(self.fields, self._literals[1:], strict=True))
 
-    def render(self, record: Mapping[str, Any]) -> str:
-        """The text for one record. Raises MissingField: an absent or null column never becomes a paid request."""
+    def render(self, record: Mapping[str, Any], max_chars: int = DEFAULT_MAX_BODY_BYTES) -> str:
+        """The text for one record. Raises MissingField: an absent or null column never becomes a paid request.
+
+        Raises TextTooLong once the parts are longer than ``max_chars`` together, before they are joined: a short template
+        that names a long column often enough would fill any memory.
+        """
         parts = [self._literals[0]]
+        chars = len(self._literals[0])
         for name, literal in self._pairs:
             value = record.get(name)
             if value is None:
                 value = _look_inside(record, name)
-            parts.append(value if isinstance(value, str) else orjson.dumps(value).decode())
+            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            chars += len(text) + len(literal)
+            if chars > max_chars:
+                raise TextTooLong(name, max_chars)
+            parts.append(text)
             parts.append(literal)
         return "".join(parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 
 from penstock_ratelimit.quota_hash import Breaker, Health, Reserved
 
@@ -55,7 +56,7 @@ class Outlook:
         if self.health.hold and not before.hold:
             log.error(
                 "quota %s: the account is held: %s. Nothing is lost; put it right, then: penstock limits --lift %s",
-                self._quota_id, self.health.hold, self._quota_id,
+                self._quota_id, self.health.hold, shlex.quote(self._quota_id),
             )  # fmt: skip
         if reply.pause_id > self._latest_pause and reply.pause_left_s > 0:
             self._latest_pause, self.paused_until = reply.pause_id, now + reply.pause_left_s

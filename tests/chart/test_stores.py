@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +143,18 @@ def test_stores_answer_the_fleet_alone(render: Render) -> None:
 
 
 def test_open_egress_leaves_out_cloud_credentials(render: Render) -> None:
-    """Any provider may be asked, the metadata service may not."""
-    blocks = [to["ipBlock"] for to in _egress(render("eks"))[-1]["to"]]
-    assert {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]} in blocks
+    """Any provider may be asked, the services of clouds that hand out credentials may not (B27)."""
+    four, six = (to["ipBlock"] for to in _egress(render("eks"))[-1]["to"])
+    assert (four["cidr"], six["cidr"]) == ("0.0.0.0/0", "::/0")
+    closed = [ip_network(cidr) for block in (four, six) for cidr in block["except"]]
+    for address in (
+        "169.254.169.254", "169.254.170.2", "169.254.170.23", "168.63.129.16", "100.100.100.200",
+        "fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254",
+    ):  # fmt: skip
+        assert any(ip_address(address) in network for network in closed), address
+    assert not any(
+        ip_address(address) in network for network in closed for address in ("8.8.8.8", "10.0.0.7", "fd00::7")
+    )
 
 
 def test_closed_egress_names_its_addresses(render: Render) -> None:

@@ -62,6 +62,15 @@ def relayed(client: redis.Redis, relay: RelayScripts, *docs: str) -> list[Arrive
     return arrived
 
 
+def test_a_message_that_no_worker_could_hold_is_parked_by_redis(client: redis.Redis) -> None:
+    """A message of hundreds of megabytes never reaches a worker: it is parked where it lies, and the next is taken (B8)."""
+    client.lpush(QUEUE, b'{"body": "%s", "properties": {"delivery_tag": "huge"}}' % (b"x" * 33 * 1024 * 1024))
+    queue_up(client, "small")
+    leases, _ = claimed(client)
+    assert [lease.tag for lease in leases] == ["job:small"]
+    assert client.llen(WHERE.parked) == 1
+
+
 def score(client: redis.Redis, tag: str) -> float | None:
     found: Any = client.zscore(WHERE.unacked_index, tag)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from graphlib import TopologicalSorter
 from importlib import resources
 from itertools import chain
@@ -13,7 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from compose_file import FILES, ROOT, Service, VariableMissing, example_environment, raw, services
+from compose_file import EXAMPLE, FILES, ROOT, Service, VariableMissing, example_environment, raw, services
 
 ALL = list(chain.from_iterable(services(file).values() for file in FILES))
 PINNED = re.compile(r"^[\w./-]+:v?\d+\.\d+[\w.-]*$")
@@ -87,8 +88,28 @@ def test_without_passwords_nothing_starts(file: Path) -> None:
     """The refusal says what to do; the example of an environment has every variable that is insisted on."""
     assert services(file)
     for name in ("REDIS_PASSWORD", "POSTGRES_PASSWORD"):
-        with pytest.raises(VariableMissing, match=rf"{name}: run cp \.env\.example \.env"):
+        with pytest.raises(VariableMissing, match=rf"{name}: run python3 docker/passwords\.py"):
             services(file, example_environment() | {name: ""})
+
+
+def test_the_example_has_no_password() -> None:
+    """Placeholders of the example are refused, and the command that fills them leaves none and repeats none (B26)."""
+    settings = [line for line in EXAMPLE.read_text().splitlines() if "PASSWORD=" in line or "AUTH=" in line]
+    assert len(settings) == 4
+    assert all(line.endswith("CHANGE_ME") for line in settings)
+    made = runpy.run_path(str(ROOT / "docker" / "passwords.py"))["filled"]("\n".join(settings))
+    passwords = re.findall(r"[0-9a-f]{48}", made)
+    assert len(set(passwords)) == 4
+    assert "CHANGE_ME" not in made
+
+
+@pytest.mark.parametrize("service", ALL, ids=names)
+def test_keys_and_passwords_go_where_they_are_needed(service: Service) -> None:
+    """The provider's key goes to those who ask the provider, and no password is an argument of a process (B26)."""
+    secret = {"REDIS_PASSWORD": "r-canary", "POSTGRES_PASSWORD": "p-canary", "PROVIDER_API_KEY": "k-canary"}
+    given = services(ROOT / service.file, example_environment() | secret)[service.name]
+    assert not [word for word in given.argv if "-canary" in word]
+    assert ("k-canary" in given.environment.values()) is (service.name == "worker-api")
 
 
 def test_everything_that_is_mounted_is_in_the_repository() -> None:

@@ -65,9 +65,10 @@ class Machine:
 
     def _argv(self, service: Service) -> list[str]:
         argv = [self._here(word) for word in service.argv]
-        if argv[0] == "redis-server":
-            port = str(self.ports["redis:6379"])
-            return [redis_binary(), *argv[1:], "--port", port, "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        if argv[:2] == ["sh", "-c"]:
+            here = f"{redis_binary()} - --port {self.ports['redis:6379']} --bind 127.0.0.1 --dir {self.folder}"
+            assert "redis-server - " in argv[2]
+            return ["sh", "-c", argv[2].replace("redis-server -", here, 1)]
         assert argv[:2] == ["tini", "--"], argv
         return local([str(self.ports["simulate:8399"]) if word == "8399" else word for word in argv])
 

@@ -325,6 +325,27 @@ def test_resuming_by_hand_ends_the_providers_pause(house: House, ends_in_s: floa
     assert house.redis.hmget("penstock:{q:default}", "hold", "nb") == [None, None]
 
 
+def test_documents_of_a_resumed_job_come_back_after_the_hold_is_lifted(house: House) -> None:
+    """Another control process that sees the resume first brings nothing back, which the hold would pause again (A2)."""
+    other = Control(house.settings, house.database, house.hot, owner="other")
+    job = house.submit(3)
+    house.control.tick()
+    other.tick()
+    parked = f"penstock:{job.job_id}:parked"
+    while house.redis.rpoplpush(QUEUE, parked):
+        pass
+    house.jobs.set_state(job.job_id, JobState.PAUSED, reason="", expect={JobState.RUNNING})
+    hold_quota(house, "an empty wallet")
+    house.control.tick()
+    other.tick()
+    house.jobs.set_state(job.job_id, JobState.RUNNING, expect={JobState.PAUSED})
+    other.tick()
+    assert (house.queued(), house.redis.llen(parked)) == ([], 3)
+    house.control.tick()
+    assert house.redis.hget("penstock:{q:default}", "hold") is None
+    assert (len(house.queued()), house.redis.llen(parked)) == (3, 0)
+
+
 def hold_quota(house: House, why: str, pause_s: float = 0.0) -> None:
     """What a worker leaves in the quota of the default provider when its account is refused, or told to wait."""
     quota = Quota("default", {"requests": PerSecond(10)})

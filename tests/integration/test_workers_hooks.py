@@ -56,7 +56,7 @@ def test_hooks_change_refuse_and_fail_and_a_missing_one_pauses_the_job(fleet: Fl
     """
     with fleet:
         fleet.provider.start()
-        fleet.ready(fleet.worker(control=True))
+        fleet.ready(fleet.worker(control=True, hook_modules='["fleet_hooks"]'))
         job = fleet.submit(DOCUMENTS, preprocess="fleet_hooks:before", postprocess="fleet_hooks:after", max_attempts=2)
         fleet.wait_for(job, JobState.PAUSED, TIME_S)
         reason = fleet.producer.status(job.job_id).job.reason or ""

@@ -34,8 +34,9 @@ def test_jobs_of_celery_clients_are_taken_in_and_handed_over(fleet: Fleet) -> No
 
     Told to end in the middle it ends with 0, and the next one leads at once: no lease is waited for.
     """
-    first = fleet.control(window=20)
-    fleet.worker(8)
+    roots = f'["{fleet.folder}"]'
+    first = fleet.control(window=20, source_roots=roots)
+    fleet.worker(8, source_roots=roots)
     client = Celery("somebody-else", broker=fleet.redis.url, set_as_current=False)
     order = [str(fleet.source(300)), {"prompt": "Summarise: {text}", "model": "m"}]
     client.send_task("penstock.submit", args=order, kwargs={"job_key": "night"}, queue="penstock.control")
@@ -47,7 +48,7 @@ def test_jobs_of_celery_clients_are_taken_in_and_handed_over(fleet: Fleet) -> No
     assert first.wait(10) == 0
     assert fleet.finished(job) < 300
     assert fleet.producer._jobs.lease_feed(job.job_id, 1, "the next one", 0.1) is not None
-    fleet.control()
+    fleet.control(source_roots=roots)
     fleet.wait_for(job, JobState.COMPLETED, 60)
     assert fleet.account(job, 300).extra_calls == 0
 

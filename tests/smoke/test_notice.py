@@ -100,7 +100,9 @@ def test_a_job_that_is_being_taken_in_is_taken_in_by_another(
     client: Any = Celery("somebody-else", broker=fleet.redis.url, set_as_current=False)
     order = ["s3://corpora/tickets.jsonl", {"prompt": "Summarise: {text}", "model": "m"}]
     with silent_server() as url:
-        process = fleet.control(visibility_timeout_s=LEASE_S, drain_seconds=drain_s, s3_endpoint_url=url)
+        process = fleet.control(
+            visibility_timeout_s=LEASE_S, drain_seconds=drain_s, s3_endpoint_url=url, source_roots='["s3://corpora"]'
+        )
         client.send_task("penstock.submit", args=order, kwargs={"job_key": "night"}, queue="penstock.control")
         until(lambda: held_and_queued(fleet, "penstock.control") == (1, 0), 30, "the order is being worked on")
         end_by_notice(process, notice_s)

@@ -46,6 +46,21 @@ def test_refused_settings_show_no_secret(variable: str, value: str, told: str, m
     assert "gsk_0123456789abcdefghij" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PENSTOCK_REDIS_URL", "redis://:CHANGE_ME@cache:6379/0"),
+        ("PENSTOCK_DATABASE_URL", "postgresql://penstock:CHANGE_ME@db/penstock"),
+        ("PENSTOCK_BROKER_URL", "amqp://fleet:CHANGE_ME@rabbit/jobs"),
+    ],
+)
+def test_an_example_password_starts_nothing(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is given the password of our example refuses to start, and says how to get one (B26)."""
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=r"the example's password.*docker/passwords\.py"):
+        WorkerSettings.load()
+
+
 def test_a_failure_holds_no_key() -> None:
     """Whatever is kept, shown or stored of a failure starts from words without our keys (B14)."""
     redaction.remember(KEY)

@@ -220,7 +220,7 @@ async def test_only_allowed_modules_are_imported(modules: Path) -> None:
     said = await crew.ask(after("pid"))
     await crew.close()
     assert isinstance(said, Missing)
-    assert "add 'hooks_in_child' to hook_modules (PENSTOCK_HOOK_MODULES)" in said.words
+    assert """(PENSTOCK_HOOK_MODULES='["hooks_in_child"]')""" in said.words
 
 
 async def test_a_child_that_cannot_start_is_no_fault_of_a_call(modules: Path) -> None:

@@ -17,7 +17,7 @@ from penstock_workers.app import create_app
 from penstock_workers.engine import Acked, Retried
 from penstock_workers.messages import Message, payload_of
 from penstock_workers.reports import ERROR_MAX_CHARS, failure_report, retry_report
-from penstock_workers.requests import ID_MAX_CHARS, ItemRequest, QuietRequest
+from penstock_workers.requests import ID_MAX_CHARS, DoorRequest, ItemRequest
 from penstock_workers.sampling import EventSample
 
 SECRET = "the patient's file"
@@ -186,7 +186,10 @@ def test_a_submitted_job_shows_its_key_only(app: Celery) -> None:
         content_type="application/json", content_encoding="utf-8",
     )  # fmt: skip
     task = app.tasks["penstock.submit"]
-    assert task.Request.endswith(QuietRequest.__name__)
-    request = QuietRequest(message, app=app, task=task)
+    assert task.Request.endswith(DoorRequest.__name__)
+    request = DoorRequest(message, app=app, task=task)
+    assert SECRET not in repr(
+        {**request.request_dict, "args": None, "kwargs": None}
+    )  # the log lines of Celery read these
     assert (request.argsrepr, request.kwargsrepr) == ("()", "{'job_key': 'nightly'}")
     assert SECRET not in repr((request.info(), request))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock_workers.lanes.answer_memory import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +18,7 @@ class Answer:
     headers: Mapping[str, str]
     body: bytes
     latency_ms: int
+    room: Room | None = field(default=None, repr=False, compare=False)  # that a large body takes; None for small ones
 
 
 @dataclass(frozen=True, slots=True)

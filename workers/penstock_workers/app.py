@@ -19,7 +19,7 @@ from penstock_workers import transport
 from penstock_workers.amqp import connect as amqp
 from penstock_workers.amqp.address import AmqpAddress
 from penstock_workers.amqp.publisher import QUORUM
-from penstock_workers.doors import SubmitTask
+from penstock_workers.doors import door_tasks
 from penstock_workers.engine import ItemEngine
 from penstock_workers.lease_scripts import Keys
 from penstock_workers.leases import Leases
@@ -76,7 +76,8 @@ def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = No
     app.parts = parts
     app.conf.update(_configuration(parts))
     app.register_task(ItemTask())
-    app.register_task(SubmitTask())
+    for task in door_tasks(settings):
+        app.register_task(task)
     return app
 
 
@@ -132,7 +133,7 @@ def _configuration(parts: Parts) -> dict[str, Any]:
         "task_default_queue": CONTROL_QUEUE,
         "task_serializer": "json",
         "accept_content": ["json"],
-        "result_backend": None,  # results live in the ledger
+        "result_backend": settings.result_backend_url,  # of door tasks; documents' results live in the ledger
         "task_ignore_result": True,
         "task_store_errors_even_if_ignored": False,
         "task_acks_late": True,
@@ -146,6 +147,7 @@ def _configuration(parts: Parts) -> dict[str, Any]:
         "worker_disable_rate_limits": True,  # quotas are the engine's
         "worker_soft_shutdown_timeout": 0,  # the drain has its own deadline
         "worker_send_task_events": False,  # Flower switches them on
+        "worker_enable_remote_control": settings.remote_control,
         "worker_hijack_root_logger": False,
         "event_queue_ttl": 5,
         "event_queue_expires": 60,

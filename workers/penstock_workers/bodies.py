@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 
 from penstock_ledger import Database
+from penstock_producer.errors import BadReference, seen
 from penstock_producer.sources import Source
 from penstock_producer.sources.of_feed import open_feed_source
 from penstock_workers.flight import Flight
@@ -23,12 +24,15 @@ class Bodies:
         self._sources: OrderedDict[tuple[str, int], Source] = OrderedDict()
 
     async def fetch(self, flight: Flight) -> bytes:
-        """Raises SourceUnavailable or SourceChanged."""
+        """Raises SourceUnavailable, SourceChanged, and BadReference for a place where this document is not."""
         assert flight.message.ref is not None, "a message holds a body or a reference"
         return await asyncio.to_thread(self._read, flight, flight.message.ref)
 
     def _read(self, flight: Flight, position: str) -> bytes:
-        return self._source(flight).fetch(position).body
+        document = self._source(flight).fetch(position)
+        if document.doc_id != flight.key.doc_id:
+            raise BadReference(f"{seen(position)} is another document's place in the source of {flight.key.job_id}")
+        return document.body
 
     def _source(self, flight: Flight) -> Source:
         name = (flight.key.job_id, flight.key.generation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 
@@ -37,7 +37,7 @@ from penstock_workers.quarantine import (
 from penstock_workers.runner import ItemRunner
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 from penstock_workers.settle import Settler, Tell
-from penstock_workers.shelves import Shelves
+from penstock_workers.shelves import Settled, Shelves
 from penstock_workers.starts import Starts
 from penstock_workers.stores import open_stores
 from penstock_workers.tracing import Tracing, open_tracing
@@ -87,7 +87,7 @@ class WorkerEngine:
                 self._tally,
                 group_max=settings.commit_max,
                 linger_s=settings.commit_linger_s,
-                tell=tell,
+                tell=partial(_after_settling, tell),
             ),
             policy=RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s),
             failpoints=self._failpoints,
@@ -193,6 +193,15 @@ def _quarantine(settings: WorkerSettings, lane: Lane, suspects: Crew) -> Quarant
     if isinstance(lane, GpuLane | SidecarLane):
         return EngineQuarantine(lane)
     return ChildQuarantine(suspects, _suspect_children(settings))
+
+
+def _after_settling(tell: Tell | None, group: Sequence[Settled]) -> None:
+    """Large answers leave the memory; and who traces hears of it."""
+    for settled in group:
+        if settled.flight.room is not None:
+            settled.flight.room.release()
+    if tell is not None:
+        tell(group)
 
 
 def _traced(tracing: Tracing | None) -> tuple[Callable[..., ItemRunner], Tell | None]:

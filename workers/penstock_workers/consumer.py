@@ -12,7 +12,9 @@ from celery.worker.consumer import Consumer
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.utils.url import maybe_sanitize_url
 
+from penstock_ledger.keys import PARKED_UNKNOWN
 from penstock_producer.wire import TASK_NAME
+from penstock_workers.doors import MAX_TASK_BYTES
 from penstock_workers.pool import AsyncioPool
 
 log = logging.getLogger(__name__)
@@ -47,7 +49,10 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
 
         def on_message(message: Any) -> None:
             if not isinstance(message.headers, dict) or message.headers.get("task") != TASK_NAME:
-                handle(message)
+                if len(message.body) > MAX_TASK_BYTES:
+                    self._keep_aside_unread(message)
+                else:
+                    handle(message)
                 return
             try:
                 strategy = self.strategies[TASK_NAME]
@@ -58,6 +63,14 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
                 self.on_decode_error(message, error)
 
         return on_message
+
+    def _keep_aside_unread(self, message: Any) -> None:
+        """Before it is parsed, which takes several times its size."""
+        log.error(
+            "message %s has %d bytes of arguments and %d are allowed; it is kept aside in %s. Put documents into a source",
+            message.delivery_tag, len(message.body), MAX_TASK_BYTES, PARKED_UNKNOWN,
+        )  # fmt: skip
+        message.reject_log_error(log, self.connection_errors)
 
     def ensure_connected(self, conn: Any) -> Any:
         """Celery blocks here until the broker is back, and calls back each second: as good as a turn of the hub."""

@@ -8,10 +8,13 @@ WorkerError
 ├── HookStuck           calls of a job's hooks never return
 ├── SchemaUnusable      a job's response_schema cannot be used to check answers
 ├── ChildBroken         no process can be started for hooks and schemas
+├── EndpointRefused     a job names a path of its provider that jobs may not ask
+├── DoorRefused         a task of a Celery client asks for what cannot be done, or not at this door
 ├── UnknownProvider     a job names a provider that this worker's settings do not have
 ├── BadEngineSettings   the settings of an engine that a worker is to host cannot work
 ├── EngineAway          the server that a gpu worker asks has not loaded its model in time
 ├── MissingApiKey       a provider's `api_key_env` names a variable that is not set
+├── PlainHttp           a provider's key would travel readable over http
 ├── ModelMissing        a setting names no model that is here
 ├── ModelUnusable       a model is here, and cannot be loaded or not be used as this lane does
 ├── PackageMissing      a lane's engine is not installed
@@ -88,6 +91,14 @@ class ChildBroken(WorkerError):
     """No process can be started for hooks and schemas."""
 
 
+class EndpointRefused(WorkerError):
+    """A job names a path of its provider that jobs may not ask."""
+
+
+class DoorRefused(WorkerError):
+    """A task of a Celery client cannot be done. Its text goes back to the client and holds nothing of documents."""
+
+
 class UnknownProvider(WorkerError):
     """A job names a provider that this worker's settings do not have."""
 
@@ -110,6 +121,19 @@ class MissingApiKey(WorkerError):
         super().__init__(
             f"providers.{provider}.api_key_env names {variable}, which is not set in this process; "
             f"export {variable}=… or remove api_key_env for a server without keys"
+        )
+
+
+class PlainHttp(WorkerError):
+    """A provider's key would cross a network as plain text."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, provider: str, url: str, variable: str) -> None:
+        super().__init__(
+            f"providers.{provider}.base_url = {url!r} would get the key of {variable} over plain http, readable on the way; "
+            f"use https://, remove api_key_env for a server without keys, or, for a private network, set "
+            f"allow_plain_http = true in [providers.{provider}]"
         )
 
 

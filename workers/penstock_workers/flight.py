@@ -15,6 +15,7 @@ from penstock_workers.settings import ProviderSettings
 
 if TYPE_CHECKING:
     from penstock_workers.admission import Turn
+    from penstock_workers.lanes.answer_memory import Room
     from penstock_workers.tracing.notes import Notes
 
 
@@ -65,6 +66,7 @@ class Flight:
     calls: int = 0  # requests sent in this try
     last_answer: bytes | None = None
     spent: Spent = NOTHING_SPENT  # of this try: what its answer cost, accepted or not
+    room: Room | None = None  # that a large answer takes in memory, until the item is settled
     notes: Notes | None = None  # of an item that is traced; written and read by penstock_workers.tracing
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock_producer.hook_paths import is_allowed
 from penstock_workers.children.marks import Marks
 from penstock_workers.errors import HookMissing
 
@@ -46,13 +47,12 @@ class HookImports:
             return _import(path)
 
     def _check(self, path: str) -> None:
-        module = path.partition(":")[0]
-        if self._allowed is None or any(module == one or module.startswith(one + ".") for one in self._allowed):
+        if self._allowed is None or is_allowed(path, self._allowed):
             return
         listed = ", ".join(self._allowed) or "none"
         raise HookMissing(
-            f"hook_missing: {path}: this worker's setting hook_modules allows {listed}; to run this hook, add {module!r} "
-            "to hook_modules (PENSTOCK_HOOK_MODULES) of the workers, restart them and resume"
+            f"hook_missing: {path}: this worker's setting hook_modules allows {listed}; name the module there "
+            f"""(PENSTOCK_HOOK_MODULES='["{path.partition(":")[0]}"]'), restart the workers, then resume"""
         )
 
 

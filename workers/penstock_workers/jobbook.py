@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from penstock_ledger import JobStore, buckets_for
 from penstock_producer.spec import JobSpec
+from penstock_workers.errors import EndpointRefused
 from penstock_workers.flight import JobView
 from penstock_workers.flows import flow_of
 from penstock_workers.settings import WorkerSettings
@@ -30,7 +31,7 @@ class JobBook:
         return future.result() if future is not None and future.done() and future.exception() is None else None
 
     async def get(self, job_id: str) -> JobView:
-        """Raises JobNotFound, UnknownProvider or what the database raises. A failure is not remembered."""
+        """Raises JobNotFound, UnknownProvider, EndpointRefused or what the database raises. A failure is not remembered."""
         future = self._views.get(job_id)
         if future is None:
             future = asyncio.ensure_future(asyncio.to_thread(self._read, job_id))
@@ -50,6 +51,10 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
     def read(job_id: str) -> JobView:
         job = jobs.get(job_id)
         spec = JobSpec.stored(job.spec)
-        return JobView(job.job_id, spec, settings.provider(spec.provider), buckets_for(job), flow_of(job.job_id, spec))
+        provider = settings.provider(spec.provider)
+        refused = settings.refused_endpoint(spec.provider, spec.endpoint)
+        if refused is not None:  # the key of the fleet would go there
+            raise EndpointRefused(refused)
+        return JobView(job.job_id, spec, provider, buckets_for(job), flow_of(job.job_id, spec))
 
     return read

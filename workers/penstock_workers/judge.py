@@ -104,7 +104,7 @@ FATES: Mapping[str, Fate] = {
     "client_error": Fate(Act.DEAD),  # any other 4xx
     "redirected": Fate(Act.DEAD),  # 3xx: redirects are off, so that keys go nowhere else
     "hook_failed": Fate(Act.DEAD),  # the job's own hook raised
-    "answer_too_large": Fate(Act.DEAD),  # above MAX_ANSWER_BYTES
+    "answer_too_large": Fate(Act.DEAD),  # above the setting max_answer_bytes
     "source_lost": Fate(Act.DEAD),  # the document behind a reference cannot be read any more
     "worker_crashed": Fate(Act.DEAD),  # it kills the process that runs it
     # The account, not the item.

@@ -68,7 +68,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         self._late = LateAcks()
         self._acks.on_unsure = self._late.add
         self._hosted = HostedItems()
-        self._threads = TaskThreads(self._post, self._acks.give_back)
+        self._threads = TaskThreads(self._post, self._acks.give_back, self._hub.call_later)
         self._calls: deque[Callable[[], object]] = deque()  # other threads -> hub
         self._counts = dict.fromkeys(("failed", "retried", "given-back", "adopted", "late", "lost-leases"), 0)
         self._consumer: Any = None

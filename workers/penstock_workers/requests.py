@@ -46,6 +46,18 @@ class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
         return f"<{type(self).__name__}: {self.humaninfo()}>"
 
 
+class DoorRequest(QuietRequest):
+    """A task of a remote door. Celery's own log lines read the headers, where clients put a kilobyte of arguments."""
+
+    SHOWN = ("job_key", "job")
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._argsrepr, self._kwargsrepr = self.argsrepr, self.kwargsrepr
+        self._request_dict |= {"argsrepr": self._argsrepr, "kwargsrepr": self._kwargsrepr, "shadow": None}
+        self.name = self._type
+
+
 class ItemRequest(QuietRequest):
     """An item's events: all of them, or none but what goes wrong. ``ItemTask.send_events`` is off, so Celery adds none."""
 

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from penstock_ledger import JobNotFound
-from penstock_producer.errors import BadMessage, ProducerError, SpecError, UnknownMessageVersion
+from penstock_producer.errors import BadMessage, BadReference, ProducerError, SpecError, UnknownMessageVersion
 from penstock_producer.wire import decode_kwargs
 from penstock_ratelimit import NeverFits, QuotaHeld
 from penstock_workers.admission import Admission
@@ -22,7 +22,14 @@ from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.bodies import Bodies
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Bridge, Delivery
-from penstock_workers.errors import ChildBroken, HookMissing, HookStuck, SchemaUnusable, UnknownProvider
+from penstock_workers.errors import (
+    ChildBroken,
+    EndpointRefused,
+    HookMissing,
+    HookStuck,
+    SchemaUnusable,
+    UnknownProvider,
+)
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.flight import NOTHING_SPENT, Flight, Spent
 from penstock_workers.job_code import JobCode
@@ -128,10 +135,12 @@ class ItemRunner:
             flight.job = self._jobs.known(job_id) or await self._jobs.get(job_id)
         except JobNotFound as error:
             raise TurnedAway(Unreadable(str(error))) from error
-        except (UnknownProvider, SpecError) as error:
+        except (UnknownProvider, EndpointRefused, SpecError) as error:
             raise TurnedAway(Parked(str(error), pauses=True)) from error
         try:
             flight.body = flight.given = flight.message.body or await self._bodies.fetch(flight)
+        except BadReference as error:  # the message is wrong: its job must not stop for it
+            raise TurnedAway(Unreadable(str(error))) from error
         except ProducerError as error:
             raise TurnedAway(Parked(f"source_unavailable: {error}", pauses=True)) from error
 
@@ -223,7 +232,7 @@ class ItemRunner:
         """Name what happened."""
         if isinstance(tried, NoAnswer) and not tried.sent:
             flight.calls = 0
-        flight.last_answer = tried.body if isinstance(tried, Answer) else None
+        flight.last_answer, flight.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         happened = name_failure(tried, time.time())
         flight.spent = _spent(flight, happened)
         return happened

@@ -5,19 +5,22 @@ The only place of this package that reads the environment, but for the API keys 
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from penstock_ledger.redaction import looks_secret, remember
-from penstock_producer.settings import ProducerSettings
+from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
+from penstock_producer.borders import DoorSettings
+from penstock_producer.settings import ProducerSettings, ProviderPaths, check_url, refuse_example_password
 from penstock_producer.spec import Lane
 from penstock_workers.amqp.address import AmqpAddress
-from penstock_workers.errors import MissingApiKey, UnknownProvider
+from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
 
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
 DEFAULT_PROVIDER = "default"
@@ -27,6 +30,11 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 CONTROL_LANE: Final = "control"
 CONTROL_CONCURRENCY = 4  # jobs taken in at once: one thread each
 
+# Of one answer: what is larger is none, and keeps a mad server from eating the worker.
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
+# Of all answers above 64 KiB that a process holds at once, from their first byte until they are stored. A pod of 1 GiB
+# has room for this, for reading one of them as JSON, and for everything else.
+ANSWER_MEMORY_BYTES = 128 * 1024 * 1024
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # a name that an environment can have
 
 SLOTS_PER_SEQUENCE = 2  # of a gpu worker: those in its engine, and as many whose prompts are made meanwhile
@@ -35,7 +43,7 @@ PerMinuteLimit = Annotated[float, Field(gt=0)] | None
 ProfileName = Literal["generic", "openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together", "vllm"]
 
 
-class ProviderSettings(BaseModel):
+class ProviderSettings(ProviderPaths):
     """One place that answers inference requests, with what it allows and what it costs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -45,6 +53,8 @@ class ProviderSettings(BaseModel):
     api_key_env: str | None = (
         None  # the NAME of the variable that holds the key: keys never travel in settings or specs
     )
+    allow_plain_http: bool = False  # send the key over http:// to another machine, in a network of one's own
+    proxy: str | None = None  # http://[user:password@]host:port for calls; variables such as HTTPS_PROXY do not count
     profile: ProfileName | None = None  # how it meters; None = told from the host of base_url
     rpm: PerMinuteLimit = None  # requests per minute shared by the fleet; None = as its headers tell, or unlimited
     tpm: PerMinuteLimit = None  # tokens per minute, input and output together
@@ -68,19 +78,40 @@ class ProviderSettings(BaseModel):
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, url: str) -> str:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError("start it with http:// or https://")
-        return url.rstrip("/")
+        remember_url(url)
+        return check_url(url, ("http", "https")).rstrip("/")
+
+    @field_validator("proxy")
+    @classmethod
+    def _check_proxy(cls, url: str | None) -> str | None:
+        if not url:
+            return None
+        if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+            raise ValueError("write http://host:port, or https://host:port, of the proxy")
+        remember_url(url)
+        return url
 
     def api_key(self, name: str) -> str | None:
-        """The key itself, read when a worker starts. Raises MissingApiKey."""
+        """The key itself, read when a worker starts. Raises MissingApiKey and PlainHttp."""
         if self.api_key_env is None:
             return None
+        if self.shows_key and not self.allow_plain_http:
+            raise PlainHttp(name, self.shown_url, self.api_key_env)
         key = os.environ.get(self.api_key_env)
         if not key:
             raise MissingApiKey(name, self.api_key_env)
         remember(key)
         return key
+
+    @property
+    def shows_key(self) -> bool:
+        """Whether everybody between here and the server could read the key: plain http to another machine."""
+        return self.api_key_env is not None and is_open_to_others(self.base_url)
+
+    @property
+    def shown_url(self) -> str:
+        """``base_url`` as it may be shown."""
+        return redact(self.base_url)
 
     @property
     def limits(self) -> dict[str, float]:
@@ -97,6 +128,18 @@ class ProviderSettings(BaseModel):
     def cost_microusd(self, prompt_tokens: int | None, completion_tokens: int | None) -> int:
         """Millionths of a dollar for one answered call: dollars per million tokens times tokens is just that."""
         return round((prompt_tokens or 0) * self.usd_per_mtok_in + (completion_tokens or 0) * self.usd_per_mtok_out)
+
+
+def is_open_to_others(url: str) -> bool:
+    """Whether a request to this URL crosses a network as plain text."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme != "http" or host == "localhost" or host.endswith(".localhost"):
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True  # a name: of another machine, or as good as one
 
 
 class GpuSettings(BaseModel):
@@ -164,10 +207,17 @@ class WorkerSettings(ProducerSettings):
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
     window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
-    hook_modules: tuple[str, ...] | None = None  # modules that jobs may name hooks of; None = any that can be imported
+    hook_modules: tuple[str, ...] = ()  # modules, with all inside them, that jobs may name hooks of; () = none
     hook_processes: Annotated[int, Field(ge=1, le=64)] = 2  # that run hooks, and as many that check schemas
     hook_memory_mb: Annotated[int, Field(ge=64, le=1_048_576)] = 2048  # one of them that holds more is ended
+    doors: DoorSettings = DoorSettings()  # what jobs from Celery clients may ask for; see docs/doors.md
+    result_backend_url: str | None = None  # where Celery clients read what became of their tasks; None = nowhere
+    max_answer_bytes: Annotated[int, Field(ge=1024 * 1024, le=1024**3)] = MAX_ANSWER_BYTES  # of one, decompressed
+    answer_memory_bytes: Annotated[int, Field(ge=1024 * 1024)] = ANSWER_MEMORY_BYTES  # of large answers held at once
     event_sample: Annotated[float, Field(ge=0, le=1)] | None = None  # share of items Flower hears of; None: sampling.py
+    remote_control: bool = (
+        True  # `celery inspect` and `control`, and Flower: whoever reaches the broker may end workers
+    )
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None  # Prometheus reads here; None = no page
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of items traced with OpenTelemetry; 0 = none
@@ -175,7 +225,10 @@ class WorkerSettings(ProducerSettings):
     failpoints: str = ""  # see failpoints.py; for tests and for proving a point
     gpu: GpuSettings = GpuSettings()
     embed: EmbedSettings = EmbedSettings()
-    providers: dict[str, ProviderSettings] = Field(default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()})
+    # Narrower than the producer's, and never assigned to: the settings are frozen.
+    providers: dict[str, ProviderSettings] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()}
+    )
 
     @field_validator("broker_url", check_fields=False)
     @classmethod
@@ -183,8 +236,23 @@ class WorkerSettings(ProducerSettings):
         """A compose file or a chart can leave a variable empty more easily than out."""
         if not url:
             return None
+        refuse_example_password(url)
         AmqpAddress.parse(url)
         return url
+
+    @field_validator("result_backend_url")
+    @classmethod
+    def _no_backend_is_none(cls, url: str | None) -> str | None:
+        return url or None
+
+    @model_validator(mode="after")
+    def _check_answer_memory(self) -> Self:
+        if self.answer_memory_bytes < self.max_answer_bytes:
+            raise ValueError(
+                f"answer_memory_bytes = {self.answer_memory_bytes} is less than one answer may have: "
+                f"give at least max_answer_bytes = {self.max_answer_bytes}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_transport(self) -> Self:

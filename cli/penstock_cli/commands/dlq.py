@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,7 +37,7 @@ def list_letters(
 
     from penstock_cli.connect import books
     from penstock_cli.terminal import console as make_console
-    from penstock_cli.text import count, one_line
+    from penstock_cli.text import argument, count, one_line
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -66,7 +65,7 @@ def list_letters(
             console.print("no dead letters" + (f" with reason {one_line(reason)}" if reason else ""), markup=False)
             return
         console.print(table)
-        key, option = shlex.quote(found.job_key), ledger.option()
+        key, option = argument(found.job_key), ledger.option()
         if len(letters) < total:
             console.print(f"{count(len(letters))} of {count(total)}; --limit shows more", style="dim")
         console.print(Text(f"look closer:  penstock dlq show {key} ID{option}"), style="dim", soft_wrap=True)
@@ -173,7 +172,7 @@ def _overrides(set_fields: list[str], edit_prompt: str | None) -> dict[str, Any]
 
 
 def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:
-    from penstock_cli.text import safe
+    from penstock_cli.text import argument, safe
     from penstock_ledger.model import DeadLetter
 
     found = ledger.outcomes.get(job.job_id, doc_id)
@@ -182,7 +181,7 @@ def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:
     if found is not None:
         raise UsageProblem(f"document {safe(doc_id)} of {safe(job.job_key)} succeeded; it has no dead letter")
     raise UsageProblem(
-        f"document {safe(doc_id)} of {safe(job.job_key)} has no outcome; `penstock dlq list {safe(job.job_key)}` "
+        f"document {safe(doc_id)} of {safe(job.job_key)} has no outcome; `penstock dlq list {argument(job.job_key)}` "
         "shows those with a dead letter"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
 import typer
@@ -13,9 +14,16 @@ from penstock_cli.errors import EXIT_FAILED
 def doctor(
     provider: Annotated[bool, typer.Option(help="Also knock at each configured provider.")] = True,
     migrate: Annotated[bool, typer.Option("--migrate", help="Create or upgrade the tables of the database.")] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(help="A subject whose refusal you have judged to be safe: a warning. Repeatable."),
+    ] = None,
     state: options.StateOption = None,
 ) -> None:
-    """Check what a job needs, and say how to mend what is wrong."""
+    """Check what a job needs and what is unsafe, and say how to repair it.
+
+    Exit status: 0 nothing is refused (there may be warnings), 1 something is `bad`.
+    """
     from rich.text import Text
 
     from penstock_cli.checks import Verdict, examine
@@ -23,11 +31,13 @@ def doctor(
 
     console = make_console()
     styles = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.BAD: "red"}
-    failed = False
-    for finding in examine(state, knock=provider, migrate=migrate):
-        failed = failed or finding.verdict is Verdict.BAD
+    seen = Counter[Verdict]()
+    for finding in examine(state, knock=provider, migrate=migrate, accept=accept or ()):
+        seen[finding.verdict] += 1
         mark = Text.assemble((f"{finding.verdict:<5}", styles[finding.verdict]), f"{finding.subject:<12}", finding.seen)
         console.print(mark, soft_wrap=True)
         if finding.fix:
             console.print(Text(f"{'':<17}{finding.fix}", style="dim"), soft_wrap=True)
-    raise typer.Exit(EXIT_FAILED if failed else 0)
+    refused, warned = seen[Verdict.BAD], seen[Verdict.WARNING]
+    console.print(Text(f"{refused} refused, {warned} warnings, {seen[Verdict.GOOD]} good"), soft_wrap=True)
+    raise typer.Exit(EXIT_FAILED if refused else 0)

@@ -17,13 +17,15 @@ def purge(
 ) -> None:
     """Delete a finished job: its results and dead letters, in SQL and Redis."""
     from penstock_cli.connect import books
-    from penstock_cli.text import count, safe
+    from penstock_cli.text import argument, count, safe
     from penstock_ledger.purge import purge_job
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
         if not found.state.final:
-            raise UsageProblem(f"job {safe(found.job_key)} is {found.state}; cancel it first: penstock cancel {job}")
+            raise UsageProblem(
+                f"job {safe(found.job_key)} is {found.state}; cancel it first: penstock cancel {argument(job)}"
+            )
         counts = ledger.outcomes.counts(found.job_id)
         question = f"Delete {safe(found.job_key)} with {count(counts.succeeded)} results and {count(counts.dead)} dead letters?"
         if not yes and not typer.confirm(question):

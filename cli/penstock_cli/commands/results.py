@@ -20,6 +20,7 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
     from penstock_cli import report as reports
     from penstock_cli.connect import books
     from penstock_cli.terminal import console as make_console
+    from penstock_cli.text import argument
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -32,7 +33,7 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
         if as_json:
             typer.echo(orjson.dumps(figures.to_json()).decode())
         else:
-            command = f"penstock dlq list {found.job_key}{ledger.option()}"
+            command = f"penstock dlq list {argument(found.job_key)}{ledger.option()}"
             reports.show(figures, make_console(), dlq_command=command)
     raise typer.Exit(figures.exit_status)
 

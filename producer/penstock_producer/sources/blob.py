@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any, Protocol
+
+from penstock_producer.errors import SourceError
 
 # One read. Large enough that the cost per read vanishes, small enough to hold a few in memory.
 CHUNK_BYTES = 1024 * 1024
@@ -23,3 +26,29 @@ class Blob(Protocol):
     def read(self, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes. Raises SourceChanged, SourceUnavailable."""
         ...
+
+
+class TimedBlob:
+    """A blob that has to be read within ``timeout_s`` seconds from now; looked at once per chunk, which costs nothing."""
+
+    def __init__(self, blob: Blob, timeout_s: float) -> None:
+        self.uri = blob.uri
+        self._blob = blob
+        self._timeout_s = timeout_s
+        self._ends_at = time.monotonic() + timeout_s
+
+    def pin(self) -> dict[str, Any]:
+        return self._blob.pin()
+
+    def chunks(self, offset: int) -> Iterator[bytes]:
+        for chunk in self._blob.chunks(offset):
+            if time.monotonic() > self._ends_at:
+                raise SourceError(
+                    "source_too_slow",
+                    f"{self.uri} was not read and checked within {self._timeout_s:g} s; split it, or raise "
+                    "doors.submit_timeout_s (PENSTOCK_DOORS__SUBMIT_TIMEOUT_S)",
+                )
+            yield chunk
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._blob.read(offset, length)

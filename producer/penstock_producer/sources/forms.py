@@ -15,9 +15,10 @@ import orjson
 
 from penstock_producer.errors import seen
 from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN, BodyBuilder, text_field
+from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.strict_json import RowFault
 from penstock_producer.spec import JobSpec
-from penstock_producer.template import MissingField, Template
+from penstock_producer.template import MissingField, Template, TextTooLong
 
 MAX_DOC_ID_BYTES = 512  # an index entry in every database, a header, a terminal line
 _MAX_COLUMNS_SHOWN = 20
@@ -43,9 +44,12 @@ class Form(Protocol):
         ...
 
 
-def form_of(spec: JobSpec) -> Form:
-    """The form that ``spec`` asks for. Raises SpecError when the spec cannot make requests out of plain records."""
-    return BatchLines(spec) if spec.prompt is None else PlainRecords(spec)
+def form_of(spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> Form:
+    """The form that ``spec`` asks for. Raises SpecError when the spec cannot make requests out of plain records.
+
+    A row whose request would be larger than ``max_body_bytes`` is refused.
+    """
+    return BatchLines(spec, max_body_bytes) if spec.prompt is None else PlainRecords(spec, max_body_bytes)
 
 
 def check_doc_id(value: Any, field: str, *, fix: str = "give every row an id of its own") -> str:
@@ -58,7 +62,13 @@ def check_doc_id(value: Any, field: str, *, fix: str = "give every row an id of 
         raise RowFault(
             "invalid_id", "The id holds control characters.", fix="remove them", field=field, value=seen(value)
         )
-    size = len(value) if value.isascii() else len(value.encode())
+    try:
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError:
+        raise RowFault(
+            "invalid_id", "The id holds half a surrogate pair.", fix="write the whole character, or remove it",
+            field=field, value=seen(value),
+        ) from None  # fmt: skip
     if not 0 < size <= MAX_DOC_ID_BYTES:
         raise RowFault(
             "invalid_id", f"The id has {size} bytes; 1 to {MAX_DOC_ID_BYTES} are allowed.", fix=fix, field=field,
@@ -73,8 +83,9 @@ class BatchLines:
     # Where the last of two values would win in silence; of `method` and `url` only one value is accepted anyway.
     control_keys: tuple[bytes, ...] = (b'"custom_id"', b'"body"', b'"model"')
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         self._endpoint = spec.endpoint
+        self._max_body_bytes = max_body_bytes
         self._needs_model = spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | dict(spec.params)
         self._text_field = text_field(spec.endpoint)
@@ -103,7 +114,7 @@ class BatchLines:
             )
         request = {**self._defaults, **given} if self._defaults else given
         self._check_request(request)
-        return orjson.dumps(request)
+        return _bounded(orjson.dumps(request), self._max_body_bytes)
 
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
         if any(name in record for name in ("custom_id", "method", "url", "body")):
@@ -143,8 +154,9 @@ class BatchLines:
 class PlainRecords:
     """Records of any columns, turned into requests by the spec's template."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         assert spec.prompt is not None
+        self._max_body_bytes = max_body_bytes
         self._template = Template(spec.prompt)
         self._id_field = spec.id_field
         self._build = BodyBuilder(spec)
@@ -161,7 +173,10 @@ class PlainRecords:
 
     def request(self, given: dict[str, Any]) -> bytes:
         try:
-            return self._build(self._template.render(given))
+            text = self._template.render(given, self._max_body_bytes)
+            return _bounded(self._build(text), self._max_body_bytes)
+        except TextTooLong as error:
+            raise too_large(f"more than {error.max_chars} characters", error.max_chars, error.name) from None
         except MissingField as missing:
             what = "is null in" if missing.null else "is missing from"
             raise RowFault(
@@ -192,6 +207,22 @@ class PlainRecords:
         return check_doc_id(
             value, self._id_field, fix="give every row an id of its own, or name another id column (--id-field)"
         )
+
+
+def too_large(size: str, limit: int, field: str | None = None) -> RowFault:
+    """A request that is larger than the setting `max_body_bytes`. ``size`` says how large."""
+    return RowFault(
+        "body_too_large",
+        f"The request has {size}, and the setting max_body_bytes allows {limit}.",
+        fix="shorten the text, name the column once, or raise max_body_bytes where requests really are larger",
+        field=field,
+    )
+
+
+def _bounded(body: bytes, limit: int) -> bytes:
+    if len(body) > limit:
+        raise too_large(f"{len(body)} bytes", limit)
+    return body
 
 
 def columns_of(record: Mapping[str, Any]) -> str:

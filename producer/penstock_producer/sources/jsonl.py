@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock_producer.errors import SourceChanged, SourceError, seen
-from penstock_producer.settings import DEFAULT_MAX_LINE_BYTES
+from penstock_producer.errors import BadReference, SourceError, seen
+from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.base import BadRow, Cursor, Document
 from penstock_producer.sources.blob import Blob
 from penstock_producer.sources.forms import Form, form_of
@@ -14,24 +15,33 @@ from penstock_producer.sources.lines import BOM, Line, split_lines
 from penstock_producer.sources.strict_json import RowFault, parse_object
 from penstock_producer.spec import JobSpec
 
+_POSITION = re.compile(r"(\d{1,18}):(\d{1,10})", re.ASCII)  # "offset:length"
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "Parquet", b"PK\x03\x04": "zip"}
 
 
 class JsonlSource:
     """Documents of one JSONL blob. A position is "offset:length" in bytes, a cursor the next line's offset and number.
 
-    ``max_line_bytes`` travels in the pin: a reader with other settings must refuse the same lines.
+    ``max_line_bytes`` and ``max_body_bytes`` travel in the pin: a reader with other settings must refuse the same lines.
     """
 
-    def __init__(self, blob: Blob, spec: JobSpec, *, max_line_bytes: int = DEFAULT_MAX_LINE_BYTES) -> None:
+    def __init__(
+        self,
+        blob: Blob,
+        spec: JobSpec,
+        *,
+        max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
+        max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    ) -> None:
         self.uri = blob.uri
         self._blob = blob
-        self._form: Form = form_of(spec)
+        self._form: Form = form_of(spec, max_body_bytes)
         self._max_line_bytes = max_line_bytes
+        self._max_body_bytes = max_body_bytes
         self.id_field = "custom_id" if spec.prompt is None else spec.id_field
 
     def pin(self) -> dict[str, Any]:
-        return self._blob.pin() | {"max_line_bytes": self._max_line_bytes}
+        return self._blob.pin() | {"max_line_bytes": self._max_line_bytes, "max_body_bytes": self._max_body_bytes}
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
         offset, number = int(cursor.get("offset", 0)), int(cursor.get("line", 1))
@@ -45,12 +55,16 @@ class JsonlSource:
             first = False
 
     def fetch(self, position: str) -> Document:
-        offset, _, length = position.partition(":")
-        data = self._blob.read(int(offset), int(length))
+        """Raises BadReference for a position that the survey cannot have given: the pinned bytes have not changed."""
+        span = _POSITION.fullmatch(position)
+        if span is None or int(span[2]) > self._max_line_bytes:
+            raise BadReference(f"{seen(position)} is no position of a document in {self.uri}")
+        offset, length = int(span[1]), int(span[2])
+        data = self._blob.read(offset, length)
         try:
             doc_id, body = self._form.read(parse_object(data, self._form.control_keys))
         except RowFault as fault:
-            raise SourceChanged(f"{self.uri}: the document at {position} no longer reads ({fault.code})") from fault
+            raise BadReference(f"{self.uri}: at {position} there is no document ({fault.code})") from None
         return Document(doc_id, body, position, 0, {})
 
     def ended(self) -> bool:
@@ -76,7 +90,10 @@ class JsonlSource:
     def _check_form(self, record: Mapping[str, Any]) -> None:
         advice = self._form.mistaken_for(record)
         if advice is not None:
-            raise SourceError("wrong_form", f"{self.uri}: {advice}")
+            told = (
+                f"{self.uri}: the first row has not the form that the job asks for: batch lines go without a prompt, "
+            )
+            raise SourceError("wrong_form", f"{self.uri}: {advice}", told=told + "plain records need one")
 
     def _too_long(self, length: int) -> RowFault:
         return RowFault(
@@ -99,6 +116,8 @@ def _refuse_binary(uri: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
             for magic, name in _MAGIC.items():
                 if chunk.removeprefix(BOM).startswith(magic):
                     raise SourceError(
-                        "unsupported_format", f"{uri} is {name}, not JSONL (starts {seen(chunk[:8])}); convert it first"
+                        "unsupported_format",
+                        f"{uri} is {name}, not JSONL (starts {seen(chunk[:8])}); convert it first",
+                        told=f"{uri} is {name}, not JSONL; convert it first",
                     )
         yield chunk

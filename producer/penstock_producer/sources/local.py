@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
+from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
+from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources.blob import CHUNK_BYTES
 
 KIND = "file"
@@ -29,10 +30,16 @@ class _Identity(NamedTuple):
 
 
 class LocalFile:
-    """One regular file; ``pinned`` is what ``pin()`` returned at submit, None before that."""
+    """One regular file; ``pinned`` is what ``pin()`` returned at submit, None before that.
 
-    def __init__(self, path: str | Path, pinned: Mapping[str, Any] | None = None) -> None:
+    With ``roots`` it must lie in one of them each time it is opened.
+    """
+
+    def __init__(
+        self, path: str | Path, pinned: Mapping[str, Any] | None = None, *, roots: SourceRoots | None = None
+    ) -> None:
         self.uri = str(Path(path).absolute())
+        self._roots = roots
         self._pinned = pinned
         self._verified: _Identity | None = None
         self._sha256: str | None = None if pinned is None else str(pinned["sha256"])
@@ -72,10 +79,16 @@ class LocalFile:
     def read(self, offset: int, length: int) -> bytes:
         with self._opened() as (descriptor, identity):
             self._verify(descriptor, identity)
+            if offset + length > identity.size:
+                raise BadReference(f"{self.uri} has {identity.size} bytes and no document at {offset}:{length}")
             data = os.pread(descriptor, length, offset)
         if len(data) != length:
             raise SourceChanged(f"{self.uri} ends before byte {offset + length}; restore the file that was submitted")
         return data
+
+    def _open(self) -> int:
+        # O_NONBLOCK: opening a FIFO that nothing writes to must fail later, not hang here.
+        return os.open(self.uri, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _verify(self, descriptor: int, identity: _Identity) -> None:
         """Hold the open file against the pin, reading it whole only when it is not plainly the same."""
@@ -108,12 +121,13 @@ class LocalFile:
     @contextmanager
     def _opened(self) -> Iterator[tuple[int, _Identity]]:
         try:
-            # O_NONBLOCK: opening a FIFO that nobody writes to must fail below, not hang here.
-            descriptor = os.open(self.uri, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = self._open() if self._roots is None else self._roots.open(self.uri)
         except OSError as error:
             raise SourceUnavailable(
                 f"{self.uri} cannot be opened ({error.strerror}); check the path and its rights"
             ) from error
+        except ValueError:  # a NUL, or half a surrogate pair
+            raise SourceError("invalid_path", f"{seen(self.uri)} cannot be a path; check its characters") from None
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise SourceError("not_a_regular_file", f"{self.uri} is a folder, pipe or device; name a JSONL file")

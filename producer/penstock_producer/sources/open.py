@@ -7,55 +7,79 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from penstock_producer.errors import SourceError
-from penstock_producer.settings import DEFAULT_MAX_LINE_BYTES, ProducerSettings
+from penstock_producer.errors import SourceError, seen
+from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, ProducerSettings
+from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import local, s3
-from penstock_producer.sources.blob import Blob
+from penstock_producer.sources.blob import Blob, TimedBlob
 from penstock_producer.sources.jsonl import JsonlSource
 from penstock_producer.spec import JobSpec
 
+_DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
 _OTHER_FORMATS = (".csv", ".tsv", ".parquet", ".xlsx")
 
 
+DOOR = "door"  # of a pin: the kind of door that the job came through, where it is not a trusted one
+REMOTE = "remote"  # a stranger's: its source is read from inside `source_roots` only, at submit and ever after
+
+
 def open_source(
-    where: str | Path | Mapping[str, Any], spec: JobSpec, settings: ProducerSettings | None = None
+    where: str | Path | Mapping[str, Any],
+    spec: JobSpec,
+    settings: ProducerSettings | None = None,
+    *,
+    remote: bool = False,
+    timeout_s: float | None = None,
 ) -> JsonlSource:
     """A JSONL source from a path, an `s3://` URI, or the pin that the ledger stored. Nothing is read yet.
 
-    Raises SourceError for what is no JSONL file and SpecError when the spec cannot make requests of its rows.
+    With ``timeout_s`` reading it raises SourceError once that many seconds are over. ``remote`` confines a path or URI to
+    the setting `source_roots`; of a pin, its own word counts. Raises SourceError for
+    what is no JSONL file, and SpecError when the spec cannot make requests of its rows.
     """
-    endpoint_url = None if settings is None else settings.s3_endpoint_url
+    chosen = settings or _DEFAULTS
     if isinstance(where, Mapping):
-        return JsonlSource(_blob_of_pin(where, endpoint_url), spec, max_line_bytes=int(where["max_line_bytes"]))
-    limit = DEFAULT_MAX_LINE_BYTES if settings is None else settings.max_line_bytes
-    return JsonlSource(_blob_of_uri(str(where), endpoint_url), spec, max_line_bytes=limit)
+        return JsonlSource(
+            _blob_of_pin(where, chosen),
+            spec,
+            max_line_bytes=int(where["max_line_bytes"]),
+            max_body_bytes=int(where.get("max_body_bytes", DEFAULT_MAX_BODY_BYTES)),
+        )
+    blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
+    if timeout_s is not None:
+        blob = TimedBlob(blob, timeout_s)
+    return JsonlSource(blob, spec, max_line_bytes=chosen.max_line_bytes, max_body_bytes=chosen.max_body_bytes)
 
 
 def unchanged(pin: Mapping[str, Any], where: str | Path, settings: ProducerSettings | None = None) -> bool:
     """Whether ``where`` is plainly still what was pinned: same place, size and time (or ETag). Reads no content."""
-    blob = _blob_of_uri(str(where), None if settings is None else settings.s3_endpoint_url)
-    if blob.uri != pin.get("uri"):
+    chosen = settings or _DEFAULTS
+    if _blob_of_uri(str(where), chosen, None).uri != pin.get("uri"):
         return False
-    pinned = _blob_of_pin(pin, None if settings is None else settings.s3_endpoint_url)
-    return pinned.unchanged()
+    return _blob_of_pin(pin, chosen).unchanged()
 
 
-def _blob_of_pin(pin: Mapping[str, Any], endpoint_url: str | None) -> local.LocalFile | s3.S3Object:
+def _blob_of_pin(pin: Mapping[str, Any], settings: ProducerSettings) -> local.LocalFile | s3.S3Object:
+    roots = SourceRoots(settings.source_roots) if pin.get(DOOR) == REMOTE else None
     if pin["kind"] == local.KIND:
-        return local.LocalFile(pin["uri"], pin)
+        return local.LocalFile(pin["uri"], pin, roots=roots)
     if pin["kind"] == s3.KIND:
-        return s3.S3Object(pin["uri"], pin, endpoint_url=endpoint_url)
+        if roots is not None:
+            roots.admit(pin["uri"])
+        return s3.S3Object(pin["uri"], pin, endpoint_url=settings.s3_endpoint_url)
     raise SourceError("unsupported_source", f"this release cannot read sources of kind {pin['kind']!r}; upgrade it")
 
 
-def _blob_of_uri(uri: str, endpoint_url: str | None) -> Blob:
+def _blob_of_uri(uri: str, settings: ProducerSettings, roots: SourceRoots | None) -> Blob:
+    if roots is not None:
+        roots.admit(uri)
     if uri.lower().endswith(_OTHER_FORMATS):
         raise SourceError("unsupported_format", f"{uri}: only JSONL is read; convert it to one JSON object per line")
-    scheme = urlsplit(uri).scheme if "://" in uri else ""
+    scheme, separator, _ = uri.partition("://")
+    if not separator:
+        return local.LocalFile(uri, roots=roots)
     if scheme == "s3":
-        return s3.S3Object(uri, endpoint_url=endpoint_url)
+        return s3.S3Object(uri, endpoint_url=settings.s3_endpoint_url)
     if scheme == "file":
         return local.LocalFile(unquote(urlsplit(uri).path))
-    if scheme:
-        raise SourceError("unsupported_source", f"{uri}: sources are local files and s3:// objects; copy it to one")
-    return local.LocalFile(uri)
+    raise SourceError("unsupported_source", f"{seen(uri)}: sources are local files and s3:// objects; copy it to one")

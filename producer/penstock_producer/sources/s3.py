@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
+from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
 
 KIND = "s3"
 # One GET. A feeder waits for room in the queue between reads, so no connection is held open for longer than this takes.
@@ -26,7 +26,10 @@ class S3Object:
     def __init__(
         self, uri: str, pinned: Mapping[str, Any] | None = None, *, endpoint_url: str | None = None, client: Any = None
     ) -> None:
-        parts = urlsplit(uri)
+        try:
+            parts = urlsplit(uri)
+        except ValueError as error:
+            raise SourceError("invalid_uri", f"{seen(uri)} is no address ({error}); write s3://bucket/key") from None
         self.uri = uri
         self._bucket, self._key = parts.netloc, unquote(parts.path.lstrip("/"))
         if not self._bucket or not self._key:
@@ -55,7 +58,10 @@ class S3Object:
             offset += len(chunk)
 
     def read(self, offset: int, length: int) -> bytes:
-        etag = self.pin()["etag"]
+        pin = self.pin()
+        etag = pin["etag"]
+        if offset + length > int(pin["size"]):
+            raise BadReference(f"{self.uri} has {pin['size']} bytes and no document at {offset}:{length}")
 
         def get() -> bytes:
             answer = self._client.get_object(

@@ -5,15 +5,17 @@ The spool itself remembers what was fed, so its cursor is empty. A position is t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock_ledger import JobStore, Spool
-from penstock_producer.errors import SourceChanged
+from penstock_producer.errors import BadReference, SourceChanged, seen
 from penstock_producer.sources.base import BadRow, Document
 
 KIND = "spool"
 PIN = {"kind": KIND}
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _ROWS_PER_TAKE = 500  # a few megabytes of bodies at most in memory, one query for each
 
 
@@ -42,6 +44,8 @@ class SpoolSource:
         return self._ended
 
     def fetch(self, position: str) -> Document:
+        if _NUMBER.fullmatch(position) is None:
+            raise BadReference(f"{seen(position)} is no row of the spool of {self._job_id}")
         row = self._spool.fetch(self._job_id, int(position))
         if row is None:
             raise SourceChanged(f"row {position} of the spool of {self._job_id} is gone; restore the database")

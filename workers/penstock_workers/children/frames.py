@@ -13,9 +13,7 @@ import msgspec
 from penstock_workers.answer import Answer, NoAnswer, Tried
 
 LENGTH_BYTES: Final = 4
-FRAME_MAX: Final = (
-    128 * 1024 * 1024
-)  # a request and an answer of 32 MiB each, and then some; more is no message of ours
+FRAME_MAX: Final = 2 * 1024**3  # a request and the largest answer that settings allow; more is no message of ours
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

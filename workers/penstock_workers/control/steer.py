@@ -85,7 +85,8 @@ class Steering:
         if self._over_limits(job):
             return
         self._lift_hold(job, leads=bool(feeds))
-        self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)
+        if feeds:  # the leader, after the hold is lifted: items that came back sooner would pause the job again
+            self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)
         for feed, led in feeds:
             self._advance(job, feed, led)
         if any(feed.generation == job.generation for feed, _ in feeds):  # one process counts, and writes the outputs

@@ -1,9 +1,11 @@
 -- Takes messages from the fronts of queues, in the order of the queues, and records each as unacked under one lease time.
 -- KEYS: unacked, unacked_index, penstock:parked:unknown, then the lists to take from
 -- ARGV: how many at most, then for each list the queue's name in JSON, or '' when its messages need no acknowledgement
+-- A message of more than LARGEST bytes is parked here: to read it would take a worker's memory, and the next one's.
 -- Returns {lease time, duplicates dropped, later tries put off, list number, tag, message, list number, tag, message, ...}
 
 local unacked, index, parked = KEYS[1], KEYS[2], KEYS[3]
+local LARGEST = 32 * 1024 * 1024 -- above the arguments of a door task, in base64, with every character escaped
 local room, started = tonumber(ARGV[1]), now()
 local reply, leases, dropped, put_off = {started, 0, 0}, {}, 0, {}
 
@@ -36,7 +38,7 @@ local function hand_out(number, tag, raw)
 end
 
 local function take(number, raw, queue)
-  local tag = tag_of(raw)
+  local tag = #raw <= LARGEST and tag_of(raw) or nil
   if tag == nil then
     redis.call('RPUSH', parked, raw)
   elseif queue == '' then

@@ -23,13 +23,14 @@ podSelector:
   {{- end }}
 {{- end -}}
 
-{{/* Providers, object stores and the hub. `open` still leaves out the address where clouds hand out credentials. */}}
+{{/* Providers, object stores and the hub. `open` still leaves out where clouds hand out credentials: link-local
+     (AWS, GCP, Azure, and the pods' own addresses of EKS and ECS), Azure's wire server, Alibaba's, and AWS's and GCP's of IPv6. */}}
 {{- define "penstock.providerEgress" -}}
 {{- $providers := .Values.networkPolicy.egress.providers -}}
 {{- if eq $providers.mode "open" }}
 - to:
-    - ipBlock: {cidr: 0.0.0.0/0, except: [169.254.169.254/32]}
-    - ipBlock: {cidr: "::/0", except: ["fd00:ec2::254/128"]}
+    - ipBlock: {cidr: 0.0.0.0/0, except: [169.254.0.0/16, 168.63.129.16/32, 100.100.100.200/32]}
+    - ipBlock: {cidr: "::/0", except: ["fe80::/10", "fd00:ec2::/32", "fd20:ce::254/128"]}
 {{- else if $providers.cidrs }}
 - to:
     {{- range $providers.cidrs }}

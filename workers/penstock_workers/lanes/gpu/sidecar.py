@@ -46,7 +46,8 @@ class SidecarLane:
         self._wait_s = settings.gpu.upstream_wait_s
         self._max_seqs = settings.gpu.max_num_seqs
         self._give_up = give_up
-        self._client = ApiLane({SERVER: ProviderSettings(base_url=self._url)})
+        provider = ProviderSettings(base_url=self._url)
+        self._client = ApiLane({SERVER: provider}, settings.max_answer_bytes, settings.answer_memory_bytes)
         self._gauges = GaugeWatch({SERVER: _metrics_url(self._url)}, self._hear, every_s=LISTEN_EACH_S)
         self._asking: aiohttp.ClientSession | None = None
         self._model = b""  # as JSON: what the server calls the model that it serves

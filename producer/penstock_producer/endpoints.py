@@ -1,0 +1,39 @@
+"""Which paths of a provider jobs may ask: inference, by the dialect that the provider speaks, and nothing else.
+
+The fleet's key travels with each request, so a path is never the submitter's alone to choose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+from penstock_producer.errors import seen
+
+OPENAI: Final = frozenset({
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations", "/v1/responses",
+})  # fmt: skip
+_PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*){1,16}", re.ASCII)  # no empty name, none that begins with a dot
+MAX_PATH_CHARS = 200
+
+
+def check_path(path: str) -> str:
+    """``path`` when it is one of plain names between single slashes. Raises ValueError.
+
+    So nothing in it can mean another place, a query, a port, another host or an encoded form of these.
+    """
+    if len(path) > MAX_PATH_CHARS or _PATH.fullmatch(path) is None:
+        raise ValueError("write a plain path such as /v1/chat/completions: letters, digits, _ . - between slashes")
+    return path
+
+
+def refusal(endpoint: str, provider: str, extra: Collection[str]) -> str | None:
+    """Why jobs may not send to ``endpoint`` of ``provider``, whose setting `endpoints` is ``extra``; None when they may."""
+    if endpoint in OPENAI or endpoint in extra:
+        return None
+    allowed = ", ".join(sorted(OPENAI | set(extra)))
+    return (
+        f"endpoint {seen(endpoint)} is not one of those that provider {provider} answers jobs on: {allowed}; use one of "
+        f"them, or have the operator list it in providers.{provider}.endpoints"
+    )

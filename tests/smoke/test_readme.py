@@ -1,0 +1,291 @@
+"""The README's commands, run as they stand. Only addresses are exchanged: what lies elsewhere has a stand-in on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+import yaml
+from fleet import until
+from servers import Postgres, RedisServer, S3Server
+
+from penstock_cli.main import app
+from penstock_cli.simulate import SimulatorConfig
+from penstock_cli.simulate.faults import Fates, Poison
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+TIME_S = 90.0
+DEMO_DOCS = 20
+DEMO_LUCK = Fates(SimulatorConfig(seed=7, poison_rate=0.004))  # examples/demo.py has the same
+DEAD = "locale.setlocale"  # a document of the demo that the simulated provider never answers
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Every command of a console block, and those that the text tells to type; lines that go on are joined."""
+    text = re.sub(r"\\\n\s*", " ", "\n".join(blocks("console")))
+    return re.findall(r"^\$ (.+)$", text, re.MULTILINE) + re.findall(r"`(pip install [^`]+)`", README)
+
+
+@dataclass
+class Place:
+    """A folder with the reader's files, and the stand-ins."""
+
+    folder: Path
+    provider: str
+    redis: RedisServer
+    database_url: str
+    s3: S3Server
+    environment: dict[str, str] = field(default_factory=dict)
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+    job: str = ""
+
+    def here(self, text: str) -> str:
+        """The same text with the addresses of this machine's stand-ins."""
+        for there, address in {
+            "https://api.openai.com/v1": self.provider,
+            "http://localhost:8000/v1": self.provider,
+            "redis://queue:6379/0": self.redis.url,
+            "postgresql://penstock@db/penstock": self.database_url,
+        }.items():
+            text = text.replace(there, address)
+        return text
+
+    def start(self, words: list[str]) -> subprocess.Popen[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "AWS_"))}
+        return subprocess.Popen(
+            words, cwd=self.folder, env=kept | self.environment, stdin=subprocess.DEVNULL, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def run(self, words: list[str]) -> tuple[int, str]:
+        process = self.start(words)
+        try:
+            told, _ = process.communicate(timeout=TIME_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            pytest.fail(f"still running after {TIME_S:g} s: {words}\n{process.communicate()[0]}")
+        return process.returncode, told
+
+
+def penstock(command: str) -> list[str]:
+    return [sys.executable, "-m", "penstock_cli", *shlex.split(command, comments=True)[1:]]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres, s3_server: S3Server) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("reader")
+    server = RedisServer.start(folder / "redis", appendonly=True)
+    simulator = subprocess.Popen(
+        [sys.executable, "-m", "penstock_cli", "simulate", "--port", "0", "--latency-ms", "5"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert simulator.stdout is not None
+    url = simulator.stdout.readline().split()[-1]
+    place = Place(folder, url, server, postgres_server.new_database(), s3_server)
+    place.environment |= {
+        "OPENAI_API_KEY": "key-of-the-reader", "AWS_ENDPOINT_URL": s3_server.url, "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
+    }  # fmt: skip
+    _write_files(place)
+    yield place
+    for process in [*place.running, simulator]:
+        process.terminate()
+        process.wait()
+    server.stop()
+
+
+def _write_files(place: Place) -> None:
+    tickets = "".join(
+        json.dumps({"ticket_id": f"t{n}", "id": f"t{n}", "text": f"The printer is on fire, part {n}."}) + "\n"
+        for n in range(20)
+    )
+    (place.folder / "tickets.jsonl").write_text(tickets)
+    (place.folder / "batch.jsonl").write_text(
+        "".join(
+            json.dumps({"custom_id": f"b{n}", "method": "POST", "url": "/v1/chat/completions",
+                        "body": {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}}) + "\n"
+            for n in range(10)
+        )
+    )  # fmt: skip
+    client = place.s3.client()
+    for bucket in ("bucket", "corpora", "results"):
+        client.create_bucket(Bucket=bucket)
+    client.put_object(Bucket="corpora", Key="tickets.jsonl", Body=tickets.encode())
+    (block,) = blocks("toml")
+    (place.folder / "penstock.toml").write_text(place.here(block))
+
+
+# -- what each command must do ---------------------------------------------------------------------------------------
+
+
+def of_make(_: Place, command: str) -> None:
+    target = shlex.split(command, comments=True)[1]
+    assert re.search(rf"^{target}:.*##", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+
+
+def of_pip(_: Place, command: str) -> None:
+    """The project itself, from a clone, with extras that exist: nothing is published yet."""
+    found = re.fullmatch(r"pip install '\.\[([a-z0-9,]+)\]'", command.partition("#")[0].strip())
+    assert found, f"{command}: give the clone ('.[…]'), as no package is published"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(found[1].split(",")) <= extras.keys()
+
+
+def succeeds(place: Place, command: str) -> None:
+    status, told = place.run(penstock(place.here(command)))
+    assert status == 0, f"{command}\n{told}"
+    if " submit s3:" in command:
+        found = re.search(r"job_\w+|[0-9a-f]{32}|[0-9A-Z]{26}", told)
+        assert found, told
+        place.job = found[0]
+
+
+def looks(place: Place, command: str) -> None:
+    """The doctor says what it thinks of the stand-ins, which have no passwords."""
+    status, told = place.run(penstock(place.here(command)))
+    assert status in (0, 1), told
+    assert "redis" in told.lower()
+    assert "Traceback" not in told
+
+
+def keeps_running(place: Place, command: str) -> None:
+    process = place.start(penstock(place.here(command)))
+    place.running.append(process)
+    assert process.poll() is None
+
+
+def follows(place: Place, command: str) -> None:
+    status, told = place.run(penstock(command.replace("JOB", place.job)))
+    assert status == 0, told
+    assert "20" in told
+
+
+def parses(_: Place, command: str) -> None:
+    """A GPU and a model are not here: the command line takes it all the same."""
+    words = shlex.split(command, comments=True)[1:]
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group) or hasattr(group, "commands")
+    group.commands[words[0]].make_context(words[0], words[1:])  # type: ignore[attr-defined]
+
+
+def exports(place: Place, command: str) -> None:
+    for pair in shlex.split(command)[1:]:
+        name, _, value = place.here(pair).partition("=")
+        place.environment[name] = value
+
+
+def of_a_clone(_: Place, command: str) -> None:
+    """Files and profiles that it names are there."""
+    words = shlex.split(command, comments=True)
+    if words[0] == "cp":
+        assert (ROOT / words[1]).exists()
+        return
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"].values()
+    known = {profile for service in services for profile in service.get("profiles", ())}
+    assert {words[at + 1] for at, word in enumerate(words) if word == "--profile"} <= known
+
+
+def of_the_chart(_: Place, command: str) -> None:
+    """Rendered by tests/chart/test_following_the_docs.py; the Secret is the one that the example asks for."""
+    if command.startswith("kubectl"):
+        values = yaml.safe_load((ROOT / "helm/penstock/examples/minimal.yaml").read_text())
+        key = values["providers"]["default"]["apiKey"]
+        assert f"generic {key['existingSecret']} --from-literal={key['key']}=" in command
+
+
+def of_the_demo(place: Place, command: str) -> None:
+    if not (place.folder / "demo").exists():
+        run_demo(place)
+    status, told = place.run(penstock(command))
+    assert status == 0, f"{command}\n{told}"
+    assert DEAD in told or "replay" in command, told
+    if "replay" in command:
+        run_demo(place)
+        again = place.run(penstock("penstock dlq list demo --state demo/results/.penstock"))[1]
+        assert "context_overflow" not in again, again
+
+
+def run_demo(place: Place) -> str:
+    """`make demo` with few of its documents, among them the one that the README shows."""
+    documents = place.folder / "demo" / f"documents-{DEMO_DOCS}.jsonl"
+    if not documents.exists():
+        documents.parent.mkdir()
+        whole = place.folder / "corpus.jsonl"
+        subprocess.run([sys.executable, ROOT / "examples/corpus.py", whole], check=True, capture_output=True)
+        lines = whole.read_text().splitlines(keepends=True)
+        documents.write_text("".join(sorted(lines, key=lambda line: -_is_shown(json.loads(line)["id"]))[:DEMO_DOCS]))
+    status, told = place.run(
+        [sys.executable, str(ROOT / "examples/demo.py"), "--out", "demo", "--docs", str(DEMO_DOCS)]
+    )
+    assert status == 0, told
+    return told
+
+
+def _is_shown(document: str) -> bool:
+    """Whether the README looks at it, or tries it again: those with too long a context, at the demo's provider."""
+    return document == DEAD or DEMO_LUCK.poison(document) is Poison.CONTEXT
+
+
+FATES: dict[str, Callable[[Place, str], None]] = {
+    r"make ": of_make,
+    r"pip install ": of_pip,
+    r"penstock dlq ": of_the_demo,
+    r"penstock run ": succeeds,
+    r"export ": exports,
+    r"penstock migrate": succeeds,
+    r"penstock doctor": looks,
+    r"penstock (worker --lane api|control)": keeps_running,
+    r"penstock submit s3:": succeeds,
+    r"penstock status": follows,
+    r"penstock (worker|submit).*--lane gpu": parses,
+    r"(cp|docker compose) ": of_a_clone,
+    r"(kubectl|helm) ": of_the_chart,
+}
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.partition("#")[0].strip()[:60])
+def test_a_command_of_the_readme(place: Place, command: str) -> None:
+    """It does what the README says, in the README's order, with nothing added but the stand-ins' addresses (D11)."""
+    fates = [fate for pattern, fate in FATES.items() if re.match(pattern, command)]
+    assert fates, f"no check for this command: {command}"
+    fates[0](place, command)
+
+
+def test_the_python_of_the_readme_runs(place: Place) -> None:
+    """The producer's example, with a file in a bucket and an open job, in a process of its own (D11)."""
+    (block,) = blocks("python")
+    status, told = place.run([sys.executable, "-c", place.here(block)])
+    assert status == 0, told
+
+
+def test_pages_that_the_readme_names_are_there() -> None:
+    """A link leads somewhere."""
+    links = {link.partition("#")[0] for link in re.findall(r"\]\((?!http)([^)]+)\)", README)}
+    missing = sorted(link for link in links if not (ROOT / link).exists())
+    assert missing == []
+
+
+def test_the_worker_is_told_to_end(place: Place) -> None:
+    """What the README starts in the background ends by SIGTERM, with status 0."""
+    for process in place.running:
+        process.send_signal(signal.SIGTERM)
+    until(lambda: all(process.poll() is not None for process in place.running), TIME_S, "they have ended")
+    assert [process.returncode for process in place.running] == [0] * len(place.running)
+    place.running.clear()

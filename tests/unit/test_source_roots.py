@@ -1,0 +1,196 @@
+"""What a stranger may read: the setting `source_roots`, against names, links and what is exchanged behind our back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock_producer import JobSpec, Producer, SourceError
+from penstock_producer.borders import Borders
+from penstock_producer.errors import SettingsError, SourceForbidden
+from penstock_producer.settings import ProducerSettings
+from penstock_producer.source_roots import SourceRoots
+from penstock_producer.sources import open_source
+
+ROW = '{"id": "a", "text": "the text of a row"}\n'
+SPEC = JobSpec(prompt="{text}", model="m")
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Path:
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text(ROW)
+    (tmp_path / "secret.jsonl").write_text(ROW)
+    return folder
+
+
+def settings_of(folder: Path, *more: str) -> ProducerSettings:
+    url = f"sqlite:///{folder.parent}/ledger.db"
+    return ProducerSettings(database_url=url, source_roots=(str(folder), *more))
+
+
+def remote(folder: Path, *more: str) -> Producer:
+    return Producer(settings_of(folder, *more), borders=Borders())
+
+
+def test_by_default_a_remote_door_reads_nothing(inside: Path) -> None:
+    """Without `source_roots` a remote submitter reads no file, and the refusal names the setting (B2)."""
+    settings = ProducerSettings(database_url=f"sqlite:///{inside.parent}/ledger.db")
+    with Producer(settings, borders=Borders()) as door, pytest.raises(SourceForbidden, match=r"source_roots.*nothing"):
+        door.submit(str(inside / "rows.jsonl"), SPEC)
+
+
+def test_inside_is_read_outside_is_refused_alike(inside: Path) -> None:
+    """A remote job reads inside a root; outside, what exists and what does not are refused in the same words (B2)."""
+    with remote(inside) as door:
+        assert door.submit(str(inside / "rows.jsonl"), SPEC).total == 1
+        words = []
+        for name in ("secret.jsonl", "absent.jsonl"):
+            with pytest.raises(SourceForbidden) as refused:
+                door.submit(str(inside.parent / name), SPEC)
+            words.append(str(refused.value).replace(name, ""))
+    assert words[0] == words[1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret.jsonl", "./rows.jsonl", "/rows.jsonl", "sub//rows.jsonl", "rows.jsonl\n", "rows\x00.jsonl",
+        "\ud800.jsonl", "",
+    ],
+)  # fmt: skip
+def test_odd_names_are_refused_before_anything_is_opened(
+    inside: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Dots, doubled slashes, NULs and half characters in a path are refused by its name alone (B2)."""
+    monkeypatch.setattr(os, "open", None)
+    with pytest.raises(SourceForbidden):
+        SourceRoots([str(inside)]).open(f"{inside}/{name}")
+
+
+@pytest.mark.parametrize(
+    "where", ["/etc/passwd", "/proc/self/environ", "file:///etc/passwd", "etc/passwd", "https://host/x", "/dev/zero"]
+)
+def test_other_places_are_refused(inside: Path, where: str) -> None:
+    """System files, other schemes and relative paths are no sources at a remote door (B2)."""
+    with remote(inside) as door, pytest.raises(SourceForbidden):
+        door.submit(where, SPEC)
+
+
+def test_links_lead_nowhere_else(inside: Path) -> None:
+    """A link that stays inside is followed; one that leads out is refused, to a file and to a folder (B2)."""
+    (inside / "good.jsonl").symlink_to(inside / "rows.jsonl")
+    (inside / "bad.jsonl").symlink_to(inside.parent / "secret.jsonl")
+    (inside / "folder").symlink_to(inside.parent)
+    with remote(inside) as door:
+        assert door.submit(str(inside / "good.jsonl"), SPEC).total == 1
+        for name in ("bad.jsonl", "folder/secret.jsonl", "folder/absent.jsonl"):
+            with pytest.raises(SourceForbidden):
+                door.submit(str(inside / name), SPEC)
+
+
+@pytest.mark.parametrize("part", ["rows.jsonl", "sub"])
+def test_what_is_exchanged_after_the_check_is_not_followed(
+    inside: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """A file or folder that becomes a link between the check and the opening is refused, not read (B2)."""
+    (inside / "sub").mkdir()
+    (inside / "sub" / "rows.jsonl").write_text(ROW)
+    (inside.parent / "rows.jsonl").write_text("secret")
+    path = inside / "sub" / "rows.jsonl"
+    resolve = os.path.realpath
+
+    def resolve_then_exchange(name: str) -> str:
+        found = resolve(name)
+        if name == str(path):
+            at = path if part == "rows.jsonl" else path.parent
+            at.rename(inside / "moved")
+            at.symlink_to(inside.parent / part if part == "rows.jsonl" else inside.parent)
+        return found
+
+    monkeypatch.setattr(os.path, "realpath", resolve_then_exchange)
+    with pytest.raises(SourceForbidden):
+        SourceRoots([str(inside)]).open(str(path))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_only_regular_files_are_read(inside: Path, make: Callable[[str], None]) -> None:
+    """A pipe or folder inside a root is refused at once, and hangs nothing (B2)."""
+    make(str(inside / "odd"))
+    with remote(inside) as door, pytest.raises(SourceError, match="not_a_regular_file"):
+        door.submit(str(inside / "odd"), SPEC)
+
+
+def test_a_remote_job_stays_confined_after_its_submit(inside: Path) -> None:
+    """A source that is exchanged for a link after the submit is not read by the feed or by workers, whatever its size and
+    time say (B2)."""
+    path = inside / "rows.jsonl"
+    with remote(inside) as door:
+        pin = dict(door.submit(str(path), SPEC).source)
+    secret = inside.parent / "secret.jsonl"
+    os.utime(secret, ns=(pin["mtime_ns"], pin["mtime_ns"]))
+    path.unlink()
+    path.symlink_to(secret)
+    source = open_source(pin, SPEC, settings_of(inside))
+    with pytest.raises(SourceForbidden):
+        list(source.documents({}))
+    with pytest.raises(SourceForbidden):
+        source.fetch("0:10")
+
+
+def test_trusted_doors_are_not_confined(inside: Path) -> None:
+    """The command line and `Producer` with the database's own credentials read what their user can read."""
+    with Producer(settings_of(inside)) as producer:
+        job = producer.submit(inside.parent / "secret.jsonl", SPEC)
+    assert len(list(open_source(job.source, SPEC, settings_of(inside)).documents({}))) == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "inside_a_root"),
+    [
+        ("s3://corpora/team/a.jsonl", True), ("s3://corpora/team-secret/a.jsonl", False), ("s3://corpora/team", False),
+        ("s3://corpora/a.jsonl", False), ("s3://corpora/team/../a.jsonl", False), ("s3://corpora/team/%2e%2e/a", False),
+        ("s3://corpora/team//a", False), ("s3://other/team/a.jsonl", False), ("s3://corpora@other/team/a", False),
+        ("s3://corpora/team/a?x=1", False), ("s3://whole/any/thing", True), ("s3://[corpora/team/a", False),
+    ],
+)  # fmt: skip
+def test_objects_are_confined_by_bucket_and_prefix(where: str, inside_a_root: bool) -> None:
+    """A prefix is a folder of its bucket, not the beginning of names, and no spelling leads out of it (B2)."""
+    roots = SourceRoots(["s3://corpora/team", "s3://whole"])
+    if inside_a_root:
+        roots.admit(where)
+    else:
+        with pytest.raises(SourceForbidden, match="source_roots"):
+            roots.admit(where)
+
+
+@pytest.mark.parametrize("root", ["/", "data", "/proc", "/dev/shm", "/a/../b", "https://x", "s3://", "s3://b/../c", ""])
+def test_roots_that_are_no_folders_of_data_are_refused(monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    """A root that would open the whole machine, or nothing certain, is an error of the settings that names it (B2)."""
+    monkeypatch.delenv("PENSTOCK_CONFIG", raising=False)
+    with pytest.raises(SettingsError, match="source_roots"):
+        ProducerSettings.load(source_roots=(root,))
+
+
+def test_a_refused_source_tells_a_stranger_nothing_of_its_rows(inside: Path) -> None:
+    """What a remote submitter hears of bad rows is line, kind and field, never what stands there (B2)."""
+    (inside / "keys.jsonl").write_text('{"aws_secret": "hunter2"}\nroot:x:0:0\n' + ROW)
+    with remote(inside) as door, pytest.raises(SourceError) as refused:
+        door.submit(str(inside / "keys.jsonl"), SPEC)
+    assert "hunter2" not in refused.value.told
+    assert "aws_secret" not in refused.value.told
+    assert "root:x" not in refused.value.told
+    assert "line 1: missing_required_parameter (id)" in refused.value.told
+    assert "line 2: invalid_json_line" in refused.value.told
+
+
+def test_a_row_of_another_form_is_not_quoted_to_a_stranger(inside: Path) -> None:
+    """Names of columns are content, too: the advice for a wrong form keeps them from a remote submitter (B2)."""
+    with remote(inside) as door, pytest.raises(SourceError, match="columns 'id', 'text'") as refused:
+        door.submit(str(inside / "rows.jsonl"), JobSpec())
+    assert "'text'" not in refused.value.told
+    assert "wrong_form" in refused.value.told
