@@ -88,7 +88,7 @@ def test_hooks_that_end_their_process_are_dead_letters_and_paid_once(fleet: Flee
     with fleet:
         (tmp_path / "hooks" / "ending_hooks.py").write_text(ENDING)
         fleet.provider.start()
-        worker = fleet.worker(control=True)
+        worker = fleet.worker(control=True, hook_modules='["ending_hooks"]')
         fleet.ready(worker)
         job = fleet.submit(40, preprocess="ending_hooks:before", postprocess="ending_hooks:after")
         fleet.wait_for(job, JobState.COMPLETED, TIME_S)
