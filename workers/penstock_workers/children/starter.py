@@ -19,7 +19,7 @@ def child_starter(settings: WorkerSettings, hook_timeout_s: float = HOOK_TIMEOUT
     options = {
         "worker": os.getpid(),
         "path": list(sys.path),
-        "allowed": None if settings.hook_modules is None else list(settings.hook_modules),
+        "allowed": list(settings.hook_modules),
         "hook_s": hook_timeout_s,
         "lane": settings.lane,
     }
