@@ -53,8 +53,11 @@ class NullEngine:
     def resize(self, concurrency: int) -> None:
         """Nothing waits."""
 
-    def turns(self) -> bool:
-        return True
+    def stuck(self) -> str | None:
+        return None
+
+    def trouble(self) -> str | None:
+        return None
 
     def figures(self) -> Iterable[Sample]:
         return ()

@@ -113,8 +113,11 @@ class RecordingEngine:
     def stats(self) -> Mapping[str, int | float | str]:
         return {"aborted": sum(self.aborted.values()), "resized": getattr(self, "size", 0)}
 
-    def turns(self) -> bool:
-        return True
+    def stuck(self) -> str | None:
+        return None
+
+    def trouble(self) -> str | None:
+        return None
 
     def figures(self) -> Iterable[Sample]:
         return ()

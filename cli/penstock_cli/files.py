@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Job
 
 REPORT_NAME = "report.json"
+STDOUT = "-"
 
 
 def is_remote(place: str) -> bool:
@@ -49,8 +51,7 @@ def write_outputs(ledger: Books, job: Job, out: str) -> dict[str, str]:
     from penstock_producer import outputs
 
     written = outputs.write_outputs(ledger.outcomes, job.job_id, out, s3_endpoint_url=s3_endpoint(out))
-    places = {"results": written.output, "errors": written.errors}
-    return {name: place for name, place in places.items() if place is not None}
+    return {"results": written.output, "errors": written.errors}
 
 
 def write_report(report: Report, out: str) -> str:
@@ -74,8 +75,19 @@ def write_errors(ledger: Books, job: Job, place: str, *, reason: str | None = No
     return _write(place, map(error_line, ledger.outcomes.dead_letters(job.job_id, reason=reason)))
 
 
+def _print(lines: Iterable[bytes]) -> int:
+    written = 0
+    for line in lines:
+        sys.stdout.buffer.write(line)
+        written += 1
+    sys.stdout.buffer.flush()
+    return written
+
+
 def _write(place: str, lines: Iterable[bytes]) -> int:
-    """All lines or none: the file appears when it is complete."""
+    """All lines or none: the file appears when it is complete. ``-`` is standard output."""
+    if place == STDOUT:
+        return _print(lines)
     from penstock_producer.storage import open_sink
 
     folder, _, name = place.rpartition("/")

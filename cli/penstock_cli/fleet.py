@@ -26,7 +26,6 @@ from penstock_cli.state import StateFolder
 from penstock_cli.supervisor import MAX_LOG_BYTES, Supervisor
 from penstock_cli.text import count, duration, one_line
 from penstock_cli.watch import Stall, Watch
-from penstock_ledger.errors import DatabaseUnavailable
 from penstock_ledger.log_lines import LineFormatter
 from penstock_ledger.model import JobState
 from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
@@ -130,6 +129,8 @@ class Fleet:
         import redis
         from sqlalchemy.exc import SQLAlchemyError
 
+        from penstock_ledger import DatabaseUnavailable
+
         short, silent = self._disk.look(), self._keeper.look()
         waits, figures = short or silent, None
         try:
@@ -176,6 +177,8 @@ class Fleet:
     def _moved(self, before: JobState, to: JobState, why: str | None) -> bool:
         import redis
         from sqlalchemy.exc import SQLAlchemyError
+
+        from penstock_ledger import DatabaseUnavailable
 
         job_id = self._watch.job.job_id
         try:

@@ -16,10 +16,11 @@ from penstock_cli.settings import OPENAI_KEY_VARIABLE, variable_is_set
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from penstock_producer.errors import Problem
+    from penstock_producer.errors import Problem, SpecError
     from penstock_producer.spec import JobSpec
     from penstock_workers.settings import EmbedSettings, GpuSettings, ProviderSettings, WorkerSettings
 
+MAX_SCHEMA_BYTES = 1024 * 1024  # a larger file was named by mistake
 MAX_KEY_CHARS = 64  # of a job key that is derived from a file name
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -89,17 +90,39 @@ def job_spec(flags: JobFlags) -> JobSpec:
         "postprocess": flags.postprocess,
         "on_overflow": flags.on_overflow,
         "prefix_order": flags.prefix_order,
+        "response_schema": None if flags.response_schema is None else _schema_file(flags.response_schema),
     }
     try:
         spec = JobSpec(**fields)
     except SpecError as error:
-        raise UsageProblem("\n".join(_as_flag(problem) for problem in error.problems)) from error
+        raise in_flags(error) from error
     if spec.prompt is not None and spec.model is None and spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN:
         raise UsageProblem("--prompt makes requests from plain records, and they need a model: give --model")
     return spec
 
 
+def _schema_file(path: Path) -> Any:
+    """What a file with a JSON schema holds; whether it is a schema the spec finds out. Raises UsageProblem."""
+    try:
+        if path.stat().st_size > MAX_SCHEMA_BYTES:
+            raise UsageProblem(
+                f"--response-schema {path}: more than {MAX_SCHEMA_BYTES} bytes is no schema; name another file"
+            )
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageProblem(
+            f"--response-schema {path}: {error.strerror}; name a file that holds a JSON schema"
+        ) from error
+    except ValueError as error:
+        raise UsageProblem(f"--response-schema {path}: no JSON ({error}); write one JSON object") from error
+
+
 _FLAGS = {"params": "--param", "timeout_s": "--timeout", "deadline_s": "--deadline"}
+
+
+def in_flags(error: SpecError) -> UsageProblem:
+    """What is wrong with a spec, in the words of who typed flags."""
+    return UsageProblem("\n".join(map(_as_flag, error.problems)))
 
 
 def _as_flag(problem: Problem) -> str:

@@ -18,8 +18,9 @@ from penstock_cli.connect import Books, books
 from penstock_cli.disk import free_bytes, is_full, megabytes
 from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, UsageProblem
 from penstock_cli.figures import KeptFigures
+from penstock_cli.hook_check import check_hooks
 from penstock_cli.interrupts import Interrupts
-from penstock_cli.jobspec import job_spec, with_own_model, with_provider
+from penstock_cli.jobspec import in_flags, job_spec, with_own_model, with_provider
 from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_cli.progress import for_console
 from penstock_cli.state import StateFolder
@@ -131,10 +132,12 @@ def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
     from penstock_cli.reach import knock, name_receiver
     from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_producer.sources.convert import refuse_unreadable
     from penstock_workers.lanes.make import make_lane
     from penstock_workers.settings import WorkerSettings
 
     spec = job_spec(request.job)
+    check_hooks((spec.preprocess, spec.postprocess))
     asks_a_provider = spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
     settings = WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency)
     settings = (
@@ -147,10 +150,8 @@ def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     make_lane(settings)  # raises UnknownLane, MissingApiKey, ModelMissing here rather than in a worker's log
     if asks_a_provider:
         knock(settings.provider(spec.provider).base_url)
-    if not files.is_remote(request.source) and not Path(request.source).is_file():
-        raise UsageProblem(
-            f"{request.source}: there is no such file here ({Path.cwd()}); name a JSONL file or s3://bucket/key"
-        )
+    if not files.is_remote(request.source):
+        refuse_unreadable(request.source)
     files.probe(request.out, request.source)
     return Plan(request, spec, settings, StateFolder.create(request.state), console, progress)
 
@@ -185,7 +186,7 @@ def _ledger(plan: Plan) -> Iterator[Books]:
 def _accepted(plan: Plan, ledger: Books) -> Job:
     """Submit the job, or find the one that this command started earlier and say how far it is."""
     from penstock_ledger import JobConflict
-    from penstock_producer import Producer
+    from penstock_producer import Producer, SpecError
 
     request = plan.request
 
@@ -197,10 +198,13 @@ def _accepted(plan: Plan, ledger: Books) -> Job:
             changed = _change_limits(plan, ledger, producer)
             plan.progress.note(f"reading {request.source}")
             job_id = producer.submit(request.source, plan.spec, job_key=request.job_key, progress=read).job_id
+    except SpecError as error:
+        raise in_flags(error) from error
     except JobConflict as error:
         raise UsageProblem(
-            f"{plan.state.root} holds a job {request.job_key!r} with another source or other options. To resume it, "
-            f"repeat its command unchanged; to start anew, give --job NAME or another --out. ({error})"
+            f"{plan.state.root} holds a job {request.job_key!r} with another source or other options: "
+            f"{'; '.join(error.differences)}. To resume it, repeat its command unchanged; to start anew, give --job NAME "
+            "or another --out."
         ) from error
     job = ledger.jobs.get(job_id)
     if changed:
@@ -223,7 +227,7 @@ def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
     except JobNotFound:
         return ""
     now = {"budget_usd": plan.spec.budget_usd, "deadline_s": plan.spec.deadline_s}
-    stored = JobSpec.stored(job.spec)
+    stored = JobSpec.accepted(job.spec)
     if job.state.final or stored == plan.spec or stored.model_copy(update=now) != plan.spec:
         return ""
     producer.limit(job.job_id, budget_usd=plan.spec.budget_usd, deadline_s=plan.spec.deadline_s)

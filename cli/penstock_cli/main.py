@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 import traceback
+from importlib.metadata import version
 from types import FrameType
+from typing import Annotated
 
 import typer
 
+from penstock_cli import examples
 from penstock_cli.commands import (
     control,
     dlq,
@@ -31,34 +35,52 @@ from penstock_cli.settings import debug
 from penstock_cli.simulate.command import simulate
 from penstock_cli.text import safe
 
+
+def _print_version(wanted: bool) -> None:
+    """Of the distribution; what it runs on is what an answer to a question starts with."""
+    if wanted:
+        typer.echo(f"penstock {version('penstock')} (Python {platform.python_version()})")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="penstock",
     help="LLM batch inference on a fleet of queue workers: one visible outcome for every document.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-app.command(rich_help_panel="One machine")(run.run)
-app.command(rich_help_panel="Jobs")(submit.submit)
-app.command(rich_help_panel="Jobs")(jobs.status)
-app.command(name="jobs", rich_help_panel="Jobs")(jobs.list_jobs)
-app.command(rich_help_panel="Jobs")(results.report)
-app.command(rich_help_panel="Jobs")(results.results)
-app.command(rich_help_panel="Jobs")(jobs.pause)
-app.command(rich_help_panel="Jobs")(jobs.resume)
-app.command(rich_help_panel="Jobs")(jobs.cancel)
+
+
+@app.callback()
+def _options(
+    version_asked: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command(rich_help_panel="One machine", epilog=examples.RUN)(run.run)
+app.command(rich_help_panel="Jobs", epilog=examples.SUBMIT)(submit.submit)
+app.command(rich_help_panel="Jobs", epilog=examples.STATUS)(jobs.status)
+app.command(name="jobs", rich_help_panel="Jobs", epilog=examples.JOBS)(jobs.list_jobs)
+app.command(rich_help_panel="Jobs", epilog=examples.REPORT)(results.report)
+app.command(rich_help_panel="Jobs", epilog=examples.RESULTS)(results.results)
+app.command(rich_help_panel="Jobs", epilog=examples.PAUSE)(jobs.pause)
+app.command(rich_help_panel="Jobs", epilog=examples.RESUME)(jobs.resume)
+app.command(rich_help_panel="Jobs", epilog=examples.CANCEL)(jobs.cancel)
 app.add_typer(dlq.app, name="dlq", rich_help_panel="Jobs")
-app.command(rich_help_panel="Jobs")(purge.purge)
-app.command(rich_help_panel="Fleet")(migrate.migrate)
-app.command(rich_help_panel="Fleet")(worker.worker)
-app.command(rich_help_panel="Fleet")(control.control)
-app.command(rich_help_panel="Fleet")(flower.flower)
-app.command(rich_help_panel="Fleet")(limits.limits)
-app.command(rich_help_panel="Fleet")(refused.refused)
-app.command(rich_help_panel="Fleet")(doctor.doctor)
-app.command(rich_help_panel="One machine")(simulate)
+app.command(rich_help_panel="Jobs", epilog=examples.PURGE)(purge.purge)
+app.command(rich_help_panel="Fleet", epilog=examples.MIGRATE)(migrate.migrate)
+app.command(rich_help_panel="Fleet", epilog=examples.WORKER)(worker.worker)
+app.command(rich_help_panel="Fleet", epilog=examples.CONTROL)(control.control)
+app.command(rich_help_panel="Fleet", epilog=examples.FLOWER)(flower.flower)
+app.command(rich_help_panel="Fleet", epilog=examples.LIMITS)(limits.limits)
+app.command(rich_help_panel="Fleet", epilog=examples.REFUSED)(refused.refused)
+app.command(rich_help_panel="Fleet", epilog=examples.DOCTOR)(doctor.doctor)
+app.command(rich_help_panel="One machine", epilog=examples.SIMULATE)(simulate)
 
 
 def main() -> None:

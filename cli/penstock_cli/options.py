@@ -21,9 +21,13 @@ StateOption = Annotated[
     Path | None,
     typer.Option("--state", help="The state folder of a local `penstock run`, instead of the configured servers."),
 ]
+OutputFile = Annotated[
+    str,
+    typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable, on one line.")]
 
-Lane = Annotated[str, typer.Option(help="How documents are inferred: api, gpu, embed or batch.", rich_help_panel=JOB)]
+Lane = Annotated[str, typer.Option(help="How documents are inferred: api, gpu or embed.", rich_help_panel=JOB)]
 Model = Annotated[str | None, typer.Option(help="The model, for lines that name none.", rich_help_panel=JOB)]
 Endpoint = Annotated[
     str | None,
@@ -49,7 +53,13 @@ Deadline = Annotated[
         help="Time for the whole job, e.g. 8h or 90m; what is left then is a dead letter.", rich_help_panel=JOB
     ),
 ]
-BudgetUsd = Annotated[float | None, typer.Option(help="Pause the job when it has cost this much.", rich_help_panel=JOB)]
+BudgetUsd = Annotated[
+    float | None,
+    typer.Option(
+        help="Pause the job when it has cost this much; needs the provider's prices (usd_per_mtok_in and _out).",
+        rich_help_panel=JOB,
+    ),
+]
 MaxBadRows = Annotated[
     str, typer.Option(help="Unusable rows to accept as dead letters: a number or a share.", rich_help_panel=JOB)
 ]
@@ -78,6 +88,15 @@ Preprocess = Annotated[
 Postprocess = Annotated[
     str | None,
     typer.Option(metavar="MODULE:FUNCTION", help="Called with each answer before it is stored.", rich_help_panel=JOB),
+]
+ResponseSchema = Annotated[
+    Path | None,
+    typer.Option(
+        "--response-schema",
+        metavar="FILE",
+        help="A JSON schema that the text of every answer must satisfy; others are tried again.",
+        rich_help_panel=JOB,
+    ),
 ]
 OnOverflow = Annotated[
     str,
@@ -159,6 +178,7 @@ class JobFlags:
     postprocess: str | None = None
     on_overflow: str = "fail"
     prefix_order: bool | None = None
+    response_schema: Path | None = None
     provider: str = "default"
 
 

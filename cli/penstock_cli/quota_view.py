@@ -64,13 +64,13 @@ def state(look: Look) -> tuple[str, str]:
     if view.breaker is Breaker.OPEN:
         return "provider fails", "bold red"
     if view.breaker is Breaker.HALF_OPEN:
-        return "probing", "yellow"
+        return "trying the provider", "yellow"
     if view.pause_left_s > 0:
         return f"paused {duration(view.pause_left_s)}", "yellow"
     if view.share < FULL:
         return "starting gently", "yellow"
     if not view.processes:
-        return "nobody here", "dim"
+        return "no worker", "dim"
     moving = look.traffic is not None and look.traffic.granted > 0
     return ("at work", "green") if moving or view.in_flight or view.waiting else ("idle", "dim")
 
@@ -84,10 +84,11 @@ def troubles(look: Look, now: float | None = None) -> Iterator[Trouble]:
         yield Trouble(f"held for {duration(view.held_s)}: {reason}{fix}", f"then:  {look.lift}", grave=True)
     if view.breaker is Breaker.OPEN:
         yield Trouble(
-            f"the provider fails: nothing starts {_until(view.open_left_s, at)}, then 3 probes decide", grave=True
+            f"the provider fails: nothing starts {_until(view.open_left_s, at)}, then 3 trial requests decide",
+            grave=True,
         )
     if view.breaker is Breaker.HALF_OPEN:
-        yield Trouble(f"seeing whether the provider is back: {view.probes_won} of 3 probes were answered well")
+        yield Trouble(f"seeing whether the provider is back: {view.probes_won} of 3 trial requests were answered well")
     if view.pause_left_s > 0:
         early = f"end it early:  {look.lift}" if view.pause_left_s > LONG_PAUSE_S else ""
         yield Trouble(f"the provider said wait: nothing starts {_until(view.pause_left_s, at)}", early)
@@ -109,7 +110,7 @@ def _others(view: QuotaView) -> Iterator[Trouble]:
     for one in view.dimensions:
         if one.others > NOTABLE_OTHERS * one.limit:
             amount, unit = _per_unit(one.name, one.others)
-            yield Trouble(f"somebody else uses this key: about {amount} {one.name}{unit}")
+            yield Trouble(f"others use this key: about {amount} {one.name}{unit}")
 
 
 def _until(seconds: float, now: float) -> str:
@@ -132,13 +133,13 @@ def tallies(look: Look) -> list[str]:
     """What happened so far."""
     view = look.view
     speed = f" ({rate(look.traffic.granted)})" if look.traffic is not None else ""
-    parts = [f"{count(view.granted)} granted{speed}", f"429s {count(view.throttled + view.ramps)}"]
-    parts.append(f"failures {count(view.failures)}")
+    parts = [f"{count(view.granted)} started{speed}", f"{count(view.throttled + view.ramps)} answered 429"]
+    parts.append(f"{count(view.failures)} failed")
     if view.ramps:
-        parts.append(f"too steep {count(view.ramps)}")
+        parts.append(f"{count(view.ramps)} of the 429s for a rise too fast")
     if view.holds:
-        parts.append(f"holds {count(view.holds)}")
-    parts.append(f"margin {view.margin:.1%}")
+        parts.append(f"account stopped {count(view.holds)} times")
+    parts.append(f"using {view.margin:.1%} of the limits")
     return parts
 
 
@@ -171,7 +172,7 @@ def learned(look: Look) -> Iterator[tuple[str, str]]:
 
 def _costs(one: LearnedView) -> str:
     answers = "no answer yet" if one.output_p75 is None else f"answers up to {one.output_p75:,.0f} tokens"
-    return f"prompts x{one.ratio:.2f}, {answers}"
+    return f"prompts cost {one.ratio:.2f} of their estimate, {answers}"
 
 
 # --- shown ---------------------------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
+MAX_ALIGNED = 40  # columns
 LOG_TAIL_BYTES = 8192  # enough for the traceback at the end of a log
 
 
@@ -27,6 +29,23 @@ def one_line(text: str, width: int = 100) -> str:
     """Foreign text on one line of at most ``width`` characters."""
     line = " ".join(safe(text).split())
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table as lines, every cell whole: what is copied from a narrow terminal or a pipe must not be cut.
+
+    A cell longer than MAX_ALIGNED pushes the rest of its row to the right instead of widening its column for all.
+    """
+    from rich.cells import cell_len
+
+    widths = [
+        max((cell_len(row[index]) for row in (header, *rows) if cell_len(row[index]) <= MAX_ALIGNED), default=0)
+        for index in range(len(header))
+    ]
+    return [
+        "  ".join(cell + " " * max(0, width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (header, *rows)
+    ]
 
 
 def count(number: int) -> str:

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
         NewJob,
         Result,
     )
-    from penstock_ledger.outbox import Outbox, OutboxRow
     from penstock_ledger.outcomes import OutcomeStore
     from penstock_ledger.postgres import POOL_SIZE, Waits
     from penstock_ledger.redis_address import RedisAddress
@@ -99,8 +98,6 @@ __all__ = [
     "Meta",
     "NewJob",
     "NothingToReplay",
-    "Outbox",
-    "OutboxRow",
     "OutcomeStore",
     "PenstockError",
     "Publish",
@@ -162,8 +159,6 @@ _HOMES = {
     "Meta": "meta",
     "NewJob": "model",
     "NothingToReplay": "errors",
-    "Outbox": "outbox",
-    "OutboxRow": "outbox",
     "OutcomeStore": "outcomes",
     "PenstockError": "errors",
     "Publish": "batches",

@@ -41,6 +41,8 @@ class BeginVerdict(IntEnum):
     DONE = 1  # it has its outcome: acknowledge and forget
     PAUSED = 2
     CANCELLED = 3
+    UNKNOWN = 4  # no feed has put it into the window: nothing was counted
+    UNKNOWN_SINCE_REBUILT = 5  # the same, but Redis was rebuilt lately and its windows are not full again yet
 
 
 class Begun(NamedTuple):

@@ -44,6 +44,11 @@ class PenstockError(Exception):
 
     exit_status: ClassVar[int] = EXIT_FAILED
 
+    @property
+    def told(self) -> str:
+        """The message for who may not see what documents, prompts and other people's jobs hold."""
+        return str(self)
+
 
 class LedgerError(PenstockError):
     """Root of everything that the ledger raises on purpose."""
@@ -108,14 +113,19 @@ class JobNotFound(JobError):
 
 
 class JobConflict(JobError):
-    """The job key is taken by a job with another spec or another source."""
+    """The job key is taken by a job with another spec or another source; ``differences`` says in what they differ."""
 
-    def __init__(self, job_key: str, job_id: str) -> None:
-        self.job_key, self.job_id = job_key, job_id
+    def __init__(self, job_key: str, job_id: str, differences: Sequence[str] = ()) -> None:
+        self.job_key, self.job_id, self.differences = job_key, job_id, tuple(differences)
+        shown = "; ".join(self.differences)
         super().__init__(
-            f"job key {job_key!r} belongs to job {job_id}, which has another spec or source: "
+            f"job key {job_key!r} belongs to job {job_id}, which has another spec or source{f' ({shown})' if shown else ''}: "
             "repeat the first submit unchanged, or choose another key"
         )
+
+    @property
+    def told(self) -> str:
+        return str(JobConflict(self.job_key, self.job_id))
 
 
 class JobClosed(JobError):

@@ -13,7 +13,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from penstock_ledger.errors import JobClosed, JobConflict, JobNotFound, JobNotReplayable, NothingToReplay
 from penstock_ledger.feeds import FeedStore, add_feed
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob
-from penstock_ledger.outbox import FEED, add_to_outbox
 from penstock_ledger.outcome_insert import insert_outcomes
 from penstock_ledger.outcome_rows import letter_row
 from penstock_ledger.storable import json_text
@@ -21,6 +20,7 @@ from penstock_ledger.tables import jobs, outcomes, spool
 from penstock_ledger.tallies import grouped, subtract
 
 STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
+SHOWN_CHARS: Final = 60  # of a value in a message
 LIVE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING)
 REPLAYABLE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.COMPLETED)
 
@@ -29,7 +29,7 @@ class JobStore(FeedStore):
     """The jobs table and, inherited, the feeds."""
 
     def create(self, job: NewJob, refused: Iterable[DeadLetter] = ()) -> tuple[Job, bool]:
-        """Accept a job, its first feed, its outbox row and its refused rows in one transaction.
+        """Accept a job, its first feed, and its refused rows in one transaction.
 
         Returns the job and whether it is new: the same key again returns the job that has it.
         Raises JobConflict when the key is taken by a job with another digest.
@@ -37,7 +37,7 @@ class JobStore(FeedStore):
         letters = list(refused)  # the transaction may be repeated
         created, row = self._db.write(lambda connection: self._create(connection, job, letters))
         if row.digest != job.digest:
-            raise JobConflict(job.job_key, row.job_id)
+            raise JobConflict(job.job_key, row.job_id, _differences(_job(row), job))
         return _job(row), created
 
     def get(self, job_id_or_key: str) -> Job:
@@ -125,9 +125,28 @@ class JobStore(FeedStore):
         created = connection.execute(dialect.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
         if created:
             add_feed(connection, job.job_id, 1, job.feed_kind)
-            add_to_outbox(connection, FEED, job.job_id, {"generation": 1})
             _insert_refused(connection, refused)
         return created, connection.execute(select(jobs).where(jobs.c.job_key == job.job_key)).one()
+
+
+def _differences(known: Job, new: NewJob) -> list[str]:
+    """In what a submit differs from the job that has its key: each field with both values, cut to some characters."""
+    told = [
+        f"{name} was {_shown(known.spec.get(name))}, is now {_shown(new.spec.get(name))}"
+        for name in sorted(known.spec.keys() | new.spec.keys())
+        if known.spec.get(name) != new.spec.get(name)
+    ]
+    places = [str(source.get("uri", source.get("kind"))) for source in (known.source, new.source)]
+    if places[0] != places[1]:
+        told.append(f"source was {places[0]}, is now {places[1]}")
+    elif any(known.source.get(name) != new.source.get(name) for name in ("sha256", "etag", "size")):
+        told.append(f"the content of {places[0]} has changed")
+    return told
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
 
 
 def _insert_refused(connection: Connection, refused: Iterable[DeadLetter]) -> None:
@@ -162,7 +181,6 @@ def _replay(
     connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(generation=generation, **again))
     selection = {"reason": reason, "from_generation": row.generation, "documents": replayed}
     feed = add_feed(connection, job_id, generation, FeedKind.REPLAY, selection=selection, overrides=overrides)
-    add_to_outbox(connection, FEED, job_id, {"generation": generation})
     return feed, replayed
 
 

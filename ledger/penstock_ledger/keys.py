@@ -6,6 +6,7 @@ one script call touches keys of several jobs.
 penstock:epoch                      string  the database's epoch: missing or different = Redis forgot
 penstock:epoch:run                  string  run id of the server that the epoch was written to: different = it has
                                             restarted, and the last second before may be gone
+penstock:epoch:rebuilt              string  short-lived: Redis was rebuilt lately, so windows may not be full again yet
 penstock:<job>:<gen>:done:<n>       hash    completed set, bucket n = crc32(doc) % buckets; field = document id (its
                                             sha256 when longer than 64 bytes), value "" done, "!" dead
 penstock:<job>:<gen>:window         hash    document id -> position in the source: fed and not settled
@@ -16,6 +17,7 @@ penstock:<job>:state                string  paused | cancelled, as workers see i
 penstock:<job>:parked               list    raw messages of a paused job
 penstock:delayed:<queue>            zset    tag -> not before (Unix seconds, this server's clock)
 penstock:delayed:<queue>:raw        hash    tag -> raw message
+penstock:delayed:<queue>:clock      string  the latest time that promoting has seen: a clock that is behind it stepped back
 penstock:workers                    zset    worker name -> last heartbeat (Unix seconds, this server's clock)
 penstock:worker:<name>              hash    what the worker said of itself; expires
 penstock:drains:<lane>              hash    items_finished, items_requeued, finished, requeued: how workers ended, so far
@@ -26,6 +28,7 @@ penstock:refused                    list    tasks that remote doors refused, new
 penstock:door:<digest of task id>   string  how often a remote door has begun this task and not ended it: processes that it
                                             took with it; expires
 penstock:sweep:<unacked key>        string  short-lived: some worker has looked for ended leases of a lane just now
+penstock:sweep:<unacked key>:ahead  string  since when leases of a time to come were seen: this server's clock stepped back
 penstock:relayed:<queue>            zset    tag -> since when its message lies in RabbitMQ (Unix seconds, this server's
                                             clock) and nobody has taken it; it is in `unacked` all the while
 penstock:shovel:<queue>             string  short-lived: the process that moves the queue's messages to RabbitMQ
@@ -53,6 +56,7 @@ PREFIX: Final = "penstock:"
 QUEUE_PREFIX: Final = "penstock."  # of a lane's queue
 EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
+EPOCH_REBUILT: Final = PREFIX + "epoch:rebuilt"
 WORKERS: Final = PREFIX + "workers"
 PARKED_UNKNOWN: Final = PREFIX + "parked:unknown"
 REFUSED: Final = PREFIX + "refused"
@@ -102,6 +106,10 @@ def delayed(queue: str) -> str:
 
 def delayed_raw(queue: str) -> str:
     return f"{PREFIX}delayed:{queue}:raw"
+
+
+def delayed_clock(queue: str) -> str:
+    return f"{PREFIX}delayed:{queue}:clock"
 
 
 def door_starts(task_id: str) -> str:

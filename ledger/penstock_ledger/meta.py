@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.database import Database
@@ -22,14 +22,6 @@ class Meta:
     def epoch(self) -> str:
         """The epoch; the first caller creates it."""
         return self._read() or self._db.write(self._create)
-
-    def new_epoch(self) -> str:
-        """Start another epoch: every Redis that holds the old one has to be rebuilt."""
-        self.epoch()
-        fresh = uuid.uuid4().hex
-        query = update(meta).where(meta.c.name == _EPOCH).values(value=fresh)
-        self._db.write(lambda connection: connection.execute(query))
-        return fresh
 
     def _read(self) -> str | None:
         query = select(meta.c.value).where(meta.c.name == _EPOCH)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, literal_column, select
-from sqlalchemy.dialects import sqlite
 
 from penstock_ledger.array_literals import ARRAY_TYPES, array_literals
 from penstock_ledger.model import ItemKey
@@ -27,11 +26,16 @@ BYTES_MAX: Final = (
 
 _BLOBS: Final = (COLUMNS.index("request"), COLUMNS.index("body"))
 
-_SQLITE_INSERT: Final = str(sqlite.insert(outcomes).on_conflict_do_nothing().compile(dialect=sqlite.dialect()))
+# A worker that was frozen may come back with outcomes of a job that has been purged meanwhile: its rows go nowhere.
+_SQLITE_INSERT: Final = (
+    f"INSERT INTO outcomes ({', '.join(COLUMNS)})"  # noqa: S608  # made of our own column names
+    f" SELECT {', '.join(f'?{place}' for place in range(1, len(COLUMNS) + 1))}"
+    " WHERE EXISTS (SELECT 1 FROM jobs WHERE jobs.job_id = ?1) ON CONFLICT DO NOTHING"
+)
 
 
 def insert_outcomes(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
-    """Insert rows that have different keys; returns the keys that had an outcome already.
+    """Insert rows that have different keys; returns the keys that had an outcome already, or whose job is no more.
 
     ``rows`` should be sorted by key: two transactions that insert equal keys in unequal order deadlock on PostgreSQL.
     """
@@ -58,14 +62,15 @@ def terminal_keys(connection: Connection, keys: Iterable[ItemKey], *conditions: 
 
 
 def _insert_sqlite(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
-    """The write lock is ours, so rows above today's highest rowid are our own: the others were there before.
+    """The write lock is ours, so rows above today's highest rowid are our own: the others lost.
 
     A savepoint to undo and look first would cost a copy of every page that the rows touch.
     """
     highest = connection.exec_driver_sql("SELECT coalesce(max(rowid), 0) FROM outcomes").scalar_one()
     if connection.exec_driver_sql(_SQLITE_INSERT, list(rows)).rowcount == len(rows):
         return set()
-    return terminal_keys(connection, map(key_of, rows), literal_column("rowid") <= highest)
+    keys = {key_of(row) for row in rows}
+    return keys - terminal_keys(connection, keys, literal_column("rowid") > highest)
 
 
 def _insert_postgresql(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
@@ -101,7 +106,8 @@ _COLUMN_TYPES: Final = tuple(
 )
 # One statement of constant text and one array per column, whatever the number of rows: nothing is parsed anew.
 _POSTGRESQL_INSERT: Final = (
-    f"INSERT INTO outcomes ({', '.join(COLUMNS)}) SELECT * FROM unnest("  # noqa: S608  # made of our own column names
+    f"INSERT INTO outcomes ({', '.join(COLUMNS)}) SELECT new.* FROM unnest("  # noqa: S608  # made of our own column names
     + ", ".join(f"%s::{ARRAY_TYPES[kind][0]}" for kind in _COLUMN_TYPES)
-    + ") ON CONFLICT DO NOTHING RETURNING job_id, generation, doc_id"
+    + f") AS new ({', '.join(COLUMNS)}) WHERE EXISTS (SELECT FROM jobs WHERE jobs.job_id = new.job_id)"
+    + " ON CONFLICT DO NOTHING RETURNING job_id, generation, doc_id"
 )

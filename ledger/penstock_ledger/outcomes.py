@@ -60,6 +60,10 @@ class OutcomeStore:
         """Visible outcomes of a job, as its transactions have tallied them: as cheap for a million rows as for ten."""
         return counts_from(self._rows(tallied(job_id)))
 
+    def counts_of(self, job_id: str, generation: int) -> Counts:
+        """The outcomes of one generation, superseded ones included, by reading its rows."""
+        return counts_from(self._rows(grouped(outcomes.c.job_id == job_id, outcomes.c.generation == generation)))
+
     def recount(self, job_id: str) -> Counts:
         """The same, by reading every row of the job: the proof of the tallies."""
         return counts_from(self._rows(grouped(outcomes.c.job_id == job_id, _VISIBLE)))
@@ -75,18 +79,35 @@ class OutcomeStore:
         row = self._db.read(lambda connection: connection.execute(query).first())
         return None if row is None else outcome_from(row)
 
+    def of_generation(self, job_id: str, generation: int, doc_id: str) -> Result | DeadLetter | None:
+        """The outcome of a document in one generation, visible or superseded."""
+        query = select(outcomes).where(
+            outcomes.c.job_id == job_id, outcomes.c.generation == generation, outcomes.c.doc_id == doc_id
+        )
+        row = self._db.read(lambda connection: connection.execute(query).first())
+        return None if row is None else outcome_from(row)
+
     def results(self, job_id: str, page: int = PAGE) -> Iterator[Result]:
         """Visible results by generation and document id."""
         query = _visible(job_id).where(_IS_RESULT)
         return self._paged(query, page, result_from)
 
     def dead_letters(
-        self, job_id: str, reason: str | None = None, include_superseded: bool = False, page: int = PAGE
+        self,
+        job_id: str,
+        reason: str | None = None,
+        include_superseded: bool = False,
+        generation: int | None = None,
+        page: int = PAGE,
     ) -> Iterator[DeadLetter]:
-        """Dead letters by generation and document id; superseded ones have been replayed since."""
-        query = (select(outcomes).where(outcomes.c.job_id == job_id) if include_superseded else _visible(job_id)).where(
-            _IS_DEAD
-        )
+        """Dead letters by generation and document id; superseded ones have been replayed since.
+
+        ``generation`` chooses one of them, with all that it left, superseded or not.
+        """
+        every = include_superseded or generation is not None
+        query = (select(outcomes).where(outcomes.c.job_id == job_id) if every else _visible(job_id)).where(_IS_DEAD)
+        if generation is not None:
+            query = query.where(outcomes.c.generation == generation)
         if reason is not None:
             query = query.where(outcomes.c.reason == reason)
         return self._paged(query, page, letter_from)

@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import Connection, Delete, Table, delete, select, tuple_
 
 from penstock_ledger.database import Database
-from penstock_ledger.tables import jobs, metadata, outcomes
+from penstock_ledger.tables import jobs, metadata, outcomes, tallies
 
 ROWS_PER_STEP: Final = 1_000  # with bodies of some kilobytes, a step writes some megabytes of journal
 
@@ -22,6 +22,9 @@ def purge_job(database: Database, job_id: str) -> int:
         if "job_id" in table.columns and table not in (outcomes, jobs):
             _empty(database, table, job_id)
     _empty(database, jobs, job_id)
+    # Outcomes are inserted only where their job is. Those that came between their table's turn and the job's go now.
+    for table in (outcomes, tallies):
+        _empty(database, table, job_id)
     return outcomes_deleted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,6 +10,8 @@ import redis
 
 from penstock_ledger.batches import Memory
 from penstock_ledger.errors import RedisUnfit
+
+log = logging.getLogger(__name__)
 
 MIN_VERSION: Final = (6, 2)  # RPOP and LPOP with a count, GETEX, and scripts that may read the clock before they write
 
@@ -26,7 +29,10 @@ def run_id(client: redis.Redis) -> str:
 
 
 def check(client: redis.Redis) -> None:
-    """Raises RedisUnfit with the fix. Only INFO is asked: managed services often forbid CONFIG."""
+    """Raises RedisUnfit with the fix. Only INFO is asked: managed services often forbid CONFIG.
+
+    What a server does not tell is warned of: nobody but its operator can know it.
+    """
     server = _info(client, "server")
     version = tuple(int(part) for part in str(server["redis_version"]).split(".")[:2])
     if version < MIN_VERSION:
@@ -34,11 +40,15 @@ def check(client: redis.Redis) -> None:
         raise RedisUnfit(f"redis_version is {server['redis_version']}; use Redis {wanted} or newer, or Valkey")
     if mode(server) == "cluster":
         raise RedisUnfit("redis_mode is cluster: one step touches keys of several slots; use one Redis with replicas")
-    found = memory(client)
-    if found.maxmemory and found.policy != "noeviction":
+    told = _info(client, "memory")
+    if "maxmemory_policy" not in told:
+        log.warning(
+            "Redis does not tell its maxmemory-policy: make sure that it is noeviction, or a full one drops queued work"
+        )
+    elif int(told.get("maxmemory", 0)) and told["maxmemory_policy"] != "noeviction":
         raise RedisUnfit(
-            f"maxmemory-policy is {found.policy}: a full Redis would drop queued work in silence; "
-            "set maxmemory-policy noeviction"
+            f"maxmemory-policy is {told['maxmemory_policy']}: a full Redis would drop queued work in silence; set it to "
+            "noeviction (CONFIG SET maxmemory-policy noeviction, and in redis.conf or the service's parameter group)"
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from math import inf
 from typing import Any, Final, TypeVar
 
 import redis
@@ -35,7 +34,9 @@ from penstock_ledger.settle_chunks import settle_chunks
 
 PUBLISH_BYTES_MAX: Final = 4 * 1024 * 1024  # of messages per call: Redis copies them while everyone else waits
 SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
+LONGEST_DELAY_S: Final = 90_000.0  # of a retry, where the caller knows no better: no setting allows more than a day
 HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
+REBUILT_S: Final = 300  # workers lose what they held from before within a visibility timeout, a minute by default
 WORKER_FORGOTTEN_S: Final = 60  # a worker that was silent for so long is not listed
 FOREIGN_TO_SQL: Final = ("skipped", "rate_limited")  # counters that only Redis has: a reset keeps them
 
@@ -66,15 +67,18 @@ class RedisLedger:
 
     # -- the life of an item -------------------------------------------------------------------------------------------
 
-    def publish(self, queue: str, docs: Sequence[Publish], buckets: int, *, urgent: bool = False) -> PublishReport:
+    def publish(
+        self, queue: str, docs: Sequence[Publish], buckets: int, *, urgent: bool = False, again: bool = False
+    ) -> PublishReport:
         """Queue documents that are neither finished nor in the window.
 
-        ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming end.
+        ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming end. ``again`` is for
+        documents in the window whose message is lost: they are queued again and stay in the window all the while.
         Raises RedisForgot when the sentinel is not ours; calls before the one that found out have been published.
         """
         published = done = in_window = 0
         for feed, chunk in _feed_chunks(docs):
-            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch, urgent)
+            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch, urgent, again)
             if isinstance(report, bytes):
                 raise RedisForgot(report.decode() or None, self._epoch)
             published += report.published
@@ -82,18 +86,9 @@ class RedisLedger:
             in_window += report.in_window
         return PublishReport(published, done, in_window)
 
-    def republish(self, queue: str, docs: Sequence[Publish]) -> int:
-        """Queue messages of documents that are in the window already and were lost. Returns how many.
-
-        A copy too many does no harm: the claim drops it while another is held, and begin when the item is finished.
-        """
-        for chunk in _chunks([doc.raw for doc in docs], BATCH_MAX):
-            self._client.lpush(queue, *chunk)
-        return len(docs)
-
     def begin(self, items: Sequence[Begin]) -> list[Begun]:
-        """Count the starts of items, in their order, unless they are finished, paused or cancelled."""
-        return [begun for chunk in _chunks(items, BATCH_MAX) for begun in self._scripts.begin(chunk)]
+        """Count the starts of items, in their order, unless they are finished, paused, cancelled or in no window."""
+        return [begun for chunk in _chunks(items, BATCH_MAX) for begun in self._scripts.begin(chunk, self._epoch)]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
         """Conclude items. Works in a full Redis too, because it is what frees memory."""
@@ -104,14 +99,12 @@ class RedisLedger:
             delayed += report.delayed
         return SettleReport(new, delayed)
 
-    def promote(self, queue: str, limit: int = BATCH_MAX) -> int:
-        """Queue up to ``limit`` messages whose time has come; returns how many moved."""
-        return _until_short(limit, lambda step: self._scripts.promote(queue, step, HELD_S))
+    def promote(self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S) -> int:
+        """Queue up to ``limit`` messages whose time has come; returns how many moved.
 
-    def next_due(self, queue: str) -> float | None:
-        """Seconds until the next delayed message is due (0 = now), on Redis's clock; None when there is none."""
-        first = self._client.zrange(keys.delayed(queue), 0, 0, withscores=True)
-        return max(0.0, first[0][1] - self._now()) if first else None
+        None waits longer than ``longest_s`` seconds from now: a server's clock may have stepped back since it was delayed.
+        """
+        return _until_short(limit, lambda step: self._scripts.promote(queue, step, HELD_S, longest_s))
 
     def park(self, job_id: str, raws: Sequence[bytes]) -> None:
         """Keep messages of a paused job outside the queue."""
@@ -159,14 +152,17 @@ class RedisLedger:
         """Items that were begun, and whose worker lives: its lease is younger than ``lease_s`` seconds."""
         begun = self._client.hkeys(f"{keys.feed_scope(job_id, generation)}:starts")
         tags = [tag_of(ItemKey(job_id, generation, doc.decode())) for doc in begun]
-        dead_before = self._now() - lease_s
+        now = self._now()
+        dead_before, lost_after = now - lease_s, now + lease_s
         leases = (
             at
             for index in (keys.unacked_index(queue), keys.OLDER_UNACKED_INDEX)
             for chunk in _chunks(tags, BATCH_MAX)
             for at in self._client.zmscore(index, chunk)
         )
-        return sum(at is not None and dead_before < at < inf for at in leases)  # inf: it waits in RabbitMQ
+        return sum(
+            at is not None and dead_before < at < lost_after for at in leases
+        )  # later: in RabbitMQ, or of a clock that stepped back
 
     def drop_from_window(self, items: Iterable[ItemKey]) -> None:
         """Forget that items were fed, so that they may be published again (or because they are finished)."""
@@ -237,7 +233,9 @@ class RedisLedger:
     def workers(self) -> list[WorkerSeen]:
         """Workers heard of in the last minute, by name."""
         now = self._now()
-        seen = self._client.zrangebyscore(keys.WORKERS, now - WORKER_FORGOTTEN_S, "+inf", withscores=True)
+        seen = self._client.zrangebyscore(
+            keys.WORKERS, now - WORKER_FORGOTTEN_S, now + WORKER_FORGOTTEN_S, withscores=True
+        )
         with self._client.pipeline(transaction=False) as pipe:
             for name, _ in seen:
                 pipe.hgetall(keys.worker(name.decode()))
@@ -264,6 +262,7 @@ class RedisLedger:
     def install_epoch(self) -> None:
         """Declare Redis rebuilt, as of the server that ``check_epoch`` saw: a restart since then is found next time."""
         run = self._run_seen or redis_health.run_id(self._redis)
+        self._client.set(keys.EPOCH_REBUILT, "1", ex=REBUILT_S)  # first: windows must not be believed before
         self._client.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
 
     def rehydrate(self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int) -> int:

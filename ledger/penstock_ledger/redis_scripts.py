@@ -45,22 +45,29 @@ class Scripts:
         self._heartbeat = _registered(client, "heartbeat")
 
     def publish(
-        self, queue: str, feed: tuple[str, int], docs: Sequence[Publish], buckets: int, epoch: str, urgent: bool
+        self,
+        queue: str,
+        feed: tuple[str, int],
+        docs: Sequence[Publish],
+        buckets: int,
+        epoch: str,
+        urgent: bool,
+        again: bool,
     ) -> PublishReport | bytes:
         """One feed's documents. Returns the epoch found instead when it is not ``epoch``."""
         scope = keys.feed_scope(*feed)
-        arguments: list[Argument] = [epoch, f"{scope}:done:", int(urgent)]
+        arguments: list[Argument] = [epoch, f"{scope}:done:", int(urgent), int(again)]
         for key, position, _, raw in docs:
             field = keys.done_field(key.doc_id)
             arguments += (keys.done_bucket(field, buckets), field, key.doc_id, position, raw)
         answer = self._publish([keys.EPOCH, queue, f"{scope}:window"], arguments)
         return answer if isinstance(answer, bytes) else PublishReport(*answer)
 
-    def begin(self, items: Sequence[Begin]) -> list[Begun]:
-        arguments: list[Argument] = []
+    def begin(self, items: Sequence[Begin], epoch: str) -> list[Begun]:
+        arguments: list[Argument] = [epoch]
         for key, buckets in items:
             arguments += _place(key, buckets)
-        answer = self._begin([keys.EPOCH], arguments)
+        answer = self._begin([keys.EPOCH, keys.EPOCH_REBUILT], arguments)
         return [Begun(BeginVerdict(answer[i]), answer[i + 1]) for i in range(0, len(answer), 2)]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
@@ -76,9 +83,11 @@ class Scripts:
             arguments += (keys.feed_scope(key.job_id, key.generation), key.doc_id)
         return SettleReport(*self._settle([keys.EPOCH], arguments))
 
-    def promote(self, queue: str, limit: int, held_s: float) -> int:
-        names = [keys.delayed(queue), keys.delayed_raw(queue), queue, keys.unacked(queue)]
-        return int(self._promote(names, [limit, held_s]))
+    def promote(self, queue: str, limit: int, held_s: float, longest_s: float) -> int:
+        names = [
+            keys.delayed(queue), keys.delayed_raw(queue), queue, keys.unacked(queue), keys.delayed_clock(queue)
+        ]  # fmt: skip
+        return int(self._promote(names, [limit, held_s, longest_s]))
 
     def unpark(self, job_id: str, queue: str, limit: int) -> int:
         return int(self._unpark([f"{keys.job_scope(job_id)}:parked", queue, keys.unacked(queue)], [limit]))

@@ -6,7 +6,7 @@ being written, so it is replaced and never an error.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, overload
 
 import orjson
 from sqlalchemy import Dialect, Text
@@ -16,8 +16,6 @@ COUNT_MAX: Final = 2**31 - 1  # tries and calls: columns of 32 bits
 # Tokens, millionths of a dollar and milliseconds of one document. Nothing honest comes near (100,000 USD, three years), and
 # the sum over ten million documents still fits into 64 bits.
 FIGURE_MAX: Final = 10**11
-
-N = TypeVar("N", int, int | None)
 
 
 @overload
@@ -46,7 +44,7 @@ def bounded_count(number: int) -> int:
     return min(max(number, 0), COUNT_MAX)
 
 
-def bounded_figure(number: N) -> N:
+def bounded_figure(number: int | None) -> int | None:
     """Tokens, cost or a time as a provider stated it, cut to what can be stored and summed up."""
     return number if number is None else min(max(number, 0), FIGURE_MAX)
 

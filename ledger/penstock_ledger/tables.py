@@ -141,6 +141,8 @@ spool = Table(
     Index("spool_unfed", "job_id", "seq", sqlite_where=text("fed = 0"), postgresql_where=text("NOT fed")),
 )
 
+# Nothing writes or reads it any more. Processes of the release before, which go on through an upgrade, do both, so the table
+# is dropped one release later; until then purging a job empties it of what they wrote.
 outbox = Table(
     "outbox",
     metadata,

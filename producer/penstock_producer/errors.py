@@ -21,7 +21,7 @@ PenstockError, of the ledger
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,9 @@ from penstock_ledger.errors import EXIT_USAGE, PenstockError, shown_ids
 if TYPE_CHECKING:
     from penstock_producer.sources.base import BadRow
 
+MAX_ROWS_KEPT = 20  # of a refused source, in the exception
+MAX_FAULTS_SHOWN = 10  # kinds of faults of a refused source, each with its first row
+MAX_LINES_SHOWN = 8  # further lines of one kind
 MAX_SEEN_CHARS = 80  # enough to recognise a value, too little to flood a terminal or leak a document
 
 
@@ -41,16 +44,12 @@ def seen(value: Any) -> str:
     return text if len(text) <= MAX_SEEN_CHARS else text[: MAX_SEEN_CHARS - 1] + "…"
 
 
-_CONFIDENTIAL = ([], ["prompt"], ["system"], ["params"], ["response_schema"])  # fields of a spec that hold content
+# Fields of a spec that hold content, as parts of a pointer; none is the whole spec.
+_CONFIDENTIAL: tuple[list[str], ...] = ([], ["prompt"], ["system"], ["params"], ["response_schema"])
 
 
 class ProducerError(PenstockError):
     """Root of everything that the producer raises on purpose."""
-
-    @property
-    def told(self) -> str:
-        """The message for who may not see what documents, prompts and parameters hold."""
-        return str(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +149,35 @@ class BadReference(SourceChanged):
 
 
 class TooManyBadRows(SourceError):
-    """More rows are refused than ``max_bad_rows`` allows; nothing was enqueued."""
+    """More rows are refused than ``max_bad_rows`` allows; nothing was enqueued. ``rows`` are the first of them."""
 
     def __init__(self, uri: str, limit: int, rows: Sequence[BadRow], *, counted: int, whole: bool) -> None:
-        self.rows = tuple(rows)
+        self.rows = tuple(rows[:MAX_ROWS_KEPT])
         self.limit = limit
-        lines = "".join(f"\n  {row}" for row in self.rows)
-        more = f"\n  … and {counted - len(self.rows)} more" if counted > len(self.rows) else ""
         found = f"{counted} rows" if whole else f"at least {counted} rows"
+        lines = "".join(f"\n  {line}" for line in _alike(rows))
         super().__init__(
             "too_many_bad_rows",
-            f"{found} of {uri} are unusable and max_bad_rows allows {limit}; mend them, or raise max_bad_rows to make "
-            f"them dead letters:{lines}{more}",
+            f"{found} of {uri} are unusable and max_bad_rows allows {limit}; correct them, or raise max_bad_rows to make "
+            f"them dead letters:{lines}",
             told=f"{found} of {uri} are unusable and max_bad_rows allows {limit}: "
             + "; ".join(f"line {row.line}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows),
         )
+
+
+def _alike(rows: Sequence[BadRow]) -> Iterable[str]:
+    """Rows with the same fault at the same field once, with their number and the first lines."""
+    groups: dict[tuple[str, str | None], list[BadRow]] = {}
+    for row in rows:
+        groups.setdefault((row.code, row.field), []).append(row)
+    for alike in list(groups.values())[:MAX_FAULTS_SHOWN]:
+        yield str(alike[0])
+        if len(alike) > 1:
+            others = ", ".join(str(row.line) for row in alike[1 : 1 + MAX_LINES_SHOWN])
+            more = ", …" if len(alike) > 1 + MAX_LINES_SHOWN else ""
+            yield f"  {len(alike) - 1} more like it, in line {others}{more}"
+    if len(groups) > MAX_FAULTS_SHOWN:
+        yield f"… and {len(groups) - MAX_FAULTS_SHOWN} other kinds of faults"
 
 
 class SinkError(ProducerError):

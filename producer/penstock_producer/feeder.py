@@ -125,8 +125,6 @@ class Feeder:
         for start in range(0, len(missing), DOCUMENTS_PER_PUBLISH):
             group = missing[start : start + DOCUMENTS_PER_PUBLISH]
             items = [self._item(self._source.fetch(position)) for _, position in group]
-            # A death between these two takes the documents out of the window: a rewind of the feed brings them back.
-            self._redis.drop_from_window([item.key for item in items])
             published += self._send(items, again=True).published
         return published
 
@@ -183,7 +181,7 @@ class Feeder:
 
     def _send(self, items: Sequence[Publish], *, again: bool = False) -> PublishReport:
         began_ns = time.time_ns()
-        report = self._redis.publish(self._queue, items, self._buckets, urgent=self.urgent)
+        report = self._redis.publish(self._queue, items, self._buckets, urgent=self.urgent, again=again)
         if self._spans is not None and report.published:
             self._spans.sent([item.key for item in items], self._queue, began_ns, again=again)
         return report
@@ -235,7 +233,7 @@ def open_feeder(
 ) -> Feeder:
     """A feeder for a feed that ``owner`` has leased. Nothing of the source is read yet."""
     outcomes = OutcomeStore(database)
-    spec = JobSpec.stored(job.spec)
+    spec = JobSpec.accepted(job.spec)
     return Feeder(
         job,
         feed,

@@ -1,7 +1,8 @@
 """A job's outcomes as files: OpenAI Batch output lines and error lines, streamed from the ledger in flat memory.
 
 Lines are in the ledger's order, which is not that of the source; `custom_id` says whose they are. Writing them again
-gives the same bytes for the same outcomes. A folder gets both files, empty or not; a bucket gets no empty object.
+gives the same bytes for the same outcomes. A folder and a bucket get both files, empty or not: whether one is
+missing or a job has no dead letters must not look alike.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class Outcomes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where the files are, None for an empty one that a bucket does not get; and how many lines they have."""
+    """Where the files are, and how many lines they have."""
 
-    output: str | None
-    errors: str | None
+    output: str
+    errors: str
     results: int
     dead_letters: int
 

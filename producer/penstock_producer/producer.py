@@ -16,6 +16,7 @@ import orjson
 
 from penstock_ledger import POOL_SIZE, JobNotFound, JobStore, OutcomeStore, Spool, open_database
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
+from penstock_producer.acceptance import check_acceptable
 from penstock_producer.borders import Borders
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
@@ -143,7 +144,7 @@ class Producer:
         Raises JobNotFound, InvalidDocument, SpoolConflict for another document with this id, JobCancelled and JobClosed.
         """
         found = self._opened(job)
-        entry = DocumentChecker(JobSpec.from_json(found.spec), *self._limits).check(doc_id, document)
+        entry = DocumentChecker(JobSpec.accepted(found.spec), *self._limits).check(doc_id, document)
         if found.state in TAKES_NO_MORE:
             raise JobCancelled(found.job_id, str(found.state), [entry[0]])
         return Spool(self._database).append(found.job_id, [entry]) > 0
@@ -200,7 +201,8 @@ class Producer:
         False when the job was changed by somebody else meanwhile. Raises SpecError.
         """
         found = self._jobs.get(job)
-        spec = JobSpec.stored({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
+        spec = JobSpec.accepted({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
+        check_acceptable(spec, self._settings)
         return self._jobs.amend(found.job_id, spec.to_json(), _digest(spec, found.source), expect=found.digest)
 
     def cancel(self, job: str) -> bool:
@@ -217,11 +219,13 @@ class Producer:
     ) -> int:
         """Try dead letters again as a new generation; returns how many.
 
-        ``overrides`` changes their requests: see ``overrides.py``. Raises SpecError, JobNotReplayable, NothingToReplay.
+        ``overrides`` changes their requests, and earlier changes stay until they are unset:
+        ``{"set": {"model": "large"}, "unset": ["max_tokens"], "prompt": "Briefly: {prompt}"}``, see ``overrides.py``.
+        Raises SpecError, JobNotReplayable, NothingToReplay.
         """
-        changes = dict(overrides or {})
-        Overrides(changes)
-        _, count = self._jobs.replay(self._jobs.get(job).job_id, reason=reason, doc_ids=doc_ids, overrides=changes)
+        changes, found = dict(overrides or {}), self._jobs.get(job)
+        Overrides(changes, str(found.spec["endpoint"]))
+        _, count = self._jobs.replay(found.job_id, reason=reason, doc_ids=doc_ids, overrides=changes)
         return count
 
     def _move(self, job: str, to: JobState, expect: Sequence[JobState], reason: str | None) -> bool:
@@ -233,6 +237,7 @@ class Producer:
         refused_endpoint = self._settings.refused_endpoint(spec.provider, spec.endpoint)
         if refused_endpoint is not None:
             raise SpecError([Problem("invalid_value", "/endpoint", refused_endpoint, "")])
+        check_acceptable(spec, self._settings)
         if self._borders is not None:
             self._borders.check(spec)
         return spec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 
 from penstock_producer.errors import Problem, SpecError
+from penstock_producer.params import as_sent
 from penstock_producer.spec import JobSpec
 
 LANES_WITH_A_MODEL_OF_THEIR_OWN = frozenset({"gpu", "embed"})
@@ -38,7 +39,7 @@ class BodyBuilder:
         if field is None or problem is not None:
             raise SpecError([problem] if problem is not None else [])
         head = {} if spec.model is None else {"model": spec.model}
-        tail = dict(spec.params)
+        tail = as_sent(spec.params)
         before, after = b"", b""
         if field == "messages":
             system = b"" if spec.system is None else _dump({"role": "system", "content": spec.system}) + b","

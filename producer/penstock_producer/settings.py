@@ -32,12 +32,18 @@ DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below wha
 DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024  # a template may name a column twice; more often is an amplifier
 
 
-class ProviderPaths(BaseModel):
-    """What those who submit need to know of a provider; workers know more."""
+class ProviderFacts(BaseModel):
+    """What those who submit need to know of a provider; workers know more. A price of 0 stands for an unknown one."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
     endpoints: tuple[str, ...] = ()  # paths that jobs may ask besides those of its dialect, such as /v1/rerank
+    usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
+    usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
+
+    @property
+    def priced(self) -> bool:
+        return self.usd_per_mtok_in > 0 or self.usd_per_mtok_out > 0
 
     @field_validator("endpoints")
     @classmethod
@@ -64,12 +70,16 @@ class ProducerSettings(BaseSettings):
     max_body_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_BODY_BYTES  # one request, rendered
     # Folders and s3://bucket/prefix that jobs from remote doors (Celery tasks) may read; () = none. See docs/doors.md.
     source_roots: tuple[str, ...] = ()
-    providers: Mapping[str, ProviderPaths] = Field(default_factory=dict)
+    providers: Mapping[str, ProviderFacts] = Field(default_factory=dict)
 
     def refused_endpoint(self, provider: str, endpoint: str) -> str | None:
         """Why jobs may not send to this path of the provider; None when they may."""
         known = self.providers.get(provider)
         return refusal(endpoint, provider, () if known is None else known.endpoints)
+
+    def prices(self, provider: str) -> ProviderFacts:
+        """Of one provider; unknown ones where it is not configured."""
+        return self.providers.get(provider, ProviderFacts())
 
     @property
     def database_waits(self) -> Waits:
@@ -190,7 +200,8 @@ def _explain(error: ValidationError) -> Iterable[str]:
         name = ".".join(str(part) for part in detail["loc"])
         variable = ENV_PREFIX + "__".join(str(part) for part in detail["loc"]).upper()
         shown = _shown(name.rpartition(".")[2], detail["input"])
-        yield f"setting {name} = {shown} is refused: {detail['msg']} (set {name} in {DEFAULT_CONFIG} or {variable})"
+        why = detail["msg"].removeprefix("Value error, ")
+        yield f"setting {name} = {shown} is refused: {why} (set {name} in {DEFAULT_CONFIG} or {variable})"
 
 
 def _shown(name: str, value: Any) -> str:

@@ -20,6 +20,7 @@ from pydantic import (
 
 from penstock_producer.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.params import KNOWN, param_problems
 from penstock_producer.response_schema import schema_problems
 from penstock_producer.template import Template
 
@@ -30,6 +31,8 @@ Overflow = Literal["fail", "shrink", "trim"]
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
 
+ACCEPTED: Final[dict[str, Any]] = {}  # the context of validation for a spec that a door has accepted
+
 MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
 MAX_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is a file given by mistake
@@ -37,12 +40,6 @@ MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is a f
 HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
-_COUNT_PARAMS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "top_logprobs", "dimensions")
-_NUMBER_PARAMS = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
-# Offered by "did you mean": provider parameters that belong under `params`.
-_KNOWN_PARAMS = (*_COUNT_PARAMS, *_NUMBER_PARAMS, "stop", "seed", "logprobs", "response_format", "tools")
-_FIELDS_OF_THE_BODY = frozenset({"model", "messages", "input", "prompt", "instructions"})
-_STORED: Final = {"stored": True}  # the validation context of ``JobSpec.stored``
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)%")
 
 
@@ -55,33 +52,83 @@ class JobSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=False, protected_namespaces=())
 
-    lane: Lane = "api"
-    provider: str = Field(default="default", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    lane: Lane = Field(
+        default="api", description="How documents are inferred: api, gpu or embed; batch is not built yet."
+    )
+    provider: str = Field(
+        default="default",
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="Which of the workers' providers answers, by its name in their settings.",
+    )
     endpoint: str = Field(
-        default=CHAT, max_length=MAX_PATH_CHARS
-    )  # which ones: endpoints.py, and the provider's setting
-    model: str | None = Field(default=None, min_length=1, max_length=512)
-    prompt: str | None = Field(default=None, min_length=1, max_length=MAX_PROMPT_CHARS)
-    system: str | None = Field(default=None, min_length=1, max_length=MAX_PROMPT_CHARS)
-    id_field: str = Field(default="id", min_length=1, max_length=512)
-    params: dict[str, Any] = Field(default_factory=dict)
-    max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = 4  # the first try and three retries
-    timeout_s: PositiveFloat = 120.0  # one request, not the job
-    deadline_s: PositiveFloat | None = None  # the whole job, from submit
-    budget_usd: PositiveFloat | None = None
-    max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = "1%"
-    response_schema: dict[str, Any] | None = None
-    priority: Priority = "normal"  # urgent passes what waits already; low takes a small part while others live
-    weight: Annotated[float, Field(strict=True, gt=0, le=MAX_WEIGHT)] = 1.0  # its part among the jobs of its tenant
-    tenant: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$")  # tenants share evenly; None is one
-    preprocess: HookPath | None = None  # called in the worker with each item before it is sent; see hooks.py
-    postprocess: HookPath | None = None  # called with each answer before it is stored
-    on_overflow: Overflow = "fail"  # gpu and embed lanes: of too long a prompt, shrink max_tokens, or trim it as well
-    prefix_order: bool | None = None  # feed alike beginnings together; None = gpu jobs with a prompt
+        default=CHAT,
+        max_length=MAX_PATH_CHARS,
+        description="The path of the request at the provider: one of its dialect's, or of the provider's own settings.",
+    )
+    model: str | None = Field(
+        default=None, min_length=1, max_length=512, description="The model, for requests that name none."
+    )
+    prompt: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_PROMPT_CHARS,
+        description='Template over the fields of a plain record: "Summarise: {text}", {field|default:"none"} where it may '
+        "be absent. None: documents are OpenAI Batch lines or request bodies.",
+    )
+    system: str | None = Field(
+        default=None, min_length=1, max_length=MAX_PROMPT_CHARS, description="A system message before the prompt."
+    )
+    id_field: str = Field(
+        default="id", min_length=1, max_length=512, description="The field of a plain record that names the document."
+    )
+    params: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Request parameters such as max_tokens, checked by params.py; one of the provider's own is x.NAME.",
+    )
+    max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = Field(
+        default=4, description="Tries per document, the first included."
+    )
+    timeout_s: PositiveFloat = Field(default=120.0, description="Seconds for one request.")
+    deadline_s: PositiveFloat | None = Field(
+        default=None, description="Seconds for the whole job, from its submit; what is left then is a dead letter."
+    )
+    budget_usd: PositiveFloat | None = Field(
+        default=None, description="US dollars at which the job pauses. Needs prices in the settings of its provider."
+    )
+    max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = Field(
+        default="1%", description='Unusable rows to accept as dead letters: a number, or a share such as "1%".'
+    )
+    response_schema: dict[str, Any] | None = Field(
+        default=None, description="JSON schema that the text of every answer must satisfy."
+    )
+    priority: Priority = Field(
+        default="normal", description="urgent passes what waits already; low takes a small part while others live."
+    )
+    weight: Annotated[float, Field(strict=True, gt=0, le=MAX_WEIGHT)] = Field(
+        default=1.0, description="The job's part of the fleet beside others of its tenant: 2 is twice."
+    )
+    tenant: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$",
+        description="Whose job it is: tenants share the fleet evenly; jobs without one are one tenant.",
+    )
+    preprocess: HookPath | None = Field(
+        default=None, description='"module:function", called in the worker with each item before it is sent.'
+    )
+    postprocess: HookPath | None = Field(
+        default=None, description='"module:function", called with each answer before it is stored.'
+    )
+    on_overflow: Overflow = Field(
+        default="fail",
+        description="gpu and embed lanes, of a prompt that is too long: fail, shrink max_tokens, or trim the prompt as well.",
+    )
+    prefix_order: bool | None = Field(
+        default=None, description="Feed prompts with alike beginnings together; None: in gpu jobs with a prompt."
+    )
 
     @model_validator(mode="wrap")
     @classmethod
-    def _explain(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _explain(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         try:
             spec = handler(data)
         except ValidationError as error:
@@ -89,6 +136,10 @@ class JobSpec(BaseModel):
         if spec.system is not None and spec.prompt is None:
             fix = "give a prompt as well, or put a system message into each batch line"
             raise SpecError([Problem("invalid_value", "/system", "a system text needs a prompt", fix)])
+        if info.context is not ACCEPTED:
+            problems = list(param_problems(spec.params, spec.endpoint))
+            if problems:
+                raise SpecError(problems)
         return spec
 
     @field_validator("endpoint")
@@ -103,18 +154,10 @@ class JobSpec(BaseModel):
             Template(prompt)
         return prompt
 
-    @field_validator("params")
-    @classmethod
-    def _check_params(cls, params: dict[str, Any]) -> dict[str, Any]:
-        problems = list(_param_problems(params))
-        if problems:
-            raise SpecError(problems)
-        return params
-
     @field_validator("response_schema")
     @classmethod
     def _check_schema(cls, schema: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
-        problems = () if schema is None or info.context is _STORED else schema_problems(schema)
+        problems = () if schema is None or info.context is ACCEPTED else schema_problems(schema)
         if problems:
             raise SpecError(problems)
         return schema
@@ -133,23 +176,20 @@ class JobSpec(BaseModel):
         return int(total * float(self.max_bad_rows[:-1]) / 100)
 
     def to_json(self) -> dict[str, Any]:
-        """The spec as the ledger stores it; ``JobSpec.stored`` reads it back."""
+        """The spec as the ledger stores it; ``JobSpec.accepted`` reads it back."""
         return self.model_dump(mode="json")
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+    def from_json(cls, given: Mapping[str, Any]) -> Self:
         """A spec from a mapping of any origin. Raises SpecError."""
-        if not isinstance(stored, Mapping):
-            raise SpecError([Problem("invalid_type", "", f"a spec is an object, not {seen(stored)}", "see JobSpec")])
-        return cls(**{str(name): value for name, value in stored.items()})
+        if not isinstance(given, Mapping):
+            raise SpecError([Problem("invalid_type", "", f"a spec is an object, not {seen(given)}", "see JobSpec")])
+        return cls(**{str(name): value for name, value in given.items()})
 
     @classmethod
-    def stored(cls, spec: Mapping[str, Any]) -> Self:
-        """A spec as the ledger holds it. Its schema was looked at when it entered, and is not looked at again.
-
-        Raises SpecError.
-        """
-        return cls.model_validate({**spec}, context=_STORED)
+    def accepted(cls, stored: Mapping[str, Any]) -> Self:
+        """The spec of a job in the ledger. Parameters that this release would refuse do not stop a job of an earlier one."""
+        return cls.model_validate(dict(stored), context=ACCEPTED)
 
 
 def _problems(error: ValidationError) -> Iterable[Problem]:
@@ -160,7 +200,12 @@ def _problems(error: ValidationError) -> Iterable[Problem]:
             yield Problem("unknown_field", pointer, f"there is no field {seen(name)}", _did_you_mean(name))
             continue
         kind = "invalid_type" if "type" in detail["type"] or "parsing" in detail["type"] else "invalid_value"
-        yield Problem(kind, pointer, f"{seen(detail['input'])} is refused", detail["msg"])
+        yield Problem(kind, pointer, f"{seen(detail['input'])} is refused", _fix(detail["msg"]))
+
+
+def _fix(told: str) -> str:
+    """Pydantic's sentence without its preamble: a message of ours is one already."""
+    return told.removeprefix("Value error, ")
 
 
 _UNION_BRANCHES = frozenset({"constrained-int", "int", "str"})
@@ -168,26 +213,10 @@ _UNION_BRANCHES = frozenset({"constrained-int", "int", "str"})
 
 def _did_you_mean(name: str) -> str:
     candidates = {field: field for field in JobSpec.model_fields}
-    candidates |= {param: f"params.{param}" for param in _KNOWN_PARAMS}
-    if name in _KNOWN_PARAMS:
+    candidates |= {param: f"params.{param}" for param in KNOWN if param not in candidates}
+    if name in KNOWN:
         return f"provider parameters go under params: params.{name}"
     close = difflib.get_close_matches(name, candidates, n=1)
     if close:
         return f"did you mean {candidates[close[0]]!r}?"
     return "fields are: " + ", ".join(JobSpec.model_fields)
-
-
-def _param_problems(params: Mapping[str, Any]) -> Iterable[Problem]:
-    for name in _COUNT_PARAMS:
-        value = params.get(name)
-        if value is not None and (type(value) is not int or value < 1):
-            kind = "invalid_value" if type(value) is int else "invalid_type"
-            yield Problem(kind, f"/params/{name}", f"{seen(value)} is refused", "give an integer of at least 1")
-    for name in _NUMBER_PARAMS:
-        value = params.get(name)
-        if value is not None and type(value) not in (int, float):
-            yield Problem("invalid_type", f"/params/{name}", f"{seen(value)} is refused", "give a number")
-    for name in _FIELDS_OF_THE_BODY & params.keys():
-        yield Problem("invalid_value", f"/params/{name}", f"{name} is no parameter", "use the spec's model and prompt")
-    if params.get("stream"):
-        yield Problem("streaming_unsupported", "/params/stream", "results are stored whole, not streamed", "remove it")

@@ -30,14 +30,14 @@ PROBE_NAME = "penstock-probe"
 class Writer(Protocol):
     """One file being written. ``finish`` makes it durable, ``publish`` makes it visible, ``discard`` leaves no trace.
 
-    ``publish`` returns the place of the file, None when nothing was written and the sink keeps no empty files.
+    ``publish`` returns the place of the file, which is there also when nothing was written.
     """
 
     def write(self, data: bytes) -> None: ...
 
     def finish(self) -> None: ...
 
-    def publish(self) -> str | None: ...
+    def publish(self) -> str: ...
 
     def discard(self) -> None: ...
 
@@ -133,7 +133,7 @@ class S3Sink:
 
 
 class ObjectWriter:
-    """A multipart upload, begun with the first full part; small objects are one PUT, empty ones are none.
+    """A multipart upload, begun with the first full part; small and empty objects are one PUT.
 
     S3 shows nothing of an upload before ``publish``, and keeps the object that was there until then.
     """
@@ -160,16 +160,13 @@ class ObjectWriter:
         if self._upload is not None and self._buffer:
             self._send_part()
 
-    def publish(self) -> str | None:
+    def publish(self) -> str:
         if self._upload is not None:
             parts = {"Parts": self._parts}
             self._ask(self._client.complete_multipart_upload, UploadId=self._upload, MultipartUpload=parts)
             self._upload = None
-        elif self._buffer:
-            self._ask(self._client.put_object, Body=bytes(self._buffer))
         else:
-            self._remove_old()
-            return None
+            self._ask(self._client.put_object, Body=bytes(self._buffer))
         return self._uri
 
     def discard(self) -> None:
@@ -188,14 +185,6 @@ class ObjectWriter:
 
     def _part_bytes(self) -> int:
         return PART_BYTES * (1 + len(self._parts) // PARTS_PER_SIZE)
-
-    def _remove_old(self) -> None:
-        """An object from before would be taken for the file of now. Without the right to look, none is assumed."""
-        try:
-            self._ask(self._client.head_object)
-        except SinkError:
-            return
-        self._ask(self._client.delete_object)
 
     def _ask(self, request: Callable[..., Any], **more: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError

@@ -1,7 +1,8 @@
-"""Prompt templates: `{field}` and nothing else. There is no logic to inject into.
+"""Prompt templates: `{field}`, `{field|default:"none"}` and nothing else. There is no logic to inject into.
 
 `{{` and `}}` stand for literal braces. A field is a column of the record; `{user.name}` first looks for a column of
-exactly that name, then for `name` inside the object `user`.
+exactly that name, then for `name` inside the object `user`. A default is a JSON string without braces, and stands for a
+column that is absent or null; without one such a row is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from penstock_producer.errors import TemplateError, seen
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
 
 _FIELD = re.compile(r"\w[\w .\-/@$#]*")
+_DEFAULT = re.compile(r'(?P<name>[^|]*?)\s*\|\s*default:\s*(?P<text>"(?:[^"\\]|\\.)*")')
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -41,8 +43,8 @@ class Template:
     """A parsed template. Raises TemplateError where ``text`` is not one."""
 
     def __init__(self, text: str, *, pointer: str = "/prompt") -> None:
-        self.fields, self._literals = _parse(text, pointer)
-        self._pairs = tuple(zip(self.fields, self._literals[1:], strict=True))
+        self.fields, defaults, self._literals = _parse(text, pointer)
+        self._parts = tuple(zip(self.fields, defaults, self._literals[1:], strict=True))
 
     def render(self, record: Mapping[str, Any], max_chars: int = DEFAULT_MAX_BODY_BYTES) -> str:
         """The text for one record. Raises MissingField: an absent or null column never becomes a paid request.
@@ -52,10 +54,10 @@ class Template:
         """
         parts = [self._literals[0]]
         chars = len(self._literals[0])
-        for name, literal in self._pairs:
+        for name, default, literal in self._parts:
             value = record.get(name)
             if value is None:
-                value = _look_inside(record, name)
+                value = _look_inside(record, name, default)
             text = value if isinstance(value, str) else orjson.dumps(value).decode()
             chars += len(text) + len(literal)
             if chars > max_chars:
@@ -65,14 +67,16 @@ class Template:
         return "".join(parts)
 
 
-def _parse(text: str, pointer: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _parse(text: str, pointer: str) -> tuple[tuple[str, ...], tuple[str | None, ...], tuple[str, ...]]:
+    """The columns, their defaults, and the literal texts around them."""
     fields: list[str] = []
+    defaults: list[str | None] = []
     literals: list[str] = [""]
     end = 0
     for token in _TOKEN.finditer(text):
         literals[-1] += text[end : token.start()]
         end = token.end()
-        name = token[1]
+        name, default = _field_and_default(token[1])
         if token[0] in ("{{", "}}"):
             literals[-1] += token[0][0]
         elif name is None:
@@ -84,17 +88,38 @@ def _parse(text: str, pointer: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         elif _FIELD.fullmatch(name) is None:
             raise TemplateError(
                 f"{seen(token[0])} is not a column name",
-                "templates have columns only, no expressions; write {{ and }} for literal braces",
+                'templates have columns only, as {column} or {column|default:"none"}; write {{ and }} for literal braces',
                 pointer=pointer,
             )
         else:
             fields.append(name)
+            defaults.append(default)
             literals.append("")
     literals[-1] += text[end:]
-    return tuple(fields), tuple(literals)
+    return tuple(fields), tuple(defaults), tuple(literals)
 
 
-def _look_inside(record: Mapping[str, Any], name: str) -> Any:
+def _field_and_default(inside: str | None) -> tuple[str | None, str | None]:
+    """What stands between braces, taken apart; the whole as the name where it is no default."""
+    found = None if inside is None else _DEFAULT.fullmatch(inside)
+    if found is None:
+        return inside, None
+    try:
+        return found["name"], str(orjson.loads(found["text"]))
+    except orjson.JSONDecodeError:
+        return inside, None
+
+
+def _look_inside(record: Mapping[str, Any], name: str, default: str | None) -> Any:
+    try:
+        return _found_inside(record, name)
+    except MissingField:
+        if default is None:
+            raise
+        return default
+
+
+def _found_inside(record: Mapping[str, Any], name: str) -> Any:
     if name in record:
         raise MissingField(name, null=True)
     value: Any = record

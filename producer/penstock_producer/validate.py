@@ -15,7 +15,6 @@ from penstock_producer.spec import JobSpec
 
 # Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
 MAX_BAD_ROWS_HELD = 100_000
-_BAD_ROWS_SHOWN = 20
 _ROWS_PER_WORD = 5_000  # some ten times a second
 
 
@@ -63,7 +62,7 @@ def survey(source: JsonlSource, spec: JobSpec, progress: Callable[[int], None] |
             _keep(bad, _duplicate(duplicate, source), most, source.uri)
         allowed = min(spec.bad_rows_allowed(total), MAX_BAD_ROWS_HELD)
         if len(bad) > allowed:
-            raise TooManyBadRows(source.uri, allowed, _first(bad), counted=len(bad), whole=True)
+            raise TooManyBadRows(source.uri, allowed, _in_order(bad), counted=len(bad), whole=True)
         bad.sort(key=lambda row: row.line)
         return Survey(total, _named(bad, ids), source.pin())
 
@@ -71,11 +70,11 @@ def survey(source: JsonlSource, spec: JobSpec, progress: Callable[[int], None] |
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:
     bad.append(row)
     if len(bad) > most:
-        raise TooManyBadRows(uri, most, _first(bad), counted=len(bad), whole=False)
+        raise TooManyBadRows(uri, most, _in_order(bad), counted=len(bad), whole=False)
 
 
-def _first(bad: list[BadRow]) -> list[BadRow]:
-    return sorted(bad, key=lambda row: row.line)[:_BAD_ROWS_SHOWN]
+def _in_order(bad: list[BadRow]) -> list[BadRow]:
+    return sorted(bad, key=lambda row: row.line)
 
 
 def _duplicate(duplicate: Duplicate, source: JsonlSource) -> BadRow:

@@ -20,6 +20,7 @@ import orjson
 
 from penstock_ledger.keys import QUEUE_PREFIX
 from penstock_ledger.model import ItemKey
+from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
 from penstock_producer.tracing import TRACEPARENT_HEADER
 
@@ -31,14 +32,19 @@ SPENT_HEADER = (
     "x-penstock-spent"  # [prompt tokens, completion tokens, microdollars] of refused answers of earlier tries
 )
 URGENT_HEADER = "x-penstock-urgent"  # true in messages that wait at the consuming end; absent in all others
+RETRIES_HEADER = "retries"  # Celery's own: tries that counted
 FED_HEADER = "x-penstock-fed"  # Unix seconds, rounded down to 10, when the item first came into a queue
 ORIGIN = "penstock"
 # Above this a message carries the document's position instead of its body: a window of 20,000 messages then stays
 # below 320 MB of Redis whatever the documents are.
 MAX_INLINE_BODY_BYTES = 16 * 1024
+COUNT_MAX = 2**31 - 1  # of generations, tries and calls in messages: their columns have 32 bits
+SECONDS_MAX = 2**40  # of times in messages: far beyond any clock
+MAX_REF_CHARS = 1024  # a byte range, a row's number, or a document id
 _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
 _FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent, fed) combinations whose constant parts stay built
 
+_HEADER_MAX = {RETRIES_HEADER: COUNT_MAX, CALLS_HEADER: COUNT_MAX, FED_HEADER: SECONDS_MAX}
 _SAFE_DOC = re.compile(r"[A-Za-z0-9_.@-]{1,128}", re.ASCII)
 _TRACEPARENT = b',"%b":%%b' % TRACEPARENT_HEADER.encode()
 _SPENT = b',"%b":%%b' % SPENT_HEADER.encode()
@@ -51,15 +57,6 @@ class ItemMessage(NamedTuple):
     key: ItemKey
     body: bytes | None  # the provider's request body, JSON
     ref: str | None  # position in the source, for bodies above 16 KiB
-
-
-class Envelope(NamedTuple):
-    """A whole queue message, taken apart."""
-
-    message: ItemMessage
-    tag: str
-    queue: str
-    retries: int
 
 
 def queue_name(lane: str) -> str:
@@ -118,35 +115,31 @@ def fed_now() -> int:
     return int(time.time()) // 10 * 10
 
 
-def decode_kwargs(kwargs: Mapping[str, Any]) -> ItemMessage:
-    """The item named by the kwargs of a task message that Celery has parsed.
+def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
+    """The item named by a task message that Celery has parsed, of whatever shape that may be.
 
-    Raises UnknownMessageVersion for another version and BadMessage for anything that is not of the promised shape.
+    Raises UnknownMessageVersion for another version and BadMessage for anything else that is not of the promised shape:
+    ids that no database takes, numbers beyond what is honest, a body that is no JSON object.
     """
+    if not isinstance(kwargs, Mapping):
+        raise BadMessage(f"kwargs is {seen(kwargs)}; it must be a JSON object")
     version = kwargs.get("v")
     if version is None:
-        raise BadMessage(f"kwargs without a version `v`: {seen(sorted(kwargs))}; send items through penstock_producer")
+        raise BadMessage(f"kwargs without a version `v`: {seen(list(kwargs))}; send items through penstock_producer")
     if version != MESSAGE_VERSION or isinstance(version, bool):
         raise UnknownMessageVersion(version)
-    key = ItemKey(_text(kwargs, "job"), _generation(kwargs), _text(kwargs, "doc"))
+    for name, most in _HEADER_MAX.items():
+        if headers.get(name) is not None:
+            _number(f"headers.{name}", headers[name], 0, most)
+    key = ItemKey(
+        _job(kwargs.get("job")), _number("kwargs.gen", kwargs.get("gen"), 1, COUNT_MAX), _doc(kwargs.get("doc"))
+    )
     body, ref = kwargs.get("body"), kwargs.get("ref")
     if ref is not None and body is None:
-        return ItemMessage(key, None, _text(kwargs, "ref"))
+        return ItemMessage(key, None, _ref(ref))
     if ref is not None or not isinstance(body, dict):
         raise BadMessage(f"item {key}: body={seen(body)}, ref={seen(ref)}; a message holds a JSON object or a ref")
     return ItemMessage(key, _dump(body), None)
-
-
-def decode_envelope(raw: bytes | str) -> Envelope:
-    """A raw queue message, taken apart. Raises like ``decode_kwargs``."""
-    try:
-        outer = orjson.loads(raw)
-        _, kwargs, _ = orjson.loads(outer["body"])
-        tag, queue = outer["properties"]["delivery_tag"], outer["properties"]["delivery_info"]["routing_key"]
-        retries = outer["headers"].get("retries") or 0
-    except (orjson.JSONDecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise BadMessage(f"not an item message: {seen(raw)} ({error})") from error
-    return Envelope(decode_kwargs(kwargs), tag, queue, retries)
 
 
 class _Frame(NamedTuple):
@@ -184,17 +177,30 @@ def _frame(job_id: str, generation: int, queue: str, retries: int, calls: int, u
     )
 
 
-def _text(kwargs: Mapping[str, Any], name: str) -> str:
-    value = kwargs.get(name)
-    if not isinstance(value, str) or not value:
-        raise BadMessage(f"kwargs.{name} is {seen(value)}; it must be a non-empty string")
+def _job(value: Any) -> str:
+    if not isinstance(value, str) or _SAFE_DOC.fullmatch(value) is None:
+        raise BadMessage(f"kwargs.job is {seen(value)}; it must be the id of a job, such as job_2f5k7c3q")
     return value
 
 
-def _generation(kwargs: Mapping[str, Any]) -> int:
-    value = kwargs.get("gen")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BadMessage(f"kwargs.gen is {seen(value)}; it must be an integer of at least 1")
+def _doc(value: Any) -> str:
+    fault = id_fault(value) if isinstance(value, str) else (f"It is {type(value).__name__}, not text.", "")
+    if fault is not None:
+        raise BadMessage(f"kwargs.doc is {seen(value)}, which is no document id. {fault[0]}")
+    return str(value)
+
+
+def _ref(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_REF_CHARS or not value.isprintable():
+        raise BadMessage(
+            f"kwargs.ref is {seen(value)}; it must be a position, 1 to {MAX_REF_CHARS} printable characters"
+        )
+    return value
+
+
+def _number(name: str, value: Any, least: int, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise BadMessage(f"{name} is {seen(value)}; it must be an integer from {least} to {most}")
     return value
 
 
@@ -202,4 +208,8 @@ def _dump(body: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(body)
     except TypeError:  # integers beyond 64 bit, from a producer that is not ours
-        return json.dumps(body, separators=(",", ":")).encode()
+        pass
+    try:
+        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadMessage(f"kwargs.body is no JSON object: {type(error).__name__}: {error}") from error

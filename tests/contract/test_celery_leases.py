@@ -224,6 +224,27 @@ class TestReturn:
         assert client.hkeys("unacked.api") == [b"job:alive"]
         assert scripts.restore(10) == -1
 
+    def test_a_clock_that_steps_back_holds_up_no_document(self, client: redis.Redis, scripts: LeaseScripts) -> None:
+        """Leases an hour ahead are returned once their holders have had a timeout to renew them; RabbitMQ's are not (A12)."""
+        client.lpush(QUEUE, message("dead"), message("alive"), message("relayed"))
+        held = {lease.tag: lease for lease in claim(client, 3)[0]}
+        age(client, -3_600, "job:dead", "job:alive")
+        client.zadd("unacked_index.api", {"job:relayed": "inf"})
+        client.set(KEYS.sweep, "1", px=3_600_000)  # a pause from before the step, on the server's clock
+        assert scripts.restore(10) == 0, "the living must have the time to renew"
+        ahead = str(client.zscore("unacked_index.api", "job:alive"))
+        scripts.renew([Lease("job:alive", ahead)])
+        client.delete(KEYS.sweep)
+        assert scripts.restore(10) == 0
+        noted: Any = client.get(f"{KEYS.sweep}:ahead")
+        client.set(f"{KEYS.sweep}:ahead", float(noted) - 31)
+        client.delete(KEYS.sweep)
+        assert scripts.restore(10) == 1
+        assert [json.loads(text)["headers"]["id"] for text in queue(client)] == ["job:dead"]
+        client.delete(KEYS.sweep)
+        assert (scripts.restore(10), client.exists(f"{KEYS.sweep}:ahead")) == (0, 0)
+        assert held.keys() == {"job:dead", "job:alive", "job:relayed"}
+
     def test_a_sweep_is_bounded_and_goes_on_at_once(self, client: redis.Redis, scripts: LeaseScripts) -> None:
         """500 messages at most per sweep; while more wait, the next sweep need not pause."""
         client.lpush(QUEUE, *(message(str(n)) for n in range(700)))

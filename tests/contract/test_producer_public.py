@@ -25,7 +25,15 @@ ERRORS = sorted(
     },
     key=lambda kind: kind.__name__,
 )
-NOT_FOR_SERVICES = {"FeedLost", "RedisForgot", "RedisUnfit", "WireError", "BadMessage", "UnknownMessageVersion"}
+NOT_FOR_SERVICES = {
+    "FeedLost",
+    "RedisForgot",
+    "RedisUnfit",
+    "WireError",
+    "BadMessage",
+    "BadReference",
+    "UnknownMessageVersion",
+}
 
 
 @pytest.mark.parametrize("kind", ERRORS)

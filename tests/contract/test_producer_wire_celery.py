@@ -83,7 +83,7 @@ def test_kombu_decodes_it(app: Celery, redis_server: RedisServer) -> None:
         message = connection.SimpleQueue(QUEUE).get(timeout=5)
         assert message.delivery_tag == wire.item_tag(KEY)
         _, kwargs, embed = message.payload
-        assert wire.decode_kwargs(kwargs) == wire.ItemMessage(KEY, BODY, None)
+        assert wire.decode_item(kwargs, {}) == wire.ItemMessage(KEY, BODY, None)
         assert embed == {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
         message.ack()
     assert client.hlen("unacked") == client.zcard("unacked_index") == client.llen(QUEUE) == 0
@@ -96,7 +96,7 @@ def test_a_stock_worker_runs_it(app: Celery, redis_server: RedisServer) -> None:
 
     @app.task(name=wire.TASK_NAME, bind=True, shared=False)
     def item(self: Any, **kwargs: Any) -> None:
-        received.append((self.request.id, wire.decode_kwargs(kwargs)))
+        received.append((self.request.id, wire.decode_item(kwargs, {})))
         ran.set()
 
     app.conf.task_default_queue = QUEUE

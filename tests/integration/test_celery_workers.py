@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from celery_worker import DONE, QUEUE, Fleet, WorkerProcess, fleet_on, until
+from envelopes import decode_envelope
 from servers import RedisServer
 
 from penstock_ledger.model import ItemKey
-from penstock_producer.wire import decode_envelope, encode_item
+from penstock_producer.wire import encode_item
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ SPEC = JobSpec(prompt="{text}", model="m")
 
 def test_a_database_that_is_down_is_an_error_of_ours() -> None:
     """Host and database are named, the password is not, and no driver's class has to be caught (D17)."""
-    with Producer(ProducerSettings(database_url="postgresql://anna:hush-hush@127.0.0.1:1/night")) as producer:
-        with pytest.raises(DatabaseUnavailable, match=r"127\.0\.0\.1:1/night does not answer \(.*refused") as caught:
-            producer.open_job(SPEC)
+    producer = Producer(ProducerSettings(database_url="postgresql://anna:hush-hush@127.0.0.1:1/night"))
+    with pytest.raises(DatabaseUnavailable, match=r"127\.0\.0\.1:1/night does not answer \(.*refused") as caught:
+        producer.open_job(SPEC)
+    producer.close()
     assert "hush" not in str(caught.value)
 
 
@@ -30,8 +32,11 @@ def test_a_sqlite_file_that_cannot_be_opened_is_an_error_of_ours(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_producer_works_on_both_sides_of_a_fork(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_producer_works_on_both_sides_of_a_fork(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A child opens connections of its own, and the parent's go on: as under gunicorn's preload and multiprocessing (D4)."""
+    monkeypatch.setattr("penstock_producer.open_job.FLUSH_AFTER_S", 3600.0)  # only what is asked for is flushed
     url = f"sqlite:///{tmp_path}/ledger.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
     migrated = open_database(url)
     migrated.migrate()
@@ -58,11 +63,11 @@ def _push(producer: Producer, job_id: str) -> None:
         job.flush()
 
 
-def _exit_as(work: object) -> None:
+def _exit_as(work: Callable[[], None]) -> None:
     """End the child without the test's own clean-up: 0 when ``work`` succeeds."""
     status = 1
     try:
-        work()  # type: ignore[operator]  # any call without arguments
+        work()
         status = 0
     finally:
         os._exit(status)

@@ -32,7 +32,6 @@ from penstock_ledger import (
     Meta,
     NewJob,
     NothingToReplay,
-    Outbox,
     OutcomeStore,
     Result,
     Spool,
@@ -40,6 +39,7 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.database import WRITE_ATTEMPTS
+from penstock_ledger.purge import purge_job
 from penstock_ledger.tables import meta
 
 
@@ -95,7 +95,7 @@ def docs(found: Any) -> list[str]:
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_accepted_with_its_feed_its_outbox_row_and_its_refused_rows(
+def test_a_job_is_accepted_with_its_feed_and_its_refused_rows(
     db: Database, jobs: JobStore, outcomes: OutcomeStore
 ) -> None:
     """Once create returns, everything that the job needs to run and to be complete is there."""
@@ -105,9 +105,6 @@ def test_a_job_is_accepted_with_its_feed_its_outbox_row_and_its_refused_rows(
     assert job == jobs.get("job-a") == jobs.get(job.job_key)
     assert (job.state, job.generation, job.spec, job.total) == (JobState.RUNNING, 1, {"lane": "api"}, None)
     assert [(feed.generation, feed.kind, feed.cursor) for feed in jobs.feeds("job-a")] == [(1, FeedKind.SOURCE, {})]
-    assert [(row.kind, row.job_id, row.payload) for row in Outbox(db).pending()] == [
-        ("feed", "job-a", {"generation": 1})
-    ]
     assert outcomes.counts("job-a").dead_by_reason == {"invalid_json_line": 1_200}
     stored = outcomes.get("job-a", "bad-7")
     assert isinstance(stored, DeadLetter)
@@ -119,7 +116,7 @@ def test_the_same_submit_returns_the_same_job(db: Database, jobs: JobStore, outc
     first, _ = jobs.create(new_job("job-a", key="nightly"))
     again, created = jobs.create(new_job("job-b", key="nightly"), [letter("bad")])
     assert (again, created) == (first, False)
-    assert len(jobs.list()) == len(Outbox(db).pending()) == 1
+    assert len(jobs.list()) == 1
     assert outcomes.counts("job-a").dead == outcomes.counts("job-b").dead == 0
 
 
@@ -337,7 +334,6 @@ def test_a_replay_is_a_new_generation_of_the_chosen_dead_letters(
     assert jobs.feeds("job-a")[1] == feed
     job = jobs.get("job-a")
     assert (job.state, job.generation, job.finished_at) == (JobState.RUNNING, 2, None)
-    assert Outbox(db).pending()[-1].payload == {"generation": 2}
     assert outcomes.counts("job-a").dead_by_reason == {"http_400": 1}
     assert outcomes.get("job-a", "c") is None
     assert docs(outcomes.replayable("job-a", 2, page=1)) == ["c", "d"]
@@ -422,7 +418,7 @@ def test_racing_settlers_leave_exactly_one_state_per_key(jobs: JobStore, outcome
     assert outcomes.counts("job-a").succeeded + outcomes.counts("job-a").dead == len(touched)
 
 
-# -- spool, outbox, meta -----------------------------------------------------------------------------------------------
+# -- spool, meta -------------------------------------------------------------------------------------------------------
 
 
 def test_a_pushed_document_is_kept_once_until_it_is_fed(db: Database, jobs: JobStore) -> None:
@@ -492,24 +488,12 @@ def test_racing_pushes_and_a_close_agree_on_the_total(db: Database, jobs: JobSto
     assert total == sum(answers) == spool.count("job-a") == jobs.get("job-a").total
 
 
-def test_the_outbox_is_read_until_marked(db: Database, jobs: JobStore) -> None:
-    """What was not marked as sent is pending, oldest first."""
-    for n in range(3):
-        jobs.create(new_job(f"job-{n}"))
-    outbox = Outbox(db)
-    assert [row.job_id for row in outbox.pending(2)] == ["job-0", "job-1"]
-    outbox.mark_sent([row.id for row in outbox.pending(2)])
-    assert [row.job_id for row in outbox.pending()] == ["job-2"]
-
-
 def test_everyone_sees_one_epoch(db: Database) -> None:
-    """Processes that ask for the epoch at the same moment get the same one; a new epoch replaces it."""
+    """Processes that ask for the epoch at the same moment get the same one."""
     with ThreadPoolExecutor(6) as pool:
         epochs = set(pool.map(lambda _: Meta(db).epoch(), range(6)))
     assert len(epochs) == 1
-    fresh = Meta(db).new_epoch()
-    assert fresh not in epochs
-    assert Meta(db).epoch() == fresh
+    assert epochs == {Meta(db).epoch()}
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------
@@ -567,3 +551,28 @@ def test_a_transaction_that_never_gets_through_is_given_up(db: Database) -> None
             db.write(lambda connection, code=code: work(connection, code))
         assert len(attempts) == expected
     assert db.read(lambda connection: connection.execute(select(meta.c.name)).all()) == []
+
+
+def test_nothing_is_written_into_the_outbox(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """Accepting and replaying a job write no rows that nobody acts on (C5)."""
+    jobs.create(new_job())
+    outcomes.settle([], [letter("a")])
+    jobs.replay("job-a")
+    with db.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM outbox").scalar_one() == 0
+
+
+# -- jobs that are no more ---------------------------------------------------------------------------------------------
+
+
+def test_a_purged_job_gets_no_outcomes(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """A worker that thaws after cancel and purge writes nothing of the forgotten job, and the rest of its group (A16)."""
+    jobs.create(new_job("job-a"))
+    jobs.create(new_job("job-b"))
+    outcomes.settle([result("early")], [])
+    assert purge_job(db, "job-a") == 1
+    late = [result("late"), result("kept", key=key("kept", job_id="job-b"))]
+    losers = outcomes.settle(late, [letter("late too")])
+    assert losers == {key("late"), key("late too")}
+    assert list(outcomes.results("job-b")) == [late[1]]
+    assert outcomes.recount("job-a") == outcomes.counts("job-a") == Counts(0, 0, 0, {}, 0, 0, 0, 0)

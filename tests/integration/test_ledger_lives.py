@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from envelopes import decode_envelope
 from servers import RedisServer
 
 from penstock_ledger import (
@@ -20,7 +21,7 @@ from penstock_ledger import (
     SettledDone,
     SettledRetry,
 )
-from penstock_producer.wire import decode_envelope, encode_item, item_tag
+from penstock_producer.wire import encode_item, item_tag
 
 QUEUE = "penstock.api"
 JOB = "job-a"
@@ -43,6 +44,7 @@ class Night:
     forgotten: set[str] = field(default_factory=set)  # flying, but begun before Redis forgot
     finished: dict[str, bool] = field(default_factory=dict)
     crashes: dict[str, int] = field(default_factory=dict)
+    has_forgotten: bool = False
 
     def feed(self) -> None:
         items = [
@@ -64,6 +66,10 @@ class Night:
         if doc in self.finished:
             assert begun.verdict is BeginVerdict.DONE, f"{doc} would be paid for twice"
             self.ack(doc)
+            return
+        if begun.verdict is BeginVerdict.UNKNOWN_SINCE_REBUILT:
+            assert self.has_forgotten, "what is fed is known, unless Redis forgot"
+            self.ack(doc)  # the feed brings it again
             return
         assert begun == (BeginVerdict.GO, self.crashes.get(doc, 0)), doc
         self.flying.add(doc)
@@ -101,6 +107,7 @@ class Night:
         if self.rng.random() < 0.8:
             return  # rarely
         self.client.flushall()
+        self.has_forgotten = True
         self.crashes.clear()
         self.forgotten = set(self.flying)
         self.hot.rehydrate(JOB, 1, list(self.finished.items()), BUCKETS)

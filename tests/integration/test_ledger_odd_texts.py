@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock_ledger import (
     Database,
+    DatabaseUnavailable,
     DeadLetter,
     ItemKey,
     JobState,
@@ -79,7 +80,7 @@ WRITES: dict[str, Callable[[Database], object]] = {
     "create a job": lambda db: JobStore(db).create(
         new_job("job-b", spec={ODD: [ODD, {"x": ODD}]}, source={"uri": ODD}), [letter(reason=ODD)]
     ),
-    "create by an odd key": lambda db: JobStore(db).create(new_job("job-b", job_key=ODD)),
+    "create by an odd key": lambda db: JobStore(db).create(new_job("job-d", job_key=ODD)),
     "pause for a reason": lambda db: JobStore(db).set_state(
         "job-a", JobState.PAUSED, reason=ODD, expect={JobState.RUNNING}
     ),
@@ -93,7 +94,7 @@ WRITES: dict[str, Callable[[Database], object]] = {
     ),
     "lease as an odd owner": lambda db: JobStore(db).lease_feed("job-a", 1, ODD, 5),
     "move a cursor": lambda db: JobStore(db).advance_feed(
-        JobStore(db).lease_feed("job-a", 1, "me", 5) or pytest.fail("no lease"), "me", cursor={"at": ODD}, exhausted=False
+        JobStore(db).lease_feed("job-a", 1, PLAIN, 5) or pytest.fail("no lease"), PLAIN, cursor={"at": ODD}, exhausted=False
     ),
     "settle a result": lambda db: OutcomeStore(db).settle([result(request_id=ODD, model=ODD, finish_reason=ODD)], []),
     "settle a letter": lambda db: OutcomeStore(db).settle([], [letter(reason=ODD, last_error=ODD)]),
@@ -105,11 +106,16 @@ WRITES: dict[str, Callable[[Database], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("write", WRITES, ids=str)
-def test_no_public_write_stumbles_over_an_odd_text(db: Database, write: str) -> None:
+def test_no_public_write_stumbles_over_an_odd_text(db: Database) -> None:
     """A NUL and a lone surrogate go through every method of every store, on both databases (A4)."""
     JobStore(db).create(new_job())
-    WRITES[write](db)
+    stumbled = {}
+    for name, write in WRITES.items():
+        try:
+            write(db)
+        except Exception as error:
+            stumbled[name] = error
+    assert stumbled == {}
 
 
 def test_the_reason_of_a_pause_is_stored_readably(db: Database) -> None:
@@ -152,7 +158,7 @@ def test_a_missing_table_and_a_lost_server_are_no_refusals(db: Database, tmp_pat
         OutcomeStore(db).settle([result()], [])
     assert trouble_of(caught.value) is Trouble.FAULTY
     away = open_database("postgresql://nobody@127.0.0.1:1/none")
-    with pytest.raises(DBAPIError) as refused:
+    with pytest.raises(DatabaseUnavailable) as refused:
         JobStore(away).get("x")
     assert trouble_of(refused.value) is Trouble.AWAY
 

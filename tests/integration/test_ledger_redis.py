@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,13 +25,16 @@ from penstock_ledger import (
     SettledDead,
     SettledDone,
     SettledRetry,
+    open_database,
 )
 from penstock_producer.wire import encode_item, item_tag
+from penstock_workers.settings import WorkerSettings
+from penstock_workers.stores import open_stores
 
 QUEUE = "penstock.api"
 JOB = "job-a"
 BUCKETS = 7
-GO, DONE, PAUSED, CANCELLED = BeginVerdict
+GO, DONE, PAUSED, CANCELLED, UNKNOWN, UNKNOWN_SINCE_REBUILT = BeginVerdict
 
 
 @pytest.fixture
@@ -64,6 +68,11 @@ def begin(doc: str, generation: int = 1) -> Begin:
     return Begin(key(doc, generation), BUCKETS)
 
 
+def feed(hot: RedisLedger, *docs: str) -> None:
+    """Only what was fed may begin."""
+    hot.publish(QUEUE, [publish(doc) for doc in docs], BUCKETS)
+
+
 def done(doc: str, **figures: Any) -> SettledDone:
     return SettledDone(key(doc), BUCKETS, **figures)
 
@@ -78,6 +87,11 @@ def claim(client: Any, number: int = 1) -> list[bytes]:
     for raw in raws:
         client.hset("unacked.api", tag_in(raw), raw)
     return raws
+
+
+def due_in(client: Any, doc: str) -> float:
+    seconds, microseconds = client.time()
+    return float(client.zscore(f"penstock:delayed:{QUEUE}", item_tag(key(doc)))) - seconds - microseconds / 1e6
 
 
 def ack(client: Any, docs: Iterable[str]) -> None:
@@ -190,6 +204,7 @@ def test_nothing_is_published_into_a_redis_that_forgot(hot: RedisLedger, client:
 
 def test_a_clean_life_counts_no_crash(hot: RedisLedger) -> None:
     """First try, retries and a release: none looks like a crash, and nothing stays behind."""
+    feed(hot, "a")
     assert hot.begin([begin("a")]) == [Begun(GO, 0)]
     hot.settle(SettleBatch(retries=[retry("a")]))
     hot.promote(QUEUE)
@@ -208,6 +223,7 @@ def test_a_clean_life_counts_no_crash(hot: RedisLedger) -> None:
 
 def test_a_start_that_nobody_concluded_is_a_crash(hot: RedisLedger) -> None:
     """Each process that dies with an item is counted, whatever retries and releases lie between."""
+    feed(hot, "a")
     hot.begin([begin("a")])
     hot.settle(SettleBatch(retries=[retry("a")]))
     assert [hot.begin([begin("a")])[0].crashes for _ in range(4)] == [0, 1, 2, 3]
@@ -228,7 +244,40 @@ def test_an_item_that_is_fed_again_keeps_its_crashes(hot: RedisLedger) -> None:
 
 def test_one_item_twice_in_a_batch_is_counted_twice(hot: RedisLedger) -> None:
     """Duplicate deliveries in one group see each other."""
+    feed(hot, "a", "b")
     assert [begun.crashes for begun in hot.begin([begin("a"), begin("b"), begin("a")])] == [0, 0, 1]
+
+
+def test_only_what_was_fed_begins(hot: RedisLedger, client: Any) -> None:
+    """An item that no feed sent, or of a generation that none has fed, is not counted and hears that it is unknown (B6)."""
+    feed(hot, "a")
+    strangers = [begin("forged"), begin("a", generation=7), Begin(ItemKey("its key", 1, "a"), BUCKETS)]
+    verdicts = [begun.verdict for begun in hot.begin([begin("a"), *strangers])]
+    assert verdicts == [GO] + [UNKNOWN_SINCE_REBUILT] * 3, "the epoch is new here"
+    client.delete("penstock:epoch:rebuilt")
+    assert [begun.verdict for begun in hot.begin([begin("a"), *strangers])] == [GO] + [UNKNOWN] * 3
+    assert client.hkeys(f"penstock:{JOB}:1:starts") == [b"a"]
+    assert not client.exists(f"penstock:{JOB}:7:starts")
+    hot.settle(SettleBatch(retries=[retry("a")]))
+    hot.promote(QUEUE)
+    assert hot.begin([begin("a")])[0].verdict is GO, "a retry stays in the window"
+
+
+def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client: Any) -> None:
+    """Items that workers hold while Redis is emptied go on, as their windows cannot vouch for anybody (B6)."""
+    client.flushall()
+    assert hot.begin([begin("a")]) == [Begun(GO, 0)]
+    hot.install_epoch()
+    assert hot.begin([begin("b")])[0].verdict is UNKNOWN_SINCE_REBUILT
+
+
+def test_a_lost_message_is_queued_again_without_leaving_the_window(hot: RedisLedger, client: Any) -> None:
+    """Publishing what is in the window already queues it once more; what is finished stays finished (B6)."""
+    feed(hot, "a", "b")
+    hot.settle(SettleBatch(done=[done("b")]))
+    client.delete(QUEUE)
+    assert hot.publish(QUEUE, [publish("a"), publish("b")], BUCKETS, again=True) == (1, 1, 0)
+    assert hot.outstanding(JOB, 1) == client.llen(QUEUE) == 1
 
 
 def test_no_count_is_negative_after_redis_forgot(hot: RedisLedger, client: Any) -> None:
@@ -266,6 +315,7 @@ def test_a_retry_of_a_finished_item_is_dropped(hot: RedisLedger) -> None:
 def test_large_batches_are_cut(hot: RedisLedger) -> None:
     """A batch of thousands goes through, in calls of bounded size."""
     names = [f"d{n}" for n in range(1_700)]
+    feed(hot, *names)
     assert [begun.verdict for begun in hot.begin([begin(doc) for doc in names])] == [GO] * len(names)
     report = hot.settle(SettleBatch(
         done=[done(doc) for doc in names[:600]],
@@ -292,6 +342,7 @@ def test_figures_beyond_32_bits_stay_exact(hot: RedisLedger) -> None:
 )  # fmt: skip
 def test_workers_hear_of_a_jobs_state_at_begin(hot: RedisLedger, state: JobState, verdict: BeginVerdict) -> None:
     """A paused or cancelled job starts nothing and counts nothing; finished documents are finished in every state."""
+    feed(hot, "a", "finished")
     hot.settle(SettleBatch(done=[done("finished")]))
     hot.set_job_state(JOB, JobState.PAUSED)
     hot.set_job_state(JOB, state)
@@ -305,17 +356,41 @@ def test_workers_hear_of_a_jobs_state_at_begin(hot: RedisLedger, state: JobState
 
 def test_a_retry_waits_for_its_time_on_the_servers_clock(hot: RedisLedger, client: Any) -> None:
     """Not-yet-due messages stay; due ones go to the back of the queue, unchanged."""
-    assert hot.next_due(QUEUE) is None
     hot.publish(QUEUE, [publish("fresh")], BUCKETS)
     hot.settle(SettleBatch(retries=[retry("soon"), retry("later", after_s=3600)]))
-    assert hot.next_due(QUEUE) == 0
-    assert hot.promote(QUEUE) == 1
-    due = hot.next_due(QUEUE)
-    assert due is not None
-    assert 3500 < due <= 3600
+    assert hot.promote(QUEUE, longest_s=7200) == 1
+    assert 3500 < due_in(client, "later") <= 3600
     assert hot.depth(QUEUE) == (2, 0, 1, 0)
     assert [tag_in(raw) for raw in claim(client, 2)] == ["job-a:fresh", "job-a:soon"]
     assert client.hlen(f"penstock:delayed:{QUEUE}:raw") == 1
+
+
+def test_a_clock_that_steps_back_delays_no_retry(hot: RedisLedger, client: Any) -> None:
+    """After an hour's step back retries keep the wait they had left, and none waits longer than an honest one (A12)."""
+    now = client.time()[0]
+    hot.settle(SettleBatch(retries=[retry("soon", after_s=3_598), retry("later", after_s=3_610)]))
+    client.set(f"penstock:delayed:{QUEUE}:clock", now + 3_600)  # promoting has seen a clock that was an hour ahead
+    assert hot.promote(QUEUE) == 1
+    assert 5 < due_in(client, "later") <= 11.5
+    assert hot.promote(QUEUE) == 0
+    assert 5 < due_in(client, "later") <= 11.5, "moved once"
+    client.zadd(f"penstock:delayed:{QUEUE}", {item_tag(key("later")): now + 86_400})  # stepped while nothing promoted
+    hot.promote(QUEUE, longest_s=30)
+    assert 25 < due_in(client, "later") <= 30
+
+
+def test_a_clock_that_steps_back_keeps_no_worker_alive(hot: RedisLedger, client: Any) -> None:
+    """Heartbeats and leases of a time to come are of before the step: they count for nothing (A12)."""
+    now = client.time()[0]
+    hot.heartbeat("lives", {"lane": "api"})
+    client.zadd("penstock:workers", {"of a time to come": now + 3_600})
+    assert [worker.name for worker in hot.workers()] == ["lives"]
+    hot.heartbeat("lives", {"lane": "api"})
+    assert client.zrange("penstock:workers", 0, -1) == [b"lives"]
+    feed(hot, "a", "b")
+    hot.begin([begin("a"), begin("b")])
+    client.zadd("unacked_index.api", {item_tag(key("a")): now + 3_600, item_tag(key("b")): now})
+    assert hot.under_way(QUEUE, JOB, 1, item_tag, 60) == 1
 
 
 def test_a_retry_waits_until_its_last_delivery_is_acknowledged(hot: RedisLedger, client: Any) -> None:
@@ -326,9 +401,7 @@ def test_a_retry_waits_until_its_last_delivery_is_acknowledged(hot: RedisLedger,
     ack(client, ["other"])
     assert hot.promote(QUEUE) == 1
     assert [tag_in(raw) for raw in claim(client)] == ["job-a:other"]
-    due = hot.next_due(QUEUE)
-    assert due is not None
-    assert 0 < due <= 1
+    assert 0 < due_in(client, "held") <= 1
     ack(client, ["held"])
     client.zadd(f"penstock:delayed:{QUEUE}", {item_tag(key("held")): 0})
     assert hot.promote(QUEUE) == 1
@@ -425,6 +498,27 @@ def test_a_redis_that_would_lose_work_is_refused(hot: RedisLedger, client: Any) 
         client.config_set("maxmemory", "0")
         client.config_set("maxmemory-policy", "noeviction")
     hot.preflight()
+
+
+def test_no_worker_starts_on_a_redis_that_evicts(
+    redis_server: RedisServer, client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers and control loops end at once with the setting and its fix; a Redis that is away is only warned of (C12)."""
+    database_url = f"sqlite:///{tmp_path}/l.db"
+    open_database(database_url).migrate()
+    client.config_set("maxmemory", "1gb")
+    client.config_set("maxmemory-policy", "volatile-lru")
+    try:
+        with (
+            pytest.raises(RedisUnfit, match=r"volatile-lru.*noeviction"),
+            open_stores(WorkerSettings(database_url=database_url, redis_url=redis_server.url), "control"),
+        ):
+            pytest.fail("it must not start")
+    finally:
+        client.config_set("maxmemory", "0")
+        client.config_set("maxmemory-policy", "noeviction")
+    with open_stores(WorkerSettings(database_url=database_url, redis_url="redis://127.0.0.1:1/0"), "worker"):
+        assert "make sure that its maxmemory-policy is noeviction" in caplog.text
 
 
 def test_workers_are_seen_while_they_beat(hot: RedisLedger, client: Any) -> None:

@@ -66,12 +66,13 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 def test_a_large_output_is_uploaded_in_parts(s3_server: S3Server, bucket: Bucket) -> None:
-    """An output of several parts arrives whole and in order; an empty side is no object."""
+    """An output of several parts arrives whole and in order; an empty side is an empty object, as in a folder (D39)."""
     written = write_outputs(Ledger(ROWS), "job", f"s3://{bucket.name}/runs/7/", s3_endpoint_url=s3_server.url)
     assert written.output == f"s3://{bucket.name}/runs/7/output.jsonl"
-    assert written.errors is None
+    assert written.errors == f"s3://{bucket.name}/runs/7/errors.jsonl"
     objects = bucket.objects()
-    assert list(objects) == ["runs/7/output.jsonl"]
+    assert set(objects) == {"runs/7/output.jsonl", "runs/7/errors.jsonl"}
+    assert objects["runs/7/errors.jsonl"] == b""
     data = objects["runs/7/output.jsonl"]
     assert len(data) > 2 * PART_BYTES
     assert [json.loads(line)["custom_id"] for line in data.splitlines()] == [f"doc-{n}" for n in range(ROWS)]
@@ -90,13 +91,13 @@ def test_a_failed_upload_leaves_nothing(s3_server: S3Server, bucket: Bucket) -> 
 
 
 def test_writing_again_replaces_what_is_out_of_date(s3_server: S3Server, bucket: Bucket) -> None:
-    """After a replay that rescued every document, the errors of the first run are gone from the bucket."""
+    """After a replay that rescued every document, the errors of the first run are gone from the bucket (D39)."""
     place = f"s3://{bucket.name}/run"
     write_outputs(Ledger(1, dead=2), "job", place, s3_endpoint_url=s3_server.url)
     assert set(bucket.objects()) == {"run/output.jsonl", "run/errors.jsonl"}
     write_outputs(Ledger(3), "job", place, s3_endpoint_url=s3_server.url)
     objects = bucket.objects()
-    assert list(objects) == ["run/output.jsonl"]
+    assert objects["run/errors.jsonl"] == b""
     assert objects["run/output.jsonl"].count(b"\n") == 3
 
 

@@ -29,6 +29,12 @@ def producer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Produce
         yield producer
 
 
+@pytest.fixture(autouse=True)
+def no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is asked for is flushed; flushes by time are tested with the open jobs."""
+    monkeypatch.setattr("penstock_producer.open_job.FLUSH_AFTER_S", 3600.0)
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "in.jsonl"
@@ -74,6 +80,17 @@ def test_a_key_with_another_body_is_a_conflict(producer: Producer, source: Path)
     with pytest.raises(JobConflict):
         producer.open_job(SPEC, job_key="night")
     assert producer.status("night").job == job
+
+
+def test_a_conflict_says_in_what_it_differs(producer: Producer, source: Path) -> None:
+    """Both values of each option that differs are named, and a source that changed; remote doors tell neither (D23)."""
+    producer.submit(source, SPEC, job_key="night")
+    with pytest.raises(JobConflict, match=r"model was 'm', is now 'other'; timeout_s was 120\.0, is now 5\.0") as caught:
+        producer.submit(source, SPEC.model_copy(update={"model": "other", "timeout_s": 5.0}), job_key="night")
+    assert "'other'" not in caught.value.told
+    source.write_text('{"id": 1, "text": "changed"}\n')
+    with pytest.raises(JobConflict, match=r"the content of .*in\.jsonl has changed"):
+        producer.submit(source, SPEC, job_key="night")
 
 
 @pytest.mark.parametrize("key", ["", "x" * 201, "a\nb", "job_abcdefghijklmnopqrst"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from envelopes import Envelope, decode_envelope
 from servers import RedisServer
 
 from penstock_ledger import (
@@ -28,7 +29,6 @@ from penstock_producer import feeder as feeder_module
 from penstock_producer.errors import JobCancelled, SourceChanged
 from penstock_producer.feeder import Feeder, open_feed_source, open_feeder
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.wire import Envelope, decode_envelope
 
 QUEUE = "penstock.api"
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)

@@ -25,7 +25,7 @@ from penstock_ledger import (
 from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
-from penstock_producer.wire import decode_envelope
+from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.quota_hash import QuotaHash, Report, Reserve
 from penstock_ratelimit.testing import BlockingScripts
@@ -52,7 +52,8 @@ class House:
         )
         self.database: Database = open_ledger(self.settings.database_url)
         self.database.migrate()
-        self.producer = Producer(ProducerSettings(database_url=self.settings.database_url))
+        prices = {"default": ProviderFacts(usd_per_mtok_in=1.0)}  # for jobs with a budget
+        self.producer = Producer(ProducerSettings(database_url=self.settings.database_url, providers=prices))
         self.hot = RedisLedger(self.redis, Meta(self.database).epoch())
         self.jobs, self.outcomes = JobStore(self.database), OutcomeStore(self.database)
         self.control = Control(self.settings, self.database, self.hot, owner="test")

@@ -248,5 +248,5 @@ def test_a_watcher_counts_and_nothing_else(own_redis: RedisServer) -> None:
 def refuses(server: RedisServer, user: str, *commands: tuple[object, ...]) -> None:
     client = server.client(username=user, password=PASSWORD)
     for command in commands:
-        with pytest.raises(redis.NoPermissionError):
+        with pytest.raises(redis.exceptions.NoPermissionError):
             client.execute_command(*command)

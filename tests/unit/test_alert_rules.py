@@ -64,6 +64,7 @@ WELL = {
     f'penstock_control_ticks_total{{{CONTROL},result="ok"}}': rising(300),
     f'penstock_control_ticks_total{{{CONTROL},result="failed"}}': rising(1),
     f"penstock_parked_unknown{{{CONTROL}}}": still(0),
+    f"penstock_unsettled_oldest_seconds{{{ON}}}": still(1),
 }
 
 STOPPED = {f'penstock_items_total{{{ON},outcome="{how}"}}': still(9) for how in ("succeeded", "dead")}
@@ -74,6 +75,7 @@ ILL: dict[str, tuple[dict[str, str], str]] = {
     "PenstockNoWorkers": ({f"penstock_workers{{{CONTROL},{LANE}}}": still(0)}, LANE),
     "PenstockNothingSettles": (STOPPED, LANE),
     "PenstockWorkerStuck": (STOPPED, ON),
+    "PenstockUnsettled": ({f"penstock_unsettled_oldest_seconds{{{ON}}}": still(301)}, ON),
     "PenstockOldestItem": ({f"penstock_oldest_item_age_seconds{{{CONTROL},{LANE}}}": still(1900)}, LANE),
     "PenstockDeadLetters": (
         {

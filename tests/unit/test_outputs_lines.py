@@ -14,7 +14,7 @@ import pytest
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer.errors import SinkError
 from penstock_producer.outputs import error_line, output_line, probe_sink, write_outputs
-from penstock_producer.storage import ObjectWriter, S3Sink, open_sink
+from penstock_producer.storage import S3Sink, open_sink
 
 BODY = b'{"id": "x",\r\n  "choices": [{"message": {"content": "a\\nb \xe2\x80\xa8 c"}}]}'
 
@@ -191,10 +191,3 @@ def test_a_bucket_that_refuses_is_explained(code: str, told: str) -> None:
     """What S3 answers is put in terms of what to do."""
     with pytest.raises(SinkError, match=told):
         S3Sink("bucket", "out", RefusingClient(code)).probe()
-
-
-def test_an_empty_object_needs_no_rights() -> None:
-    """With the right to write only, an empty side is no object and no failure."""
-    writer = ObjectWriter(RefusingClient("AccessDenied"), "bucket", "out/errors.jsonl")
-    writer.finish()
-    assert writer.publish() is None

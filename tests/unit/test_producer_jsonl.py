@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import tracemalloc
 from pathlib import Path
 
@@ -121,7 +122,7 @@ def test_latin1_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
 @pytest.mark.parametrize("magic", [b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"PAR1", b"PK\x03\x04"])
 def test_compressed_files_are_named(tmp_path: Path, magic: bytes) -> None:
     """A compressed or columnar file is refused at its first bytes."""
-    with pytest.raises(SourceError, match="convert it first"):
+    with pytest.raises(SourceError, match=r"not JSON Lines; convert it: .*in-converted.jsonl"):
         list(open_source(write(tmp_path, magic + b"rest\n"), SPEC).documents({}))
 
 
@@ -195,3 +196,54 @@ def test_the_line_limit_travels_in_the_pin(tmp_path: Path) -> None:
     (row,) = open_source(pin, SPEC, ProducerSettings()).documents({})
     assert isinstance(row, BadRow)
     assert row.code == "line_too_long"
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("a.csv", "python3 -c 'import csv, json, sys; "),
+        ("a b.tsv", "< 'a b.tsv' > 'a b.jsonl'"),
+        ("a.jsonl.gz", "gzip -dc < a.jsonl.gz > a.jsonl"),
+        ("a.jsonl.zst", "zstd -dc < a.jsonl.zst > a.jsonl"),
+        ("s3://bucket/deep/a.parquet", "a.parquet a.jsonl"),
+    ],
+)
+def test_other_formats_come_with_a_command_that_converts_them(name: str, command: str) -> None:
+    """The refusal of a format that is not read ends with one line to paste (D13)."""
+    with pytest.raises(SourceError, match="unsupported_format") as caught:
+        open_source(name, SPEC)
+    assert command in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "array.json"])
+def test_the_commands_convert(name: str, tmp_path: Path) -> None:
+    """What the refusals of CSV, TSV and arrays advise makes a source that is read (D13, D24)."""
+    text = {"a.csv": "id,text\nx,t\n", "a.tsv": "id\ttext\nx\tt\n", "array.json": '[\n {"id": "x",\n "text": "t"}\n]\n'}
+    (tmp_path / name).write_text(text[name])
+    with pytest.raises(SourceError) as caught:
+        list(open_source(tmp_path / name, SPEC).documents({}))
+    subprocess.run(str(caught.value).partition("convert it: ")[2], shell=True, check=True, timeout=60)
+    made = (tmp_path / name).with_suffix(".jsonl")
+    assert [json.loads(line) for line in made.read_text().splitlines()] == [{"id": "x", "text": "t"}]
+
+
+def test_an_array_is_one_error(tmp_path: Path) -> None:
+    """A file that is one JSON array is named as that instead of by each of its lines (D24)."""
+    with pytest.raises(SourceError, match=r"json_array: .* is one JSON array"):
+        list(open_source(write(tmp_path, b'[\n{"id": "a"},\n{"id": "b"}\n]'), SPEC).documents({}))
+
+
+def test_folders_pipes_patterns_and_stdin_have_words_of_their_own(tmp_path: Path) -> None:
+    """Each is told what it is and what to do instead of `no such file` (D25)."""
+    os.mkfifo(tmp_path / "pipe")
+    told = {
+        tmp_path: "is a folder; name one file, or join them first: cat",
+        tmp_path / "pipe": "is a pipe, and a source is read more than once",
+        tmp_path / "*.jsonl": "is a pattern, and one file is read",
+        Path("-"): "read more than once",
+        tmp_path / "nothing.jsonl": "there is no such file",
+    }
+    for path, words in told.items():
+        with pytest.raises(SourceError) as caught:
+            list(open_source(path, SPEC).documents({}))
+        assert words in str(caught.value)

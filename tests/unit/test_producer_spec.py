@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from penstock_producer.errors import SpecError
+from penstock_producer.request_body import BodyBuilder
 from penstock_producer.spec import JobSpec
 
 
@@ -131,3 +132,55 @@ def test_specs_are_frozen() -> None:
     """A spec does not change once it is accepted."""
     with pytest.raises(Exception, match="frozen"):
         JobSpec().model = "other"
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({"max_token": 20}, "did you mean 'max_tokens'?"),
+        ({"temprature": 0}, "did you mean 'temperature'?"),
+        ({"temperature": 2.5}, "give a number from 0 to 2"),
+        ({"top_p": "0.5"}, "give a number from 0 to 1"),
+        ({"stop": 5}, "give text or a list"),
+        ({"x.": 1}, "names no parameter"),
+        ({"x.stream": True}, "remove it"),
+        ({"messages": []}, "messages is no parameter"),
+    ],
+)
+def test_request_parameters_are_checked_by_the_table(params: dict[str, Any], told: str) -> None:
+    """A misspelt parameter, a wrong type or a value out of range is refused before a million requests carry it (D12)."""
+    assert told in str(refusal(params=params))
+
+
+def test_a_parameter_belongs_to_its_endpoint() -> None:
+    """What chat takes is refused for embeddings, and nothing is checked where the endpoint is unknown (D12)."""
+    assert "no parameter 'temperature'" in str(refusal(endpoint="/v1/embeddings", params={"temperature": 0}))
+    assert JobSpec(endpoint="/v1/embeddings", params={"dimensions": 64}).params == {"dimensions": 64}
+    assert JobSpec(endpoint="/v1/rerank", params={"top_n": 3}).params == {"top_n": 3}
+
+
+def test_a_providers_own_parameter_passes_with_the_prefix() -> None:
+    """`x.NAME` is sent as NAME, unchecked (D12)."""
+    spec = JobSpec(model="m", prompt="{text}", params={"x.safe_mode": "on", "top_k": 4})
+    assert (
+        BodyBuilder(spec)("hi")
+        == b'{"model":"m","messages":[{"role":"user","content":"hi"}],"safe_mode":"on","top_k":4}'
+    )
+
+
+def test_a_job_of_an_earlier_release_is_still_read() -> None:
+    """A parameter that is refused today does not stop a job that was accepted yesterday (D12)."""
+    stored = JobSpec().to_json() | {"params": {"max_token": 20}}
+    assert JobSpec.accepted(stored).params == {"max_token": 20}
+    with pytest.raises(SpecError):
+        JobSpec.from_json(stored)
+
+
+def test_a_refusal_is_one_sentence() -> None:
+    """No preamble of the library that checks stands in front of the fix (D40)."""
+    assert "Value error" not in str(refusal(max_bad_rows="x%"))
+
+
+def test_every_field_has_a_description() -> None:
+    """`help(JobSpec)` and a JSON schema of it say what each field means (D33)."""
+    assert [name for name, field in JobSpec.model_fields.items() if not field.description] == []

@@ -101,3 +101,15 @@ def test_memory_is_flat_in_the_number_of_rows(tmp_path: Path) -> None:
         return highest
 
     assert peak(120_000) < peak(30_000) + 1024 * 1024
+
+
+def test_alike_faults_are_shown_once(tmp_path: Path) -> None:
+    """Twelve rows with one fault are one line with the others' numbers, and another fault has its own (D24)."""
+    lines = [b"oops"] * 12 + [b'{"id": "a"}']
+    with pytest.raises(TooManyBadRows) as caught:
+        surveyed(tmp_path, lines, max_bad_rows="0%")
+    told = str(caught.value)
+    assert told.count("invalid_json_line") == 1
+    assert "11 more like it, in line 2, 3, 4, 5, 6, 7, 8, 9, …" in told
+    assert told.count("missing_field") == 1
+    assert len(caught.value.rows) == 13

@@ -43,3 +43,22 @@ def test_logic_and_lone_braces_are_refused(text: str) -> None:
 def test_template_injection_stays_text() -> None:
     """Neither a Jinja expression in the template nor braces in a value are evaluated."""
     assert Template("{{ ''.__class__ }}{v}").render({"v": "{v}{{x}}"}) == "{ ''.__class__ }{v}{{x}}"
+
+
+@pytest.mark.parametrize("record", [{}, {"v": None}, {"v": {"w": 1}, "v.x": None}])
+def test_a_default_stands_for_an_absent_or_null_column(record: dict[str, object]) -> None:
+    """`{column|default:"…"}` renders its text where the record has no value, and the value where it has one (D31)."""
+    template = Template('{v.x|default:"n/a \\"yet\\""}!')
+    assert template.render(record) == 'n/a "yet"!'
+    assert template.render({"v": {"x": "y"}}) == "y!"
+    assert Template('{v | default: ""}').render({"v": None}) == ""
+    assert template.fields == ("v.x",)
+
+
+@pytest.mark.parametrize(
+    "text", ["{v|default:none}", "{v|upper}", '{v|default:"a}', '{|default:"a"}', '{v|default:"\\q"}']
+)
+def test_nothing_but_a_default_follows_a_column(text: str) -> None:
+    """There are no filters, and a default is text in double quotes; the error shows how to write one (D31)."""
+    with pytest.raises(TemplateError, match=r"\{column\|default:|\{\{ and"):
+        Template(text)

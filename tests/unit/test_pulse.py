@@ -20,6 +20,18 @@ class Leases:
     kept_at: float | None = 0.0
 
 
+@dataclass
+class Engine:
+    why: str | None = None
+    waits_for: str | None = None
+
+    def stuck(self) -> str | None:
+        return self.why
+
+    def trouble(self) -> str | None:
+        return self.waits_for
+
+
 class House:
     """A pulse with a clock that the test moves."""
 
@@ -27,13 +39,13 @@ class House:
         self.folder = folder
         self.now = 0.0
         self.rests = False
-        self.engine_turns = True
+        self.engine = Engine()
         self.leases = Leases()
         self.pulse = Pulse(
             ProbeFiles(folder),
             self.leases,
             may_rest=lambda: self.rests,
-            engine_turns=lambda: self.engine_turns,
+            engine=self.engine,
             stalled_s=45,
             clock=lambda: self.now,
         )
@@ -59,10 +71,24 @@ def test_a_worker_that_claims_is_alive(house: House) -> None:
 
 def test_a_stuck_loop_of_the_engine_grows_old(house: House) -> None:
     """A control process whose loop never comes back is not alive, however well it consumes; its drain is no such case."""
-    house.engine_turns = False
+    house.engine.why = "the control loop has been stuck in one round for minutes"
     assert not house.touches()
     house.pulse.drain()
     assert house.touches()
+
+
+def test_the_probe_says_what_a_worker_waits_for(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    """A store that is away ends no worker, and who asks the probe reads what is away, until it is back (A4)."""
+    house.engine.waits_for = (
+        "outcomes wait to be stored for up to 340 s: SQL is away (OperationalError: \ud800 refused)"
+    )
+    assert house.touches()
+    assert main(["alive", f"--dir={house.folder}"]) == 0
+    assert "SQL is away (OperationalError: ? refused)" in capsys.readouterr().out
+    house.engine.waits_for = None
+    house.pulse.beat()
+    assert main(["alive", f"--dir={house.folder}"]) == 0
+    assert capsys.readouterr().out == "alive\n"
 
 
 def test_alive_but_consuming_nothing_grows_old(house: House) -> None:

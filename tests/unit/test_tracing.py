@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from envelopes import decode_envelope
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan
@@ -90,7 +91,7 @@ def test_only_traced_messages_carry_the_header() -> None:
     headers = json.loads(traced)["headers"]
     assert headers.pop("traceparent") == HEADER
     assert headers == json.loads(plain)["headers"]
-    assert wire.decode_envelope(traced) == wire.decode_envelope(plain)
+    assert decode_envelope(traced) == decode_envelope(plain)
 
 
 def test_the_callers_span_is_found_without_importing_anything() -> None:
@@ -133,7 +134,7 @@ def test_off_imports_nothing_and_on_says_what_to_install() -> None:
 def _flight(header: object = None) -> Flight:
     kwargs = {"v": 1, "job": KEY.job_id, "gen": KEY.generation, "doc": KEY.doc_id, "body": {}}
     flight = Flight(Delivery("t", kwargs, {} if header is None else {"traceparent": header}, queue="penstock.api"))
-    flight.message = wire.decode_kwargs(kwargs)
+    flight.message = wire.decode_item(kwargs, {})
     return flight
 
 

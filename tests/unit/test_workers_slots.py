@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock_ratelimit.fairness import Flow, Priority
+from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow, Priority
 from penstock_workers.slots import Slots
 
 
@@ -20,7 +20,7 @@ async def test_no_more_than_size_at_once_and_in_order() -> None:
     slots, order, gates = Slots(2), [], [asyncio.Event() for _ in range(4)]
 
     async def item(number: int) -> None:
-        async with slots:
+        async with slots.place():
             order.append(number)
             await gates[number].wait()
 
@@ -45,7 +45,7 @@ async def test_an_urgent_item_is_let_in_before_those_who_wait() -> None:
         async with slots.place(flow):
             order.append(name)
 
-    await slots.__aenter__()
+    await slots.take(DEFAULT_FLOW)
     waiting = [item(f"n{number}", Flow(job="big")) for number in range(20)]
     waiting += [item(f"u{number}", Flow(job="small", priority=Priority.URGENT)) for number in range(2)]
     tasks = [asyncio.create_task(one) for one in waiting]
@@ -59,10 +59,10 @@ async def test_an_urgent_item_is_let_in_before_those_who_wait() -> None:
 async def test_a_cancelled_waiter_takes_no_slot() -> None:
     """Cancelling one who waits, even in the instant it was let in, leaves the slot for the next."""
     slots = Slots(1)
-    await slots.__aenter__()
-    first, second = asyncio.create_task(slots.__aenter__()), asyncio.create_task(slots.__aenter__())
+    await slots.take(DEFAULT_FLOW)
+    first, second = asyncio.create_task(slots.take(DEFAULT_FLOW)), asyncio.create_task(slots.take(DEFAULT_FLOW))
     await settle_loop()
-    await slots.__aexit__(None, None, None)  # lets `first` in …
+    slots.give_up()  # lets `first` in …
     first.cancel()  # … which is cancelled before it runs
     await asyncio.gather(first, return_exceptions=True)
     await asyncio.wait_for(second, 1)
@@ -72,8 +72,8 @@ async def test_a_cancelled_waiter_takes_no_slot() -> None:
 async def test_resize_lets_waiters_in() -> None:
     """Growing admits who waits at once."""
     slots = Slots(1)
-    await slots.__aenter__()
-    waiter = asyncio.create_task(slots.__aenter__())
+    await slots.take(DEFAULT_FLOW)
+    waiter = asyncio.create_task(slots.take(DEFAULT_FLOW))
     await settle_loop()
     slots.resize(2)
     await asyncio.wait_for(waiter, 1)
@@ -83,14 +83,14 @@ async def test_resize_lets_waiters_in() -> None:
 async def test_closed_slots_turn_everybody_away() -> None:
     """A draining worker starts nothing: waiters and newcomers are cancelled."""
     slots = Slots(1)
-    await slots.__aenter__()
-    waiter = asyncio.create_task(slots.__aenter__())
+    await slots.take(DEFAULT_FLOW)
+    waiter = asyncio.create_task(slots.take(DEFAULT_FLOW))
     await settle_loop()
     slots.close()
     with pytest.raises(asyncio.CancelledError):
         await waiter
     with pytest.raises(asyncio.CancelledError):
-        await slots.__aenter__()
+        await slots.take(DEFAULT_FLOW)
 
 
 async def test_a_place_that_was_left_early_is_given_up_once() -> None:

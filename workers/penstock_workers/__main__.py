@@ -18,13 +18,15 @@ def run_worker(
 ) -> NoReturn:
     """Run until SIGTERM, and exit: 0 after a drain. ``hosted`` overrides the lane's own settings (`gpu`, `embed`).
 
-    Raises SettingsError for unusable settings.
+    Raises SettingsError for unusable settings, and UnknownLane.
     """
     log_to_stderr()
     overrides = {lane: dict(hosted)} if hosted else {}
     settings = WorkerSettings.load(lane=lane, concurrency=concurrency, **overrides)
     from penstock_workers.app import create_app
+    from penstock_workers.lanes.make import check_lane
 
+    check_lane(settings.lane)
     sys.exit(_worker_main(create_app(settings), name or f"{lane}-{process_name()}@%h"))
 
 

@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
 from penstock_workers.admission import Admission, QuotaAdmission, Unpaced
+from penstock_workers.backlog import Backlog
 from penstock_workers.bodies import Bodies
 from penstock_workers.children.crew import Crew
 from penstock_workers.children.starter import child_starter
@@ -40,6 +41,7 @@ from penstock_workers.settle import Settler, Tell
 from penstock_workers.shelves import Settled, Shelves
 from penstock_workers.starts import Starts
 from penstock_workers.stores import open_stores
+from penstock_workers.strays import Strays
 from penstock_workers.tracing import Tracing, open_tracing
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,8 @@ class WorkerEngine:
         self._hot: RedisLedger | None = None
         self._control: Control | None = None
         self._tracing: Tracing | None = None
+        self._settler: Settler | None = None
+        self._backlogs: tuple[Backlog, ...] = ()  # of what waits for a store
 
     async def start(self, bridge: Bridge) -> None:
         settings = self._settings
@@ -71,6 +75,16 @@ class WorkerEngine:
         new_runner, tell = _traced(self._tracing)
         start_child = child_starter(settings)
         suspects = Crew(start_child, _suspect_children(settings))
+        settler = Settler(
+            Shelves(jobs, outcomes, stores.hot),
+            self._failpoints,
+            self._tally,
+            group_max=settings.commit_max,
+            linger_s=settings.commit_linger_s,
+            tell=partial(_after_settling, tell),
+        )
+        starts = Starts(stores.hot, outcomes, Strays(jobs))
+        self._settler, self._backlogs = settler, (settler.backlog, starts.backlog)
         self._runner = new_runner(
             lane=self._lane,
             jobs=JobBook(read_job(jobs, settings)),
@@ -80,15 +94,8 @@ class WorkerEngine:
             code=JobCode(
                 Crew(start_child, settings.hook_processes), Crew(start_child, settings.hook_processes), suspects
             ),
-            starts=Starts(stores.hot, outcomes),
-            settler=Settler(
-                Shelves(jobs, outcomes, stores.hot),
-                self._failpoints,
-                self._tally,
-                group_max=settings.commit_max,
-                linger_s=settings.commit_linger_s,
-                tell=partial(_after_settling, tell),
-            ),
+            starts=starts,
+            settler=settler,
             policy=RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s),
             failpoints=self._failpoints,
             concurrency=settings.concurrency,
@@ -122,11 +129,16 @@ class WorkerEngine:
         self._running.resize(concurrency)
 
     def stats(self) -> Mapping[str, int | float | str]:
-        return self._runner.stats() if self._runner is not None else {}
+        if self._runner is None or self._settler is None:
+            return {}
+        return {**self._runner.stats(), **self._settler.stats()}
 
-    def turns(self) -> bool:
+    def stuck(self) -> str | None:
         """A control loop beside the items may be stuck: others lead its jobs when its leases end, and the items go on."""
-        return True
+        return next((why for backlog in self._backlogs if (why := backlog.overdue()) is not None), None)
+
+    def trouble(self) -> str | None:
+        return next((what for backlog in self._backlogs if (what := backlog.trouble()) is not None), None)
 
     def figures(self) -> Iterator[Sample]:
         lane = self._settings.lane
@@ -136,6 +148,7 @@ class WorkerEngine:
             yield from bound_figures(lane, "starting")
             return
         yield from self._runner.figures(lane)
+        yield catalogue.UNSETTLED_OLDEST(max(backlog.oldest_s() for backlog in self._backlogs), lane)
         if self._tracing is not None:
             yield from self._tracing.sink.figures()
         gauges = self._lane.gauges()

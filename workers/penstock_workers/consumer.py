@@ -96,6 +96,23 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
             warnings.simplefilter("ignore", CPendingDeprecationWarning)
             super().on_connection_error_after_connected(exc)
 
+    def on_unknown_message(self, body: Any, message: Any) -> None:
+        super().on_unknown_message("", _without_arguments(message))
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
+        super().on_unknown_task("", _without_arguments(message), exc)
+
+    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
+        super().on_invalid_task("", message, exc)
+
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         log.error("message %s cannot be decoded (%s); it is kept aside", message.delivery_tag, exc)
         message.reject_log_error(log, self.connection_errors)
+
+
+def _without_arguments(message: Any) -> Any:
+    """Celery logs headers and body of what it rejects, documents and prompts included. The message is kept whole elsewhere."""
+    if isinstance(message.headers, dict):
+        for name in ("argsrepr", "kwargsrepr"):
+            message.headers.pop(name, None)
+    return message

@@ -20,7 +20,7 @@ from celery import Task
 from celery.exceptions import Reject
 from redis.exceptions import RedisError
 
-from penstock_ledger import DatabaseUnavailable, LedgerError, RedisAddress
+from penstock_ledger import DatabaseUnavailable, PenstockError, RedisAddress
 from penstock_producer.borders import Borders
 from penstock_producer.errors import ProducerError
 from penstock_producer.producer import Producer
@@ -108,10 +108,8 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
                     return f"the database could not be reached for {self.door.settings.doors.submit_timeout_s:g} s"
                 log.warning("%s %s waits: %s", self.name, self.request.id, error)
                 time.sleep(DATABASE_PAUSE_S)
-            except ProducerError as error:
+            except PenstockError as error:
                 return error.told
-            except LedgerError as error:
-                return str(error)
             except Exception as error:
                 where = inspect.trace()[-1]
                 log.error("%s: %s at %s:%d", self.name, type(error).__name__, where.filename, where.lineno)

@@ -104,8 +104,12 @@ class ItemEngine(Protocol):
         """Figures for `celery inspect stats`, read from the hub thread: must be cheap and safe to read there."""
         ...
 
-    def turns(self) -> bool:
-        """False when a loop of the engine's own is stuck for good, and with it the process; from the hub thread."""
+    def stuck(self) -> str | None:
+        """Why this process must not say that it lives, such as a loop that never comes back; from the hub thread."""
+        ...
+
+    def trouble(self) -> str | None:
+        """What the process waits for, such as a store that is away, in words for a person; from the hub thread."""
         ...
 
     def figures(self) -> Iterable[Sample]:

@@ -11,6 +11,7 @@ WorkerError
 ├── EndpointRefused     a job names a path of its provider that jobs may not ask
 ├── DoorRefused         a task of a Celery client asks for what cannot be done, or not at this door
 ├── UnknownProvider     a job names a provider that this worker's settings do not have
+├── PricesMissing       a job has a budget, and this worker does not know what its provider charges
 ├── BadEngineSettings   the settings of an engine that a worker is to host cannot work
 ├── EngineAway          the server that a gpu worker asks has not loaded its model in time
 ├── MissingApiKey       a provider's `api_key_env` names a variable that is not set
@@ -54,7 +55,8 @@ class UnknownLane(WorkerError):
     exit_status = EXIT_USAGE
 
     def __init__(self, lane: str, known: Collection[str]) -> None:
-        super().__init__(f"lane {lane!r} is not available in this worker; available: {', '.join(sorted(known))}")
+        why = "is not built yet" if lane == "batch" else "is not available in this worker"
+        super().__init__(f"lane {lane!r} {why}; available: {', '.join(sorted(known))}")
 
 
 class HookMissing(WorkerError):
@@ -94,9 +96,13 @@ class ChildBroken(WorkerError):
 class EndpointRefused(WorkerError):
     """A job names a path of its provider that jobs may not ask."""
 
+    exit_status = EXIT_USAGE
+
 
 class DoorRefused(WorkerError):
     """A task of a Celery client cannot be done. Its text goes back to the client and holds nothing of documents."""
+
+    exit_status = EXIT_USAGE
 
 
 class UnknownProvider(WorkerError):
@@ -109,6 +115,19 @@ class UnknownProvider(WorkerError):
         super().__init__(
             f"provider {name!r} is not configured (configured: {listed}); "
             f"add [providers.{name}] with base_url to penstock.toml, or submit with one that is"
+        )
+
+
+class PricesMissing(WorkerError):
+    """A job has a budget, and this worker does not know what its provider charges: each answer would count as free."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, provider: str, budget_usd: float) -> None:
+        super().__init__(
+            f"prices_missing: the job's budget is {budget_usd:g} USD, and this worker's settings have no prices for provider "
+            f"{provider!r}; set providers.{provider}.usd_per_mtok_in and usd_per_mtok_out (US dollars per million tokens), "
+            "restart the workers and resume the job"
         )
 
 

@@ -44,6 +44,10 @@ class Gatherer(Generic[T]):
         if len(self._waiting) >= self._group_max:
             self._full.set()
 
+    def __len__(self) -> int:
+        """Things that wait for the next group."""
+        return len(self._waiting)
+
     async def flush(self) -> None:
         """Return once everything that was put in before this call has been flushed."""
         self._hurried = True

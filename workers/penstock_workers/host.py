@@ -92,13 +92,18 @@ class EngineHost:
     def stats(self) -> Mapping[str, int | float | str]:
         return {} if self._engine is None else self._engine.stats()
 
-    def turns(self) -> bool:
-        return self._engine is None or (self._engine.turns() and self.loop_turns())
+    def stuck(self) -> str | None:
+        if not self.loop_turns():
+            return f"the item loop has not turned for {LOOP_STUCK_S:.0f} s"
+        return None if self._engine is None else self._engine.stuck()
 
     def loop_turns(self) -> bool:
         """False when the item loop serves and has stood still for ``LOOP_STUCK_S`` seconds. Any thread."""
         turned_at = self._turned_at
         return turned_at is None or monotonic() - turned_at < LOOP_STUCK_S
+
+    def trouble(self) -> str | None:
+        return None if self._engine is None else self._engine.trouble()
 
     def figures(self) -> Iterable[Sample]:
         return () if self._engine is None else self._engine.figures()

@@ -6,9 +6,10 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 
-from penstock_ledger import JobStore, buckets_for
+from penstock_ledger import JobNotFound, JobStore, buckets_for
+from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
 from penstock_producer.spec import JobSpec
-from penstock_workers.errors import EndpointRefused
+from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.flight import JobView
 from penstock_workers.flows import flow_of
 from penstock_workers.settings import WorkerSettings
@@ -31,7 +32,8 @@ class JobBook:
         return future.result() if future is not None and future.done() and future.exception() is None else None
 
     async def get(self, job_id: str) -> JobView:
-        """Raises JobNotFound, UnknownProvider, EndpointRefused or what the database raises. A failure is not remembered."""
+        """Raises JobNotFound, UnknownProvider, EndpointRefused, PricesMissing or what the database raises. A failure is not
+        remembered."""
         future = self._views.get(job_id)
         if future is None:
             future = asyncio.ensure_future(asyncio.to_thread(self._read, job_id))
@@ -50,8 +52,12 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
 
     def read(job_id: str) -> JobView:
         job = jobs.get(job_id)
-        spec = JobSpec.stored(job.spec)
+        if job.job_id != job_id:  # a key of a job: items name jobs by their ids, under which they are settled
+            raise JobNotFound(job_id)
+        spec = JobSpec.accepted(job.spec)
         provider = settings.provider(spec.provider)
+        if spec.budget_usd is not None and spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN and not provider.priced:
+            raise PricesMissing(spec.provider, spec.budget_usd)
         refused = settings.refused_endpoint(spec.provider, spec.endpoint)
         if refused is not None:  # the key of the fleet would go there
             raise EndpointRefused(refused)

@@ -76,7 +76,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         self._host = EngineHost(partial(parts.build_engine, self.app, parts.settings), self._wake)
         self._leases.may_renew = self._host.loop_turns
         probes = ProbeFiles(parts.settings.probe_dir)
-        self.pulse = Pulse(probes, self._leases, may_rest=self._may_rest, engine_turns=self._host.turns)
+        self.pulse = Pulse(probes, self._leases, may_rest=self._may_rest, engine=self._host)
         self._lane: str = parts.settings.lane
         self._page = contextlib.ExitStack()
         self._page.enter_context(start_metrics(parts.settings, self.figures))

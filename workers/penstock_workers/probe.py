@@ -1,8 +1,9 @@
 """Is this process alive, ready, started? Files that it touches, and the small program that an orchestrator asks.
 
 A process with the setting ``probe_dir`` keeps three files there: ``started`` from the end of its start-up (the model is
-loaded) on, ``ready`` while it takes work, and ``alive``, touched by the loop that does the work. ``penstock-probe alive``
-looks at the last one's age. No server is asked, so no server's outage ends a worker that waits for it as it should.
+loaded) on, ``ready`` while it takes work, and ``alive``, touched by the loop that does the work;
+and ``note`` while it waits for something that a person may want to know. ``penstock-probe alive`` looks at the age
+of ``alive``, and prints the note. No server is asked, so no server's outage ends a worker that waits for it as it should.
 
 A worker touches ``alive`` by rules of its own (pulse.py); any other loop does it at each turn::
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALIVE, READY, STARTED = "alive", "ready", "started"
+NOTE = "note"  # what the process waits for or suffers from, in words; the program prints it with its answer
+NOTE_CHARS = 500
 STATES = (ALIVE, READY, STARTED)
 MAX_AGE_S = 60.0  # of ``alive``, which is touched every few seconds: a loop that is busy for so long is stuck
 DIR_VARIABLE = "PENSTOCK_PROBE_DIR"
@@ -42,7 +45,8 @@ class ProbeFiles:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._paths = {} if folder is None else {state: os.path.join(folder, state) for state in STATES}
+        self._paths = {} if folder is None else {state: os.path.join(folder, state) for state in (*STATES, NOTE)}
+        self._noted = ""
         self._owner = _owner(os.getpid())
         if folder is not None:
             os.makedirs(folder, exist_ok=True)
@@ -63,6 +67,17 @@ class ProbeFiles:
     def unready(self) -> None:
         self._remove(READY)
 
+    def note(self, words: str | None) -> None:
+        """What the process waits for or suffers from; None: nothing."""
+        words = (words or "")[:NOTE_CHARS]
+        if not self._paths or words == self._noted:
+            return
+        self._noted = words
+        if words:
+            self._write(self._paths[NOTE], words)
+        else:
+            self._remove(NOTE)
+
     def _touch(self, state: str) -> None:
         """A full or vanished disk is no reason to fail: the age of the file tells."""
         if not self._paths:
@@ -72,10 +87,10 @@ class ProbeFiles:
         except OSError:
             self._write(self._paths[state])
 
-    def _write(self, path: str) -> None:
+    def _write(self, path: str, words: str = "") -> None:
         try:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(self._owner)
+            with open(path, "w", encoding="utf-8", errors="replace") as file:
+                file.write(f"{self._owner}\n{words}" if words else self._owner)
         except OSError:
             pass
 
@@ -111,8 +126,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n{USAGE}\n")
         return 2
     no = check(folder, state, max_age_s)
-    sys.stdout.write(f"{no or state}\n")
+    note = _note(folder)
+    sys.stdout.write(f"{no or state}{'; ' + note if note else ''}\n")
     return 0 if no is None else 1
+
+
+def _note(folder: str) -> str:
+    """What the living process has written of its troubles, on one line; "" when it has none."""
+    try:
+        with open(os.path.join(folder, NOTE), encoding="utf-8", errors="replace") as file:
+            writer, _, words = file.read(2 * NOTE_CHARS).partition("\n")
+        return " ".join(words.split()) if _lives(writer) else ""
+    except (OSError, ValueError):
+        return ""
 
 
 def _read(arguments: list[str]) -> tuple[str, str, float]:

@@ -4,6 +4,7 @@ A worker can be up, answer `celery inspect ping` and consume nothing, for ever: 
 So the file `alive` is touched by the hub itself, and grows old when nothing was claimed for ``STALLED_S`` seconds although
 there was room. Redis being away is a reason not to ask, however long it lasts: that another connection of this process
 reaches Redis is what takes the excuse away. So are a drain, a worker that is full, and queues that an operator cancelled.
+A worker whose outcomes have waited too long for a store that answers does not live either (``backlog.py``).
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ class Heard(Protocol):
     kept_at: float | None
 
 
+class Engine(Protocol):
+    """The part of ``EngineHost`` that says how it is; see ``engine.ItemEngine``."""
+
+    def stuck(self) -> str | None: ...
+
+    def trouble(self) -> str | None: ...
+
+
 class Pulse:
     """Belongs to the hub thread."""
 
@@ -37,14 +46,14 @@ class Pulse:
         heard: Heard,
         *,
         may_rest: Callable[[], bool],
-        engine_turns: Callable[[], bool],
+        engine: Engine,
         stalled_s: float | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._probes = probes
         self._heard = heard
         self._may_rest = may_rest
-        self._engine_turns = engine_turns
+        self._engine = engine
         self._stalled_s = STALLED_S if stalled_s is None else stalled_s
         self._clock = clock
         self._met_at: float | None = None  # when the consumer connected last; None while it is not connected
@@ -61,7 +70,7 @@ class Pulse:
     def away(self) -> None:
         """A try to reach the broker has failed, and another follows: called each second, in place of a turn."""
         self._met_at = None
-        if self._engine_turns():
+        if self._engine.stuck() is None:
             self._probes.alive()
 
     def beat(self) -> None:
@@ -72,6 +81,7 @@ class Pulse:
         elif self._is_well:
             log.error("%s; unless that changes, whoever asks penstock-probe will end this worker", trouble)
         self._is_well = trouble is None
+        self._probes.note(trouble or self._engine.trouble())
 
     def drain(self) -> None:
         self._draining = True
@@ -81,7 +91,7 @@ class Pulse:
         """Why this worker must not say that it lives."""
         if self._is_stalled():
             return f"nothing was claimed for {self._stalled_s:.0f} s although there is room and Redis answers"
-        return None if self._draining or self._engine_turns() else "the engine's own loop has been stuck for minutes"
+        return None if self._draining else self._engine.stuck()
 
     def _is_stalled(self) -> bool:
         claimed, kept = self._heard.claim_heard_at, self._heard.kept_at

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock_ledger import JobNotFound
 from penstock_producer.errors import BadMessage, BadReference, ProducerError, SpecError, UnknownMessageVersion
-from penstock_producer.wire import decode_kwargs
+from penstock_producer.wire import decode_item
 from penstock_ratelimit import NeverFits, QuotaHeld
 from penstock_workers.admission import Admission
 from penstock_workers.answer import Answer, NoAnswer, Tried
@@ -27,6 +27,7 @@ from penstock_workers.errors import (
     EndpointRefused,
     HookMissing,
     HookStuck,
+    PricesMissing,
     SchemaUnusable,
     UnknownProvider,
 )
@@ -38,7 +39,7 @@ from penstock_workers.judge import Failure, Reply, name_failure
 from penstock_workers.lanes.base import Lane
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
-from penstock_workers.outcome import Outcome, Parked, Released, Unreadable
+from penstock_workers.outcome import Dead, Outcome, Parked, Released, Unreadable
 from penstock_workers.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine
 from penstock_workers.runs import Runs
 from penstock_workers.settle import Settler
@@ -127,15 +128,15 @@ class ItemRunner:
     async def _open(self, flight: Flight) -> None:
         """Understand the message: which item, of which job, with which request body."""
         try:
-            flight.message = decode_kwargs(flight.delivery.kwargs)
-        except (BadMessage, UnknownMessageVersion, AttributeError) as error:
+            flight.message = decode_item(flight.delivery.kwargs, flight.delivery.headers)
+        except (BadMessage, UnknownMessageVersion) as error:
             raise TurnedAway(Unreadable(str(error))) from error
         job_id = flight.key.job_id
         try:
             flight.job = self._jobs.known(job_id) or await self._jobs.get(job_id)
         except JobNotFound as error:
             raise TurnedAway(Unreadable(str(error))) from error
-        except (UnknownProvider, EndpointRefused, SpecError) as error:
+        except (UnknownProvider, EndpointRefused, PricesMissing, SpecError) as error:
             raise TurnedAway(Parked(str(error), pauses=True)) from error
         try:
             flight.body = flight.given = flight.message.body or await self._bodies.fetch(flight)
@@ -323,14 +324,22 @@ class ItemRunner:
         self._tasks.pop(delivery, None)
         self._settler.put(Settled(flight, outcome))
 
+    async def _vouched(self, flight: Flight, outcome: Outcome) -> Outcome:
+        """Before it has begun, an item may be a stranger's: one that no feed sent gets no dead letter and pauses no job."""
+        if flight.begun or not hasattr(flight, "job") or not isinstance(outcome, Dead | Parked):
+            return outcome
+        if isinstance(outcome, Parked) and not outcome.pauses:
+            return outcome
+        return await self._starts.begin(flight) or outcome
+
     async def _outcome(self, flight: Flight) -> Outcome:
         """Whatever happens in the steps, an item comes out with one outcome."""
         try:
             return await self._steps(flight)
         except TurnedAway as turn:
-            return turn.outcome
+            return await self._vouched(flight, turn.outcome)
         except (HookMissing, HookStuck, SchemaUnusable, ChildBroken) as error:
-            return Parked(str(error), pauses=True)
+            return await self._vouched(flight, Parked(str(error), pauses=True))
         except asyncio.CancelledError:
             return Released("given up by this worker")
         except Exception as error:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
 from penstock_producer.borders import DoorSettings
-from penstock_producer.settings import ProducerSettings, ProviderPaths, check_url, refuse_example_password
+from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
 from penstock_producer.spec import Lane
 from penstock_workers.amqp.address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
@@ -43,7 +43,7 @@ PerMinuteLimit = Annotated[float, Field(gt=0)] | None
 ProfileName = Literal["generic", "openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together", "vllm"]
 
 
-class ProviderSettings(ProviderPaths):
+class ProviderSettings(ProviderFacts):
     """One place that answers inference requests, with what it allows and what it costs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -63,8 +63,6 @@ class ProviderSettings(ProviderPaths):
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
     adaptive: bool | None = None  # feel out how many requests it takes at once; None = where no limit is declared
     metrics_url: str | None = None  # vLLM's /metrics, where reachable: its waiting requests steer how many are sent
-    usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
-    usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
 
     @field_validator("api_key_env", mode="before")
     @classmethod

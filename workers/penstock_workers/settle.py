@@ -2,22 +2,25 @@
 
 A crash between any two steps repeats the later ones for the same items and changes nothing: the first writer has won in
 SQL, the completed set is a set, and an acknowledgement that never left brings back a message that is skipped as done.
+What a store will never take becomes something that it does take, or is set aside: see ``refusals.py``.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from penstock_ratelimit import full_jitter
+from penstock_workers.backlog import Backlog
+from penstock_workers.causes import Causes
 from penstock_workers.engine import Acked, Bridge, GivenBack, Retried, SetAside, Verdict
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.gather import Gatherer
+from penstock_workers.insist import Insistence
 from penstock_workers.metrics.tally import Tally
 from penstock_workers.outcome import Dead, Done, Released, Retry, Unreadable
+from penstock_workers.refusals import Choice, Refusals
 from penstock_workers.shelves import Settled, Shelves
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,11 @@ class Settler:
         self._failpoints = failpoints
         self._gatherer: Gatherer[Settled] = Gatherer(self._commit, group_max=group_max, linger_s=linger_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settle")
+        self._refusals = Refusals(log)
+        causes = Causes(log)
+        self._sql = Insistence("SQL", self._thread, causes, cap_s=STORE_RETRY_CAP_S)
+        self._redis = Insistence("Redis", self._thread, causes, cap_s=STORE_RETRY_CAP_S)
+        self.backlog = Backlog("outcomes wait to be stored", (self._sql, self._redis))
         self._bridge: Bridge | None = None
         self.groups = 0
 
@@ -54,6 +62,7 @@ class Settler:
         self._gatherer.start()
 
     def put(self, settled: Settled) -> None:
+        self.backlog.put()
         self._gatherer.put(settled)
 
     async def flush(self) -> None:
@@ -64,9 +73,19 @@ class Settler:
         await self._gatherer.close()
         self._thread.shutdown()
 
+    def stats(self) -> Mapping[str, int | float | str]:
+        """Any thread."""
+        return {
+            "unsettled-oldest-s": round(self.backlog.oldest_s(), 1),
+            "store-failures": self._sql.failures + self._redis.failures,
+            "store-refusals": self._sql.refusals + self._redis.refusals,
+            "store-trouble": self.backlog.trouble() or "",
+        }
+
     async def _commit(self, group: Sequence[Settled]) -> None:
-        await self._insist("SQL", self._write_sql, group)
-        await self._insist("Redis", self._shelves.write_redis, group)
+        self.backlog.take()
+        group = await self._store(self._sql, self._write_sql, group, self._refusals.by_sql)
+        group = await self._store(self._redis, self._shelves.write_redis, group, self._refusals.by_redis)
         self._failpoints.hit("after_settle")
         self.groups += 1
         self._tally.settled(group)
@@ -74,28 +93,28 @@ class Settler:
         self._bridge.conclude([(settled.flight.delivery, _verdict(settled)) for settled in group])
         if self._tell_of is not None:
             self._tell_of(group)
+        self.backlog.done(more=len(self._gatherer) > 0)
 
     def _write_sql(self, group: Sequence[Settled]) -> None:
         self._failpoints.hit("before_commit")
         self._shelves.write_sql(group)
         self._failpoints.hit("after_commit")
 
-    async def _insist(self, store: str, write: Callable[[Sequence[Settled]], None], group: Sequence[Settled]) -> None:
-        """Try until it is written: giving up would throw away answers that are paid for."""
-        attempt, began = 0, time.monotonic()
-        while True:
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, write, group)
-                self._tally.stored(store, time.monotonic() - began)
-                return
-            except Exception as error:
-                wait_s = full_jitter(attempt, base_s=0.2, cap_s=STORE_RETRY_CAP_S)
-                log.warning(
-                    "%s refused %d outcomes (%s: %s); they wait in memory, next try in %.1f s",
-                    store, len(group), type(error).__name__, error, wait_s, exc_info=attempt == 0,
-                )  # fmt: skip
-                attempt += 1
-                await asyncio.sleep(wait_s)
+    async def _store(
+        self, store: Insistence, write: Callable[[Sequence[Settled]], None], group: Sequence[Settled], choose: Choice
+    ) -> Sequence[Settled]:
+        """``group`` as it is stored now: what was refused for good has another outcome, which is stored in its place."""
+        began = time.monotonic()
+        written = await store.write(write, group)
+        self._tally.stored(store.store, time.monotonic() - began)
+        if not written.refused:
+            return group
+        kept = [settled for part, _ in written.parts for settled in part]
+        choices = [choose(settled, error) for settled, error in written.refused]
+        kept += [choice.settled for choice in choices if not choice.is_to_be_written]
+        again = await store.write(write, [choice.settled for choice in choices if choice.is_to_be_written])
+        kept += [settled for part, _ in again.parts for settled in part]
+        return kept + [self._refusals.set_aside(settled, error).settled for settled, error in again.refused]
 
 
 def _verdict(settled: Settled) -> Verdict:

@@ -19,12 +19,6 @@ class Slots:
         self._closed = False
         self.taken = 0
 
-    async def __aenter__(self) -> None:
-        await self.take(DEFAULT_FLOW)
-
-    async def __aexit__(self, *_: object) -> None:
-        self.give_up()
-
     async def take(self, flow: Flow) -> None:
         """Wait for a slot; whoever has one calls ``give_up``. Raises CancelledError once the slots are closed."""
         if self._closed:

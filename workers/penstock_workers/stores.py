@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock_ledger import POOL_SIZE, Database, Meta, RedisAddress, RedisLedger, open_database
+from redis.exceptions import RedisError
+
+from penstock_ledger import POOL_SIZE, Database, Meta, RedisAddress, RedisLedger, in_words, open_database
 from penstock_workers.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 CONTROL_POOL = 2  # the control thread, and the one that writes a finished job's files
@@ -39,7 +44,10 @@ def pool_sizes(settings: WorkerSettings) -> dict[Part, int]:
 
 @contextlib.contextmanager
 def open_stores(settings: WorkerSettings, part: Part) -> Iterator[Stores]:
-    """Connections of one part of a process, closed at the end. Raises the database's and Redis's own errors."""
+    """Connections of one part of a process, closed at the end.
+
+    Raises the database's errors, and RedisUnfit for a Redis that would lose work. One that is away is waited for later.
+    """
     database = open_database(
         settings.database_url,
         pool_size=pool_sizes(settings).get(part, CONTROL_POOL),
@@ -50,7 +58,19 @@ def open_stores(settings: WorkerSettings, part: Part) -> Iterator[Stores]:
         socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_keepalive=True
     )
     try:
-        yield Stores(database, RedisLedger(client, Meta(database).epoch()))
+        hot = RedisLedger(client, Meta(database).epoch())
+        _refuse_unfit(hot)
+        yield Stores(database, hot)
     finally:
         client.close()
         database.close()
+
+
+def _refuse_unfit(hot: RedisLedger) -> None:
+    try:
+        hot.preflight()
+    except RedisError as error:
+        log.warning(
+            "Redis could not be looked at (%s); make sure that its maxmemory-policy is noeviction: any other drops queued work",
+            in_words(error),
+        )

@@ -94,7 +94,7 @@ class TaskThreads:
         self._post(self._end, request, error)
 
     def _end(self, request: Any, error: BaseException | None) -> None:
-        if self._requests.get(request.message.delivery_tag) is not request:
+        if not self._is_here(request):
             self._lost = max(0, self._lost - 1)  # it was given up, and its thread is back
             return
         del self._requests[request.message.delivery_tag]
@@ -107,11 +107,11 @@ class TaskThreads:
     def _watch(self, request: Any) -> None:
         """From its begin on: it may have waited for a thread. What its sender asks for does not count."""
         limit_s = getattr(request.task, "time_limit", None)
-        if limit_s and request.message.delivery_tag in self._requests:
+        if limit_s and self._is_here(request):
             self._call_later(limit_s, partial(self._give_up, request, limit_s))
 
     def _give_up(self, request: Any, limit_s: float) -> None:
-        if self._requests.get(request.message.delivery_tag) is not request:
+        if not self._is_here(request):
             return
         del self._requests[request.message.delivery_tag]
         log.error("task %s hangs beyond its limit of %g s and is given up; its thread is lost", request, limit_s)
@@ -123,9 +123,13 @@ class TaskThreads:
         self._staff()
         self._jobs.put(partial(_tell, request, "overdue", request.id, request.kwargs))
 
+    def _is_here(self, request: Any) -> bool:
+        """Not given up, nor given back, nor another delivery of the same message."""
+        return self._requests.get(request.message.delivery_tag) is request
+
     def _if_here(self, request: Any, callback: Callable[..., object], *arguments: Any, **more: Any) -> None:
         """What a task says after it was given up, or has gone back to its queue, is not heard."""
-        if self._requests.get(request.message.delivery_tag) is request:
+        if self._is_here(request):
             callback(*arguments, **more)
 
 

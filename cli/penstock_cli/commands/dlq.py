@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock_cli import options
+from penstock_cli import examples, options
 from penstock_cli.errors import UsageProblem
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
     from penstock_ledger.model import DeadLetter, Job
+    from penstock_producer.errors import Problem
 
+MAX_ID_CHARS = 512  # ids are shown whole: they are what the next command is given
+MAX_GENERATIONS_SHOWN = 20  # of one document
 SHOWN_BODY_CHARS = 4000  # of a request or an answer on the terminal; --json and export have all of it
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, export, and replay with changes.")
@@ -23,56 +26,90 @@ Reason = Annotated[str | None, typer.Option(help="Only dead letters with this re
 Docs = Annotated[list[str] | None, typer.Option("--doc", metavar="ID", help="Only this document. Repeatable.")]
 
 
-@app.command(name="list")
+@app.command(name="list", epilog=examples.DLQ_LIST)
 def list_letters(
     job: options.JobName,
     reason: Reason = None,
+    generation: Annotated[
+        int | None,
+        typer.Option(min=1, help="Those of one generation, also the ones that were replayed since (the first is 1)."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
     as_json: options.JsonOption = False,
     state: options.StateOption = None,
 ) -> None:
     """List the dead letters of a job: one line each, with what went wrong."""
-    from rich.table import Table
-    from rich.text import Text
-
     from penstock_cli.connect import books
-    from penstock_cli.terminal import console as make_console
-    from penstock_cli.text import argument, count, one_line
+    from penstock_cli.text import one_line
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
-        letters = list(islice(ledger.outcomes.dead_letters(found.job_id, reason=reason), limit))
-        by_reason = ledger.outcomes.counts(found.job_id).dead_by_reason
-        console = make_console()
+        chosen = ledger.outcomes.dead_letters(found.job_id, reason=reason, generation=generation)
+        letters = list(islice(chosen, limit))
         if as_json:
             for letter in letters:
                 typer.echo(json.dumps(_as_json(letter)))
             return
-        table = Table(
-            "document", "reason", "tries", "status", "last error", box=None, pad_edge=False, header_style="dim"
+        counts = (
+            ledger.outcomes.counts(found.job_id)
+            if generation is None
+            else ledger.outcomes.counts_of(found.job_id, generation)
         )
-        table.columns[-1].overflow = "fold"
-        for letter in letters:
-            table.add_row(
-                Text(one_line(letter.key.doc_id, 40)),
-                Text(one_line(letter.reason, 30)),
+        total = counts.dead_by_reason.get(reason, 0) if reason else counts.dead
+        if total:
+            _print_letters(letters)
+        else:
+            typer.echo("no dead letters" + (f" with reason {one_line(reason)}" if reason else ""))
+        _print_footer(ledger, found, shown=len(letters), total=total, generation=generation)
+
+
+def _print_letters(letters: list[DeadLetter]) -> None:
+    from rich.text import Text
+
+    from penstock_cli.terminal import console as make_console
+    from penstock_cli.text import aligned, one_line
+
+    header, *lines = aligned(
+        ["document", "reason", "tries", "status", "last error"],
+        [
+            [
+                one_line(letter.key.doc_id, MAX_ID_CHARS),
+                one_line(letter.reason, 40),
                 str(letter.attempts),
                 str(letter.status_code or ""),
-                Text(one_line(letter.last_error, 120)),
-            )
-        total = by_reason.get(reason, 0) if reason else sum(by_reason.values())
-        if not total:
-            console.print("no dead letters" + (f" with reason {one_line(reason)}" if reason else ""), markup=False)
-            return
-        console.print(table)
-        key, option = argument(found.job_key), ledger.option()
-        if len(letters) < total:
-            console.print(f"{count(len(letters))} of {count(total)}; --limit shows more", style="dim")
-        console.print(Text(f"look closer:  penstock dlq show {key} ID{option}"), style="dim", soft_wrap=True)
-        console.print(Text(f"try again:    penstock dlq replay {key}{option}"), style="dim", soft_wrap=True)
+                one_line(letter.last_error, 120),
+            ]
+            for letter in letters
+        ],
+    )
+    console = make_console()
+    console.print(Text(header), style="dim", soft_wrap=True)
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
 
 
-@app.command()
+def _print_footer(ledger: Books, job: Job, *, shown: int, total: int, generation: int | None) -> None:
+    """What to do next, and what is not shown."""
+    from rich.text import Text
+
+    from penstock_cli.replays import changes_in_force, say_in_force
+    from penstock_cli.terminal import console as make_console
+    from penstock_cli.text import argument, count, safe
+
+    key, option = argument(job.job_key), ledger.option()
+    told = [f"{count(shown)} of {count(total)}; --limit shows more"] if shown < total else []
+    if total:
+        told.append(f"look closer:  penstock dlq show {key} ID{option}")
+    if total and generation is None:
+        told.append(f"try again:    penstock dlq replay {key}{option}")
+    if job.generation > 1 and generation is None:
+        told.append(f"earlier ones: penstock dlq list {key} --generation {job.generation - 1}{option}")
+        told.append(say_in_force(changes_in_force(ledger.jobs.feeds(job.job_id))))
+    for line in filter(None, told):
+        make_console().print(Text(safe(line)), style="dim", soft_wrap=True)
+
+
+@app.command(epilog=examples.DLQ_SHOW)
 def show(
     job: options.JobName,
     doc: Annotated[str | None, typer.Argument(metavar="ID", help="The document.")] = None,
@@ -90,41 +127,57 @@ def show(
     if doc_id is None:
         raise UsageProblem("name the document: penstock dlq show JOB ID; `penstock dlq list JOB` shows their names")
     with books(state) as ledger:
-        letter = _letter(ledger, ledger.jobs.get(job), doc_id)
+        found = ledger.jobs.get(job)
+        letter = _letter(ledger, found, doc_id)
+        earlier = _earlier(ledger, found, letter)
     if as_json:
         typer.echo(json.dumps(_as_json(letter)))
         return
     console = make_console()
-    for name, value in _shown(letter).items():
+    for name, value in (_shown(letter) | earlier).items():
         console.print(Text.assemble((f"{name:<12}", "dim"), value), soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog=examples.DLQ_EXPORT)
 def export(
     job: options.JobName,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="A file, or s3://bucket/key.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output.")
+    ],
     reason: Reason = None,
     state: options.StateOption = None,
 ) -> None:
     """Write the dead letters of a job as OpenAI Batch error lines."""
     from penstock_cli.connect import books
-    from penstock_cli.files import write_errors
+    from penstock_cli.files import STDOUT, write_errors
     from penstock_cli.text import count
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
         written = write_errors(ledger, found, output, reason=reason)
-    typer.echo(f"{count(written)} dead letters in {output}")
+    typer.echo(f"{count(written)} dead letters in {output}", err=output == STDOUT)
 
 
-@app.command()
+@app.command(epilog=examples.DLQ_REPLAY)
 def replay(
     job: options.JobName,
     reason: Reason = None,
     doc: Docs = None,
     set_fields: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Change the request: model=…, max_tokens=…. Repeatable."),
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Change the request: model=…, max_tokens=…, or a provider's own parameter as x.NAME=…. Stays in "
+            "later replays. Repeatable.",
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Give a field back what the document had before its first replay; `prompt` is its text. Repeatable.",
+        ),
     ] = None,
     edit_prompt: Annotated[
         str | None,
@@ -134,17 +187,21 @@ def replay(
 ) -> None:
     """Try dead letters again, as a new generation of the job. Nothing is overwritten."""
     from penstock_cli.connect import books
+    from penstock_cli.replays import changes_in_force, say_in_force
     from penstock_cli.text import count, safe
     from penstock_ledger.model import JobState
 
-    overrides = _overrides(set_fields or [], edit_prompt)
     with books(state) as ledger:
         found = ledger.jobs.get(job)
+        overrides = _overrides(set_fields or [], unset or [], edit_prompt, str(found.spec["endpoint"]))
         feed, number = ledger.jobs.replay(found.job_id, reason=reason, doc_ids=doc, overrides=overrides)
         redis = ledger.redis_if_running()
         if redis is not None:
             redis.set_job_state(found.job_id, JobState.RUNNING)
         typer.echo(f"{count(number)} documents of {safe(found.job_key)} go again as generation {feed.generation}")
+        kept = say_in_force(changes_in_force(ledger.jobs.feeds(found.job_id)))
+        if kept:
+            typer.echo(safe(kept))
         if state is not None and redis is None:
             typer.echo(f"process them with:  {run_again(ledger, found)}")
 
@@ -157,18 +214,44 @@ def run_again(ledger: Books, job: Job) -> str:
     return remembered(ledger.state, job.job_id)
 
 
-def _overrides(set_fields: list[str], edit_prompt: str | None) -> dict[str, Any]:
-    """What a replay changes, checked before anything moves. Raises UsageProblem and SpecError."""
+def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None, endpoint: str) -> dict[str, Any]:
+    """What a replay changes, checked before anything moves. Raises UsageProblem."""
     from penstock_cli.jobspec import parse_pairs
+    from penstock_producer.errors import SpecError
     from penstock_producer.overrides import Overrides
 
     overrides: dict[str, Any] = {}
     if set_fields:
         overrides["set"] = parse_pairs("--set", set_fields)
+    if unset:
+        overrides["unset"] = unset
     if edit_prompt is not None:
         overrides["prompt"] = edit_prompt
-    Overrides(overrides)
+    try:
+        Overrides(overrides, endpoint)
+    except SpecError as error:
+        raise UsageProblem("\n".join(map(_as_flag, error.problems))) from error
     return overrides
+
+
+def _as_flag(problem: Problem) -> str:
+    """``/set/max_tokens`` is ``--set max_tokens`` to whom typed it."""
+    name, _, rest = problem.pointer.lstrip("/").partition("/")
+    flag = "--edit-prompt" if name == "prompt" else f"--{name}"
+    return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
+
+
+def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:
+    """Why the document was dead before it was replayed, generation by generation."""
+    from penstock_cli.text import one_line
+    from penstock_ledger.model import DeadLetter
+
+    told = {}
+    for generation in range(letter.key.generation - 1, 0, -1)[:MAX_GENERATIONS_SHOWN]:
+        before = ledger.outcomes.of_generation(job.job_id, generation, letter.key.doc_id)
+        if isinstance(before, DeadLetter):
+            told[f"in gen. {generation}"] = one_line(f"{before.reason}: {before.last_error}", 300)
+    return told
 
 
 def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
     from penstock_cli.connect import Books
     from penstock_cli.figures import Figures
-    from penstock_ledger.model import Job, JobState
+    from penstock_ledger.model import Counts, Job, JobState
 
 WATCH_EVERY_S = 1.0
 WATCH_HINT = "Ctrl-C ends the watching; the job goes on"
 MAX_JOBS_LISTED = 1000
+MAX_KEY_CHARS = 200  # keys and ids are shown whole: they are what the next command is given
 REASON_CHARS = 500  # of what a provider said
 
 
@@ -100,12 +101,11 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     import orjson
-    from rich.table import Table
     from rich.text import Text
 
     from penstock_cli.connect import books
     from penstock_cli.terminal import console as make_console
-    from penstock_cli.text import count, one_line, percent
+    from penstock_cli.text import aligned
 
     with books(state) as ledger:
         found = ledger.jobs.list(limit=limit)
@@ -126,21 +126,31 @@ def list_jobs(
                 ).decode()
             )
         return
-    table = Table(
-        "job", "state", "finished", "of", "dead", "submitted", "id", box=None, pad_edge=False, header_style="dim"
+    console = make_console()
+    if not rows:
+        console.print("no jobs yet")
+        return
+    header, *lines = aligned(
+        ["id", "job", "state", "finished", "of", "dead", "submitted"], [_row(*row) for row in rows]
     )
-    for job, counts in rows:
-        finished = counts.succeeded + counts.dead
-        table.add_row(
-            Text(one_line(job.job_key, 40)),
-            Text(f"{job.state}: {one_line(job.reason, 40)}" if job.reason else str(job.state)),
-            percent(finished, job.total) if job.total is not None else count(finished),
-            count(job.total) if job.total is not None else "open",
-            count(counts.dead),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(job.created_at)),
-            job.job_id,
-        )
-    make_console().print(table if rows else "no jobs yet")
+    console.print(Text(header), style="dim", soft_wrap=True)
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _row(job: Job, counts: Counts) -> list[str]:
+    from penstock_cli.text import count, one_line, percent
+
+    finished = counts.succeeded + counts.dead
+    return [
+        job.job_id,
+        one_line(job.job_key, MAX_KEY_CHARS),
+        f"{job.state}: {one_line(job.reason, 40)}" if job.reason else str(job.state),
+        percent(finished, job.total) if job.total is not None else count(finished),
+        count(job.total) if job.total is not None else "open",
+        count(counts.dead),
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(job.created_at)),
+    ]
 
 
 def pause(

@@ -40,14 +40,16 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
 
 def results(
     job: options.JobName,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="A file, or s3://bucket/key.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output.")
+    ],
     state: options.StateOption = None,
 ) -> None:
     """Write the results so far as OpenAI Batch output lines."""
     from penstock_cli.connect import books
-    from penstock_cli.files import write_results
+    from penstock_cli.files import STDOUT, write_results
     from penstock_cli.text import count
 
     with books(state) as ledger:
         written = write_results(ledger, ledger.jobs.get(job), output)
-    typer.echo(f"{count(written)} results in {output}")
+    typer.echo(f"{count(written)} results in {output}", err=output == STDOUT)

@@ -29,6 +29,7 @@ def submit(
     postprocess: options.Postprocess = None,
     on_overflow: options.OnOverflow = "fail",
     prefix_order: options.PrefixOrder = None,
+    response_schema: options.ResponseSchema = None,
     job: options.Job = None,
     provider: options.Provider = "default",
 ) -> None:
@@ -37,8 +38,9 @@ def submit(
     How the provider is reached (URL, key, limits, prices) is the workers'
     setting, not the job's: name one of theirs with --provider.
     """
-    from penstock_cli.jobspec import job_spec
-    from penstock_producer import Producer
+    from penstock_cli.hook_check import check_hooks
+    from penstock_cli.jobspec import in_flags, job_spec
+    from penstock_producer import Producer, SpecError
     from penstock_producer.settings import ProducerSettings
 
     spec = job_spec(
@@ -62,8 +64,14 @@ def submit(
             postprocess=postprocess,
             on_overflow=on_overflow,
             prefix_order=prefix_order,
+            response_schema=response_schema,
             provider=provider,
         )
     )
+    check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     with Producer(ProducerSettings.load()) as producer:
-        typer.echo(producer.submit(source, spec, job_key=job).job_id)
+        try:
+            accepted = producer.submit(source, spec, job_key=job)
+        except SpecError as error:
+            raise in_flags(error) from error
+    typer.echo(accepted.job_id)

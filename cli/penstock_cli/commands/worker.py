@@ -8,7 +8,7 @@ import typer
 
 
 def worker(
-    lane: Annotated[str, typer.Option(help="What this worker does: api, gpu, embed or batch.")],
+    lane: Annotated[str, typer.Option(help="What this worker does: api, gpu or embed.")],
     concurrency: Annotated[
         int | None, typer.Option("-c", "--concurrency", min=1, help="Items in flight in this process.")
     ] = None,

@@ -8,12 +8,28 @@
 -- KEYS[4] unacked                        kombu's hash tag -> message. A tag that is still held there was retried but not
 --                                        acknowledged yet; its message would be taken for a duplicate and dropped, so
 --                                        it waits ARGV[2] seconds more
+-- KEYS[5] penstock:delayed:<queue>:clock  string, the latest time that this script has seen (seconds)
 -- ARGV[1] how many at most (at most 500), ARGV[2] seconds
+-- ARGV[3] seconds ahead that an honest time can be: later ones were set before the clock stepped back, and are pulled to it
 -- Returns how many were moved
+
+local CLOCK_SLACK_S = 1 -- a clock that wavers by less is left alone; it is also how often the time seen is written down
+local MOVED_MAX = 20000 -- delayed messages moved at once: some 20 ms of Redis, after a step of its clock only
 
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
 local moved, urgent = 0, {}
+
+-- A failover or NTP may set the clock back. What is delayed was timed by the clock from before, and moves back with it.
+local stepped = (tonumber(redis.call('GET', KEYS[5]) or '') or now) - now
+if stepped > CLOCK_SLACK_S then
+  local delayed = redis.call('ZRANGE', KEYS[1], 0, MOVED_MAX - 1, 'WITHSCORES')
+  for i = 1, #delayed, 2 do redis.call('ZADD', KEYS[1], tonumber(delayed[i + 1]) - stepped, delayed[i]) end
+end
+local latest = now + tonumber(ARGV[3])
+for _, tag in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. latest, '+inf', 'LIMIT', 0, ARGV[1])) do
+  redis.call('ZADD', KEYS[1], latest, tag)
+end
 for _, tag in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
   if redis.call('HEXISTS', KEYS[4], tag) == 1 then
     redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), tag)
@@ -28,4 +44,5 @@ for _, tag in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 
   end
 end
 if #urgent > 0 then queue_urgent(KEYS[3], urgent) end
+if stepped == 0 or math.abs(stepped) > CLOCK_SLACK_S then redis.pcall('SET', KEYS[5], string.format('%.6f', now)) end
 return moved

@@ -7,22 +7,21 @@ a prompt, plain records; without one, batch lines.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
 
+from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
+from penstock_producer.params import as_sent
 from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN, BodyBuilder, text_field
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.strict_json import RowFault
 from penstock_producer.spec import JobSpec
 from penstock_producer.template import MissingField, Template, TextTooLong
 
-MAX_DOC_ID_BYTES = 512  # an index entry in every database, a header, a terminal line
 _MAX_COLUMNS_SHOWN = 20
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 Row = tuple[str, bytes]  # document id, request body as JSON
@@ -58,22 +57,10 @@ def check_doc_id(value: Any, field: str, *, fix: str = "give every row an id of 
         raise RowFault(
             "invalid_id", f"An id is text, not {type(value).__name__}.", fix=fix, field=field, value=seen(value)
         )
-    if not (value.isascii() and value.isprintable()) and _CONTROL.search(value) is not None:
-        raise RowFault(
-            "invalid_id", "The id holds control characters.", fix="remove them", field=field, value=seen(value)
-        )
-    try:
-        size = len(value) if value.isascii() else len(value.encode())
-    except UnicodeEncodeError:
-        raise RowFault(
-            "invalid_id", "The id holds half a surrogate pair.", fix="write the whole character, or remove it",
-            field=field, value=seen(value),
-        ) from None  # fmt: skip
-    if not 0 < size <= MAX_DOC_ID_BYTES:
-        raise RowFault(
-            "invalid_id", f"The id has {size} bytes; 1 to {MAX_DOC_ID_BYTES} are allowed.", fix=fix, field=field,
-            value=seen(value),
-        )  # fmt: skip
+    fault = id_fault(value)
+    if fault is not None:
+        message, remedy = fault
+        raise RowFault("invalid_id", message, fix=remedy or fix, field=field, value=seen(value))
     return value
 
 
@@ -87,7 +74,7 @@ class BatchLines:
         self._endpoint = spec.endpoint
         self._max_body_bytes = max_body_bytes
         self._needs_model = spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
-        self._defaults = ({} if spec.model is None else {"model": spec.model}) | dict(spec.params)
+        self._defaults = ({} if spec.model is None else {"model": spec.model}) | as_sent(spec.params)
         self._text_field = text_field(spec.endpoint)
 
     def read(self, record: dict[str, Any]) -> Row:
@@ -182,7 +169,7 @@ class PlainRecords:
             raise RowFault(
                 "missing_field",
                 f"The prompt uses the column {missing.name!r}, which {what} this row.",
-                fix=f"fill it, or change the prompt; columns here: {columns_of(given)}",
+                fix=f'fill it, or write {{{missing.name}|default:"none"}} in the prompt; columns here: {columns_of(given)}',
                 field=missing.name,
             ) from None
 

@@ -10,13 +10,13 @@ from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.base import BadRow, Cursor, Document
 from penstock_producer.sources.blob import Blob
+from penstock_producer.sources.convert import refuse_content
 from penstock_producer.sources.forms import Form, form_of
 from penstock_producer.sources.lines import BOM, Line, split_lines
 from penstock_producer.sources.strict_json import RowFault, parse_object
 from penstock_producer.spec import JobSpec
 
 _POSITION = re.compile(r"(\d{1,18}):(\d{1,10})", re.ASCII)  # "offset:length"
-_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "Parquet", b"PK\x03\x04": "zip"}
 
 
 class JsonlSource:
@@ -46,7 +46,7 @@ class JsonlSource:
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
         offset, number = int(cursor.get("offset", 0)), int(cursor.get("line", 1))
         first = offset == 0
-        chunks = _refuse_binary(self.uri, self._blob.chunks(offset)) if first else self._blob.chunks(offset)
+        chunks = _refuse_others(self.uri, self._blob.chunks(offset)) if first else self._blob.chunks(offset)
         for line in split_lines(chunks, offset=offset, number=number, max_line_bytes=self._max_line_bytes):
             data = line[2]
             if data is not None and (not data or data.isspace()):
@@ -109,15 +109,9 @@ class JsonlSource:
         )
 
 
-def _refuse_binary(uri: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Compressed and columnar files would be a million bad rows: name them at the first bytes instead."""
+def _refuse_others(uri: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Compressed and columnar files and JSON arrays would be a million bad rows: name them at the first bytes instead."""
     for index, chunk in enumerate(chunks):
         if index == 0:
-            for magic, name in _MAGIC.items():
-                if chunk.removeprefix(BOM).startswith(magic):
-                    raise SourceError(
-                        "unsupported_format",
-                        f"{uri} is {name}, not JSONL (starts {seen(chunk[:8])}); convert it first",
-                        told=f"{uri} is {name}, not JSONL; convert it first",
-                    )
+            refuse_content(uri, chunk.removeprefix(BOM))
         yield chunk

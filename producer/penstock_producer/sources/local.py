@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources.blob import CHUNK_BYTES
+from penstock_producer.sources.convert import cannot_open, refuse_kind
 
 KIND = "file"
 
@@ -123,14 +123,11 @@ class LocalFile:
         try:
             descriptor = self._open() if self._roots is None else self._roots.open(self.uri)
         except OSError as error:
-            raise SourceUnavailable(
-                f"{self.uri} cannot be opened ({error.strerror}); check the path and its rights"
-            ) from error
+            raise cannot_open(self.uri, error) from error
         except ValueError:  # a NUL, or half a surrogate pair
             raise SourceError("invalid_path", f"{seen(self.uri)} cannot be a path; check its characters") from None
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise SourceError("not_a_regular_file", f"{self.uri} is a folder, pipe or device; name a JSONL file")
+            refuse_kind(self.uri, os.fstat(descriptor).st_mode)
             yield descriptor, _identity(descriptor)
         except OSError as error:
             raise SourceUnavailable(f"{self.uri} cannot be read ({error.strerror})") from error

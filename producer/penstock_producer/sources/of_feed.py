@@ -34,4 +34,4 @@ def source_of(database: Database, job: Job, feed: Feed, settings: ProducerSettin
         return ReplaySource(feed, OutcomeStore(database))
     if feed.kind is FeedKind.SPOOL:
         return SpoolSource(job.job_id, Spool(database), JobStore(database))
-    return open_source(job.source, JobSpec.stored(job.spec), settings)
+    return open_source(job.source, JobSpec.accepted(job.spec), settings)

@@ -12,11 +12,11 @@ from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, ProducerSettings
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import local, s3
 from penstock_producer.sources.blob import Blob, TimedBlob
+from penstock_producer.sources.convert import refuse_ending
 from penstock_producer.sources.jsonl import JsonlSource
 from penstock_producer.spec import JobSpec
 
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
-_OTHER_FORMATS = (".csv", ".tsv", ".parquet", ".xlsx")
 
 
 DOOR = "door"  # of a pin: the kind of door that the job came through, where it is not a trusted one
@@ -73,8 +73,7 @@ def _blob_of_pin(pin: Mapping[str, Any], settings: ProducerSettings) -> local.Lo
 def _blob_of_uri(uri: str, settings: ProducerSettings, roots: SourceRoots | None) -> Blob:
     if roots is not None:
         roots.admit(uri)
-    if uri.lower().endswith(_OTHER_FORMATS):
-        raise SourceError("unsupported_format", f"{uri}: only JSONL is read; convert it to one JSON object per line")
+    refuse_ending(uri)
     scheme, separator, _ = uri.partition("://")
     if not separator:
         return local.LocalFile(uri, roots=roots)

@@ -25,7 +25,7 @@ class ReplaySource:
     def __init__(self, feed: Feed, outcomes: OutcomeStore) -> None:
         self._feed = feed
         self._outcomes = outcomes
-        self._overrides = Overrides(feed.overrides)
+        self._overrides = Overrides.accepted(feed.overrides)
 
     def pin(self) -> dict[str, Any]:
         return {"kind": KIND, "job_id": self._feed.job_id, "generation": self._feed.generation}
@@ -56,8 +56,8 @@ class ReplaySource:
         cursor: Cursor = {"after": doc_id}
         try:
             if not letter.request:
-                raise RowFault(letter.reason, letter.last_error, fix="mend the row and submit it again")
-            body = self._overrides.apply(letter.request)
+                raise RowFault(letter.reason, letter.last_error, fix="correct the row and submit it again")
+            body = self._overrides.apply(letter.request, self._original(doc_id) if self._overrides.restores else b"")
         except RowFault as fault:
             line = letter.line or 0
             return BadRow(
@@ -65,3 +65,8 @@ class ReplaySource:
                 letter.request,
             )  # fmt: skip
         return Document(doc_id, body, position, letter.line or 0, cursor)
+
+    def _original(self, doc_id: str) -> bytes:
+        """The request before the first replay: whatever is replayed had its first dead letter in the first generation."""
+        first = self._outcomes.of_generation(self._feed.job_id, 1, doc_id)
+        return first.request if isinstance(first, DeadLetter) else b""

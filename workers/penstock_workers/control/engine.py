@@ -70,8 +70,13 @@ class ControlEngine:
     def stats(self) -> Mapping[str, int | float | str]:
         return {}
 
-    def turns(self) -> bool:
-        return self._control is None or self._control.turns()
+    def stuck(self) -> str | None:
+        if self._control is None or self._control.turns():
+            return None
+        return "the control loop has been stuck in one round for minutes"
+
+    def trouble(self) -> str | None:
+        return None
 
     def figures(self) -> Iterator[Sample]:
         yield catalogue.INFO(1, CONTROL_LANE, version("penstock"))

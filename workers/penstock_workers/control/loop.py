@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from penstock_ledger import Database, JobStore, Outbox, OutcomeStore, RedisAddress, RedisLedger
+from penstock_ledger import Database, JobStore, OutcomeStore, RedisAddress, RedisLedger
 from penstock_ledger.model import Job
 from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
 from penstock_workers.amqp.homecoming import Homecoming
 from penstock_workers.amqp.shovel import start_shovel
+from penstock_workers.causes import Causes
 from penstock_workers.control.counted import Counted
 from penstock_workers.control.lookout import Lookout
 from penstock_workers.control.recover import Recovery
@@ -26,7 +27,6 @@ from penstock_workers.tracing import Tracing, open_tracing
 log = logging.getLogger(__name__)
 
 PROMOTE_MAX = 1_000  # due retries brought back per queue and tick
-OUTBOX_PAGE = 100
 LOOK_TIMEOUT_S = 15.0  # as for the other connections of a control loop
 STUCK_S = 300.0  # of one tick: stores and sources answer, or fail, much sooner
 FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
@@ -48,7 +48,7 @@ class Control:
         self._tracing = tracing
         self._turned_at = time.monotonic()
         self._jobs = JobStore(database)
-        self._outbox = Outbox(database)
+        self._causes = Causes(log)
         outcomes = OutcomeStore(database)
         self._hot = hot
         self._recovery = Recovery(self._jobs, outcomes, hot)
@@ -58,12 +58,12 @@ class Control:
         self._lookout = Lookout(hot, client)
         self._homecoming = Homecoming(client, settings) if settings.broker_url is None else None
         self._ticks = 0
+        self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
     def tick(self) -> None:
         """One round over all live jobs."""
         live = self._jobs.live()
         self._counted.rebuilds += self._recovery.heed(live)
-        self._relay()
         if self._homecoming is not None:
             self._homecoming.look()
         self._steering.look_around(live)
@@ -72,13 +72,15 @@ class Control:
             self._steer(job)
         self._ticks += 1
         for lane in {str(job.spec.get("lane", "api")) for job in live}:
-            self._counted.add("promoted", lane, self._hot.promote(queue_name(lane), PROMOTE_MAX))
+            self._counted.add(
+                "promoted", lane, self._hot.promote(queue_name(lane), PROMOTE_MAX, longest_s=self._longest_s)
+            )
         self._counted.leads = self._steering.leads
         self._counted.windows = self._steering.windows()
         self._look(live)
 
     def run(self, stop: threading.Event) -> None:
-        """Tick until told to stop. A fault of a store is logged once per fault and tried again, for as long as it takes."""
+        """Tick until told to stop. A fault of a store is tried again, for as long as it takes."""
         faults = 0
         while not stop.is_set():
             wait_s, began = self._settings.control_interval_s, time.monotonic()
@@ -88,9 +90,7 @@ class Control:
                 self._counted.ticks["ok"] += 1
             except Exception as error:
                 wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + wait_s
-                log.warning(
-                    "control: %s: %s; next look in %.1f s", type(error).__name__, error, wait_s, exc_info=faults == 0
-                )
+                self._causes.tell("control: a round failed", error, f"next look in {wait_s:.1f} s")
                 faults += 1
                 self._counted.ticks["failed"] += 1
             self._counted.tick_s = time.monotonic() - began
@@ -116,21 +116,20 @@ class Control:
         """One job's trouble must not hold up the others."""
         try:
             self._steering.steer(job)
-        except Exception:
-            log.exception("control: job %s could not be steered this time; next tick tries again", job.job_id)
+        except Exception as error:
+            self._causes.tell(
+                "control: a job could not be steered",
+                error,
+                f"{job.job_id} is tried again with the next tick",
+                level=logging.ERROR,
+            )
 
     def _look(self, live: Sequence[Job]) -> None:
         """Figures must not hold up the work that they are about."""
         try:
             self._lookout.look(live)
         except Exception as error:
-            log.warning("control: the fleet's figures are missing for a while: %s: %s", type(error).__name__, error)
-
-    def _relay(self) -> None:
-        """The outbox tells that something about a job changed; looking at live jobs each tick is all that it takes."""
-        rows = self._outbox.pending(OUTBOX_PAGE)
-        if rows:
-            self._outbox.mark_sent([row.id for row in rows])
+            self._causes.tell("control: the fleet's figures are missing", error, "they come back by themselves")
 
 
 @contextlib.contextmanager

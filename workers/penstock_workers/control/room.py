@@ -143,5 +143,5 @@ class Room:
 
 
 def _lane_and_flow(job: Job) -> tuple[str, Flow]:
-    spec = JobSpec.stored(job.spec)
+    spec = JobSpec.accepted(job.spec)
     return spec.lane, flow_of(job.job_id, spec)

@@ -8,13 +8,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from penstock_ledger import Database, FeedLost, JobStore, OutcomeStore, RedisAddress, RedisForgot, RedisLedger
-from penstock_ledger.model import Counts, Feed, Job, JobState
+from penstock_ledger.model import Feed, Job, JobState
 from penstock_ledger.redaction import redact
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.feeder import Feeder, open_feeder
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import item_tag, queue_name
 from penstock_ratelimit.quota_hash import lift_hold
+from penstock_workers.control.books import Books, Unbalanced
 from penstock_workers.control.counted import Counted
 from penstock_workers.control.finish import Finisher
 from penstock_workers.control.reconcile import Reconciler
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 FEED_LEASE_S = 15.0  # a dead leader is replaced after this; renewed at every tick
 FEED_MAX = 5_000  # documents published per job and tick, so that no job holds up the others for long
 UNPARK_MAX = 2_000  # messages of a resumed job brought back per tick
+CANCEL_WAIT_S = (
+    900.0  # for calls under way of a cancelled job: longer than any call, its retries in the worker included
+)
 WRITE_OFF_MAX = 2_000  # documents of a cancelled job written off per tick
 MICROUSD = 1_000_000
 
@@ -65,6 +69,8 @@ class Steering:
         self._owner = owner
         self._room = Room(hot, settings.window)
         self._finisher = Finisher(settings, self._outcomes)
+        self._books = Books(self._jobs, self._outcomes)
+        self._cancelling: dict[str, float] = {}  # jobs that are being cancelled -> monotonic time of our first look
         self._led: dict[tuple[str, int], _Led] = {}
         self._paused: dict[
             str, float | None
@@ -125,6 +131,8 @@ class Steering:
         """Let go of feeds whose jobs are no longer live, and see who shares the queues."""
         self._room.look_around(live)
         names = {job.job_id for job in live}
+        self._books.forget_others(names)
+        self._cancelling = {job_id: since for job_id, since in self._cancelling.items() if job_id in names}
         self._paused = {job_id: ends_at for job_id, ends_at in self._paused.items() if job_id in names}
         for job_id, generation in [name for name in self._led if name[0] not in names]:
             del self._led[(job_id, generation)]
@@ -184,7 +192,7 @@ class Steering:
 
     def _over_limits(self, job: Job) -> bool:
         """Hold the job to its deadline and its budget."""
-        spec = JobSpec.stored(job.spec)
+        spec = JobSpec.accepted(job.spec)
         if spec.deadline_s is not None and time.time() > job.created_at + spec.deadline_s:
             reason = f"deadline_exceeded: the job is older than its deadline of {spec.deadline_s:g} s"
             return self._move(job, JobState.CANCELLING, reason)
@@ -203,7 +211,8 @@ class Steering:
             return
         self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)  # for workers to see that they are cancelled
         lease_s = self._settings.visibility_timeout_s
-        if any(
+        patient_until = self._cancelling.setdefault(job.job_id, time.monotonic()) + CANCEL_WAIT_S
+        if time.monotonic() < patient_until and any(
             self._hot.under_way(self._queue(job), job.job_id, feed.generation, item_tag, lease_s) for feed, _ in feeds
         ):
             return  # what is being paid for may still have its result; nothing more starts
@@ -216,9 +225,18 @@ class Steering:
             return
         except FeedLost:
             return  # somebody else leads now, or the feed was rewound; the next tick sees
-        if len(feeds) == job.generation and (counts := self._complete(job)) is not None:
-            self._hot.reset_stats(job.job_id, stats_from(counts))
-            self._move(job, JobState.CANCELLED, job.reason)
+        leads_newest = any(feed.generation == job.generation for feed, _ in feeds)  # one process counts
+        if leads_newest and all(feed.exhausted for feed in self._jobs.feeds(job.job_id)):
+            self._end_cancelled(job)
+
+    def _end_cancelled(self, job: Job) -> None:
+        """A cancel always ends: books that do not balance are told in its reason."""
+        closed = self._books.close(job)
+        if closed is None:
+            return  # read once more; the missing documents are written off then
+        reason = f"{job.reason}; {closed.reason}" if isinstance(closed, Unbalanced) else job.reason
+        self._hot.reset_stats(job.job_id, stats_from(self._outcomes.counts(job.job_id)))
+        self._move(job, JobState.CANCELLED, reason)
 
     def _move(self, job: Job, to: JobState, reason: str | None) -> bool:
         """Change the state that this tick found, in SQL and then for the workers; False when somebody else did."""
@@ -234,22 +252,14 @@ class Steering:
             return
         if any(self._hot.outstanding(feed.job_id, feed.generation) for feed in feeds):
             return
-        counts = self._complete(job)
-        if counts is not None and self._finisher.finished(job):
-            if self._hot.stats(job.job_id).get("succeeded", 0) != counts.succeeded:  # drifted while Redis was rebuilt
-                self._hot.reset_stats(job.job_id, stats_from(counts))
+        closed = self._books.close(job)
+        if isinstance(closed, Unbalanced):
+            log.error("job %s: %s", job.job_id, closed.reason)
+            self._move(job, closed.state, closed.reason)
+        elif closed is not None and self._finisher.finished(job):
+            if self._hot.stats(job.job_id).get("succeeded", 0) != closed.succeeded:  # drifted while Redis was rebuilt
+                self._hot.reset_stats(job.job_id, stats_from(closed))
             self._move(job, JobState.COMPLETED, None)
-
-    def _complete(self, job: Job) -> Counts | None:
-        counts = self._outcomes.counts(job.job_id)
-        if counts.succeeded + counts.dead == job.total:
-            return counts
-        log.warning(
-            "job %s: everything is read and nothing is under way, but %d of %s outcomes are there; reading it again",
-            job.job_id, counts.succeeded + counts.dead, job.total,
-        )  # fmt: skip
-        self._jobs.rewind_feeds(job.job_id)
-        return None
 
     @staticmethod
     def _queue(job: Job) -> str:

@@ -7,7 +7,15 @@ from penstock_workers.lanes.api import ApiLane
 from penstock_workers.lanes.base import Lane
 from penstock_workers.lanes.embed import EmbedLane
 from penstock_workers.lanes.gpu import GpuLane, SidecarLane
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.settings import CONTROL_LANE, WorkerSettings
+
+BUILT = ("api", "gpu", "embed")  # `batch` is named by the contract, and not built yet
+
+
+def check_lane(lane: str) -> None:
+    """Raises UnknownLane for one that no worker can serve."""
+    if lane not in (*BUILT, CONTROL_LANE):
+        raise UnknownLane(lane, BUILT)
 
 
 def make_lane(settings: WorkerSettings) -> Lane:
@@ -19,4 +27,4 @@ def make_lane(settings: WorkerSettings) -> Lane:
             return GpuLane(settings) if settings.gpu.upstream_url is None else SidecarLane(settings)
         case "embed":
             return EmbedLane(settings.embed)
-    raise UnknownLane(settings.lane, ["api", "gpu", "embed"])
+    raise UnknownLane(settings.lane, BUILT)

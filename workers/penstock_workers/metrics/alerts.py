@@ -60,6 +60,14 @@ ALERTS: Final = (
         "Deleting the pod is safe: what it holds goes back to the queue.",
     ),
     Alert(
+        "PenstockUnsettled", "warning", f"max by (instance, lane) ({of.UNSETTLED_OLDEST}) > 300", "5m",
+        "{{ $labels.instance }} has had something to store for {{ $value | humanizeDuration }}",
+        "A store does not take what the worker tells it. `penstock-probe alive` in the pod, `celery inspect stats` "
+        "(`store-trouble`) and its log say which one and why: away, full, locked, read-only, or a refusal. Put the store right "
+        "and leave the workers alone: ending one throws away answers that are paid for. After a quarter of an hour a worker "
+        "whose store answers, and takes nothing all the same, ends itself by its probe.",
+    ),
+    Alert(
         "PenstockOldestItem", "warning", f"max by (lane) ({of.OLDEST}) > 1800", "10m",
         "The next item of lane {{ $labels.lane }} has waited for {{ $value | humanizeDuration }}",
         "Feeders keep about 20 s of work in a queue, so items that are half an hour old mean that the lane has become much "

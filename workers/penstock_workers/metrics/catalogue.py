@@ -61,6 +61,12 @@ STORE = Metric(
     "penstock_store_seconds", "histogram", "Time to settle a group in a store, waiting for one that is away included.",
     ("lane", "store"), "seconds", bounds=STORE_SECONDS,
 )  # fmt: skip
+UNSETTLED_OLDEST = _worker(
+    "penstock_unsettled_oldest_seconds",
+    "Age of the oldest start or outcome that waits to be stored. Beyond 900, a worker whose stores answer does not say any more "
+    "that it lives.",
+    "lane", unit="seconds",
+)  # fmt: skip
 
 # -- traces --------------------------------------------------------------------------------------------------------------
 SPANS = _worker(

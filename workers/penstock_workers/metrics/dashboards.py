@@ -111,6 +111,8 @@ WORKERS: Final = Dashboard("penstock-workers", "Penstock: workers and engines", 
     Row("Settling", (
         Panel("Items per commit", "Settled together.", "short", ((_quantile(0.5, of.COMMIT_ITEMS, "lane"), "{{lane}} p50"),)),
         Panel("Time per commit", "By store.", "s", ((_quantile(0.95, of.STORE, "store"), "{{store}} p95"),)),
+        Panel("Waiting to be stored", "Age of the oldest start or outcome that a store has not taken.", "s",
+              ((f"max by (lane) ({of.UNSETTLED_OLDEST}{{{LANE}}})", "{{lane}}"),)),
         Panel("Duplicates", "Copies dropped at the claim, per second.", "ops", ((_rate(of.DUPLICATES, "lane"), "{{lane}}"),)),
     )),
     Row("Engines", (

@@ -1,0 +1,45 @@
+"""An example or two for the help of each command, fit to be pasted after a change of names."""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+def _examples(*commands: str) -> str:
+    return "For example:\n\n" + "\n\n".join(f"  {command}" for command in commands)
+
+
+RUN: Final = _examples(
+    'penstock run tickets.jsonl --out results --prompt "Summarise: {text}" --model gpt-4o-mini --param max_tokens=200',
+    "penstock run batch.jsonl --out s3://bucket/night --state /var/lib/penstock --base-url http://gpu:8000/v1",
+    "penstock run tickets.jsonl --out results --model m --budget-usd 20 --usd-per-mtok-in 0.15 --usd-per-mtok-out 0.6",
+)
+SUBMIT: Final = _examples(
+    'penstock submit s3://corpora/tickets.jsonl --job tickets --prompt "Summarise: {text}" --model gpt-4o-mini',
+    "penstock submit tickets.jsonl --model m --response-schema answer.schema.json --deadline 8h",
+)
+STATUS: Final = _examples("penstock status tickets --watch", "penstock status tickets --state results/.penstock --json")
+JOBS: Final = _examples("penstock jobs --limit 10")
+REPORT: Final = _examples("penstock report tickets --json")
+RESULTS: Final = _examples("penstock results tickets -o output.jsonl", "penstock results tickets -o - | head")
+PAUSE: Final = _examples('penstock pause tickets --reason "the account is topped up tomorrow"')
+RESUME: Final = _examples("penstock resume tickets")
+CANCEL: Final = _examples("penstock cancel tickets")
+PURGE: Final = _examples("penstock purge tickets")
+MIGRATE: Final = _examples("PENSTOCK_DATABASE_URL=postgresql://penstock@db/penstock penstock migrate --wait 120")
+WORKER: Final = _examples("penstock worker --lane api -c 256", "penstock worker --lane gpu --model /models/llama")
+CONTROL: Final = _examples("penstock control")
+FLOWER: Final = _examples("penstock flower --port 5555")
+LIMITS: Final = _examples("penstock limits --watch", "penstock limits --lift default")
+DOCTOR: Final = _examples("penstock doctor", "penstock doctor --state results/.penstock")
+SIMULATE: Final = _examples("penstock simulate --port 8080 --rpm 600")
+DLQ_LIST: Final = _examples(
+    "penstock dlq list tickets --reason context_overflow", "penstock dlq list tickets --generation 1"
+)
+DLQ_SHOW: Final = _examples("penstock dlq show tickets ticket-17")
+DLQ_EXPORT: Final = _examples("penstock dlq export tickets -o errors.jsonl")
+DLQ_REPLAY: Final = _examples(
+    "penstock dlq replay tickets --reason context_overflow --set model=large --set max_tokens=200",
+    "penstock dlq replay tickets --unset max_tokens",
+)
+REFUSED: Final = _examples("penstock refused --limit 5")

@@ -1,0 +1,170 @@
+"""The request parameters that providers know, by endpoint, with their types and ranges: the one place that has them.
+
+They are those of OpenAI's API reference, of vLLM's server, and of providers that others are compatible with. A name that
+is not here is refused, because a misspelt one is either refused by the provider, once for each document, or ignored in
+silence. A provider's own parameter is passed on unchecked when it is written with the prefix: `x.safe_prompt`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock_producer.errors import Problem, seen
+
+UNCHECKED: Final = "x."  # `x.NAME` is sent as NAME, whatever it is
+_NAMES_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """What a parameter takes. ``null`` is always allowed: it means the provider's default."""
+
+    kinds: tuple[str, ...]  # of `integer`, `number`, `boolean`, `text`, `list`, `object`, `anything`
+    least: float | None = None
+    most: float | None = None
+
+    def fault(self, value: Any) -> tuple[str, str] | None:
+        """The code and the fix of an unusable value, None for a usable one."""
+        if value is None or "anything" in self.kinds:
+            return None
+        if not any(_is(kind, value) for kind in self.kinds):
+            return "invalid_type", f"give {self._wanted()}"
+        too_small = self.least is not None and _is("number", value) and value < self.least
+        too_large = self.most is not None and _is("number", value) and value > self.most
+        return ("invalid_value", f"give {self._wanted()}") if too_small or too_large else None
+
+    def _wanted(self) -> str:
+        kinds = " or ".join(
+            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}".replace("a text", "text") for kind in self.kinds
+        )
+        if self.least is not None and self.most is not None:
+            return f"{kinds} from {self.least:g} to {self.most:g}"
+        return kinds if self.least is None else f"{kinds} of at least {self.least:g}"
+
+
+_COUNT = Param(("integer",), 1)
+_NUMBER = Param(("number",))
+_BOOLEAN = Param(("boolean",))
+_TEXT = Param(("text",))
+_LIST = Param(("list",))
+_OBJECT = Param(("object",))
+_CHOICE = Param(("text", "object"))
+_ANYTHING = Param(("anything",))
+
+_COMMON: Final[dict[str, Param]] = {
+    "user": _TEXT, "metadata": _OBJECT, "store": _BOOLEAN, "service_tier": _TEXT, "safety_identifier": _TEXT,
+    "prompt_cache_key": _TEXT, "prompt_cache_retention": _TEXT,
+}  # fmt: skip
+_SAMPLING: Final[dict[str, Param]] = {
+    "temperature": Param(("number",), 0, 2), "top_p": Param(("number",), 0, 1),
+    "frequency_penalty": Param(("number",), -2, 2), "presence_penalty": Param(("number",), -2, 2),
+    "max_tokens": _COUNT, "n": Param(("integer",), 1, 128), "seed": Param(("integer",)), "stop": Param(("text", "list")),
+    "logit_bias": _OBJECT, "response_format": _OBJECT, "stream_options": _OBJECT,
+}  # fmt: skip
+# Of vLLM's server, which other engines and routers follow.
+_ENGINE: Final[dict[str, Param]] = {
+    "top_k": Param(("integer",), -1), "min_p": Param(("number",), 0, 1), "repetition_penalty": Param(("number",), 0),
+    "length_penalty": _NUMBER, "min_tokens": Param(("integer",), 0), "stop_token_ids": _LIST, "bad_words": _LIST,
+    "ignore_eos": _BOOLEAN, "include_stop_str_in_output": _BOOLEAN, "skip_special_tokens": _BOOLEAN,
+    "spaces_between_special_tokens": _BOOLEAN, "truncate_prompt_tokens": Param(("integer",), -1),
+    "prompt_logprobs": Param(("integer",), 0), "allowed_token_ids": _LIST, "use_beam_search": _BOOLEAN, "best_of": _COUNT,
+    "add_special_tokens": _BOOLEAN, "echo": _BOOLEAN, "return_token_ids": _BOOLEAN, "priority": Param(("integer",)),
+    "structured_outputs": _OBJECT, "guided_json": _ANYTHING, "guided_regex": _TEXT, "guided_choice": _LIST,
+    "guided_grammar": _TEXT, "cache_salt": _TEXT, "vllm_xargs": _OBJECT, "mm_processor_kwargs": _OBJECT,
+}  # fmt: skip
+_CHAT: Final[dict[str, Param]] = {
+    **_COMMON, **_SAMPLING, **_ENGINE,
+    "max_completion_tokens": _COUNT, "logprobs": _BOOLEAN, "top_logprobs": Param(("integer",), 0, 20),
+    "tools": _LIST, "tool_choice": _CHOICE, "parallel_tool_calls": _BOOLEAN, "functions": _LIST, "function_call": _CHOICE,
+    "reasoning_effort": _TEXT, "verbosity": _TEXT, "modalities": _LIST, "audio": _OBJECT, "prediction": _OBJECT,
+    "web_search_options": _OBJECT, "chat_template": _TEXT, "chat_template_kwargs": _OBJECT,
+    "add_generation_prompt": _BOOLEAN, "continue_final_message": _BOOLEAN, "documents": _LIST,
+    # Anthropic, DeepSeek, OpenRouter, Qwen, Mistral
+    "thinking": _OBJECT, "reasoning": _OBJECT, "include_reasoning": _BOOLEAN, "enable_thinking": _BOOLEAN,
+    "provider": _OBJECT, "models": _LIST, "transforms": _LIST, "plugins": _LIST, "random_seed": Param(("integer",)),
+    "safe_prompt": _BOOLEAN,
+}  # fmt: skip
+_COMPLETIONS: Final[dict[str, Param]] = {
+    **_COMMON, **_SAMPLING, **_ENGINE, "suffix": _TEXT, "logprobs": Param(("integer",), 0),
+}  # fmt: skip
+_RESPONSES: Final[dict[str, Param]] = {
+    **_COMMON,
+    "temperature": _SAMPLING["temperature"], "top_p": _SAMPLING["top_p"], "max_output_tokens": _COUNT,
+    "top_logprobs": Param(("integer",), 0, 20), "tools": _LIST, "tool_choice": _CHOICE, "parallel_tool_calls": _BOOLEAN,
+    "max_tool_calls": _COUNT, "reasoning": _OBJECT, "text": _OBJECT, "truncation": _TEXT, "include": _LIST,
+    "previous_response_id": _TEXT, "stream_options": _OBJECT,
+}  # fmt: skip
+_EMBEDDINGS: Final[dict[str, Param]] = {
+    "dimensions": _COUNT, "encoding_format": _TEXT, "user": _TEXT, "input_type": _TEXT, "task": _TEXT,
+    "truncate": Param(("text", "boolean")), "truncation": _BOOLEAN, "truncate_prompt_tokens": Param(("integer",), -1),
+    "add_special_tokens": _BOOLEAN, "output_dtype": _TEXT, "output_dimension": _COUNT, "embedding_type": Param(("text", "list")),
+    "normalize": _BOOLEAN, "normalized": _BOOLEAN, "late_chunking": _BOOLEAN, "priority": Param(("integer",)),
+}  # fmt: skip
+
+_BY_ENDPOINT: Final[dict[str, Mapping[str, Param]]] = {
+    "/chat/completions": _CHAT,
+    "/completions": _COMPLETIONS,
+    "/responses": _RESPONSES,
+    "/embeddings": _EMBEDDINGS,
+}
+_FIELDS_OF_THE_BODY: Final = frozenset({"model", "messages", "input", "prompt", "instructions"})
+KNOWN: Final = frozenset().union(*_BY_ENDPOINT.values())
+
+
+def params_of(endpoint: str) -> Mapping[str, Param] | None:
+    """What requests to this endpoint may have; None for an endpoint that we know nothing of."""
+    return next((params for end, params in _BY_ENDPOINT.items() if endpoint.endswith(end)), None)
+
+
+def param_problems(given: Mapping[str, Any], endpoint: str, pointer: str = "/params") -> Iterable[Problem]:
+    """Everything that is wrong with the parameters of a job, or of a replay."""
+    known = params_of(endpoint)
+    for name, value in given.items():
+        at = f"{pointer}/{name}"
+        if name.removeprefix(UNCHECKED) == "stream":
+            if value:
+                yield Problem("streaming_unsupported", at, "results are stored whole, not streamed", "remove it")
+        elif name.removeprefix(UNCHECKED) in _FIELDS_OF_THE_BODY:
+            yield Problem("invalid_value", at, f"{name} is no parameter", "use the model and prompt of the job")
+        elif not name.removeprefix(UNCHECKED):
+            yield Problem("invalid_value", at, f"{seen(name)} names no parameter", "write its name after x.")
+        elif name.startswith(UNCHECKED) or known is None:
+            continue
+        elif name not in known:
+            yield Problem(
+                "unknown_parameter", at, f"{endpoint} has no parameter {name!r} that is known here", _fix(name, known)
+            )
+        else:
+            fault = known[name].fault(value)
+            if fault is not None:
+                yield Problem(fault[0], at, f"{seen(value)} is refused", fault[1])
+
+
+def as_sent(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as requests carry them: without the prefix of those that are not checked."""
+    return {name.removeprefix(UNCHECKED): value for name, value in given.items()}
+
+
+def _fix(name: str, known: Mapping[str, Param]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known)[:_NAMES_SHOWN])}, …;"
+    return f"{meant} One of your provider's own is written {UNCHECKED}{name}"
+
+
+def _is(kind: str, value: Any) -> bool:
+    match kind:
+        case "integer":
+            return type(value) is int
+        case "number":
+            return type(value) is int or (type(value) is float and value == value)
+        case "boolean":
+            return type(value) is bool
+        case "text":
+            return isinstance(value, str)
+        case "list":
+            return isinstance(value, list)
+        case _:
+            return isinstance(value, dict)

@@ -1,0 +1,115 @@
+"""A budget is refused where no price would ever count against it, at every door; so is a lane that is not built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock_cli.errors import UsageProblem
+from penstock_cli.main import app
+from penstock_ledger import JobStore, open_database
+from penstock_producer import Producer, ProducerSettings, SpecError
+from penstock_producer.settings import ProviderFacts
+from penstock_workers.errors import PricesMissing, UnknownLane
+from penstock_workers.jobbook import read_job
+from penstock_workers.lanes.make import check_lane
+from penstock_workers.settings import ProviderSettings, WorkerSettings
+
+SPEC = {"prompt": "{text}", "model": "m", "budget_usd": 2}
+NAMED = r"providers\.default\.usd_per_mtok_in and usd_per_mtok_out"
+PRICED = {"default": ProviderFacts(usd_per_mtok_in=0.15)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id": 1, "text": "t"}\n')
+    return path
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/ledger.db"
+
+
+@pytest.fixture
+def producer(url: str) -> Iterator[Producer]:
+    with Producer(ProducerSettings(database_url=url)) as producer:
+        yield producer
+
+
+def test_a_budget_without_prices_is_refused(producer: Producer, source: Path) -> None:
+    """Neither a file nor an open job gets a budget that nothing would count against, and the settings are named (D1, B11)."""
+    for door in (lambda: producer.submit(source, SPEC), lambda: producer.open_job(SPEC)):
+        with pytest.raises(SpecError, match=NAMED):
+            door()
+    job = producer.open_job({"prompt": "{text}", "model": "m"})
+    with pytest.raises(SpecError, match=NAMED):
+        producer.limit(job.job_id, budget_usd=3.0, deadline_s=None)
+
+
+@pytest.mark.parametrize("settings", [ProducerSettings, WorkerSettings])
+def test_a_budget_with_prices_is_accepted(settings: Any, url: str, source: Path) -> None:
+    """Prices come from the same section as the workers' (B11); one of the two is enough."""
+    prices = PRICED if settings is ProducerSettings else {"default": ProviderSettings(usd_per_mtok_out=0.6)}
+    with Producer(settings(database_url=url, providers=prices)) as producer:
+        assert producer.submit(source, SPEC).spec["budget_usd"] == 2
+
+
+def test_prices_come_from_the_settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service reads the prices of the workers' `penstock.toml`, and nothing else of its providers (B11)."""
+    (tmp_path / "penstock.toml").write_text(
+        '[providers.fast]\nbase_url = "http://p/v1"\nrpm = 60\nusd_per_mtok_in = 0.15\nusd_per_mtok_out = 0.6\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    settings = ProducerSettings.load()
+    assert (settings.prices("fast").priced, settings.prices("default").priced) == (True, False)
+
+
+@pytest.mark.parametrize("lane", ["gpu", "embed"])
+def test_a_lane_without_money_has_no_budget(lane: str, producer: Producer) -> None:
+    """A model of one's own costs nothing per token, so a budget there is refused, with a deadline as the advice (B11)."""
+    with pytest.raises(SpecError, match="costs no money per token; leave it out, or give a deadline"):
+        producer.open_job({"lane": lane, "prompt": "{text}", "endpoint": "/v1/embeddings", "budget_usd": 2})
+
+
+def test_a_worker_without_prices_pauses_the_job_instead_of_spending(url: str) -> None:
+    """Prices that only the submitter knows would not hold a budget: the worker says so before the first call (B11)."""
+    with Producer(ProducerSettings(database_url=url, providers=PRICED)) as producer:
+        job_id = producer.open_job(SPEC).job_id
+    database = open_database(url)
+    with pytest.raises(PricesMissing, match=NAMED):
+        read_job(JobStore(database), WorkerSettings(database_url=url))(job_id)
+    priced = WorkerSettings(database_url=url, providers={"default": ProviderSettings(usd_per_mtok_in=0.15)})
+    assert read_job(JobStore(database), priced)(job_id).job_id == job_id
+    database.close()
+
+
+def test_the_command_line_refuses_a_budget_without_prices(
+    source: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`submit --budget-usd` stops with the settings to fill in (D1)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
+    typed = ["submit", str(source), "--prompt", "{text}", "--model", "m", "--budget-usd", "2"]
+    refused = CliRunner().invoke(app, typed)
+    assert isinstance(refused.exception, UsageProblem)
+    assert str(refused.exception).startswith("--budget-usd: 2 USD would never be reached")
+    assert "usd_per_mtok_in" in str(refused.exception)
+    monkeypatch.setenv("PENSTOCK_PROVIDERS__DEFAULT__USD_PER_MTOK_IN", "0.15")
+    assert CliRunner().invoke(app, typed).output.startswith("job_")
+
+
+def test_the_lane_that_is_not_built_is_refused(producer: Producer) -> None:
+    """A job of lane batch is refused instead of waiting for ever, and so is a worker (C6, D8)."""
+    with pytest.raises(SpecError, match=r"/lane: .* not built yet"):
+        producer.open_job({"lane": "batch", "prompt": "{text}", "model": "m"})
+    with pytest.raises(UnknownLane, match="lane 'batch' is not built yet; available: api, embed, gpu"):
+        check_lane("batch")
+    refused = CliRunner().invoke(app, ["worker", "--lane", "batch"])
+    assert isinstance(refused.exception, UnknownLane)
+    assert refused.exception.exit_status == 2

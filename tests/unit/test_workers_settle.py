@@ -1,0 +1,267 @@
+"""What settle does with stores that are away, and with outcomes that a store will never take."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+from sqlalchemy.exc import DataError, OperationalError
+
+from penstock_ledger import Begin, BeginVerdict, Begun, ItemKey, SettleBatch, Trouble
+from penstock_ledger.model import DeadLetter, Result
+from penstock_producer.spec import JobSpec
+from penstock_producer.wire import ItemMessage
+from penstock_workers import insist
+from penstock_workers.backlog import AWAY_FRESH_S, UNSETTLED_MAX_S, Backlog
+from penstock_workers.causes import REPEATED_EACH_S, Causes
+from penstock_workers.engine import Acked, Delivery, SetAside, Verdict
+from penstock_workers.failpoints import Failpoints
+from penstock_workers.flight import Flight, JobView
+from penstock_workers.insist import Insistence, Waiting
+from penstock_workers.metrics.tally import Tally
+from penstock_workers.outcome import Dead, Done, Outcome, Parked, Retry, Unreadable
+from penstock_workers.refusals import UNSTORABLE
+from penstock_workers.runner import ItemRunner
+from penstock_workers.settings import ProviderSettings
+from penstock_workers.settle import Settler
+from penstock_workers.shelves import Settled
+from penstock_workers.starts import Starts
+
+AWAY = OperationalError("insert", None, Exception("connection refused"))
+FOR_GOOD = DataError("insert", None, Exception("text fields cannot contain NUL"))
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(insist, "full_jitter", lambda *_, **__: 0.0)
+
+
+def flight(doc: str) -> Flight:
+    made = Flight(Delivery(f"t-{doc}", {}, {}, queue="penstock.api"))
+    made.message = ItemMessage(ItemKey("job_a", 1, doc), b"{}", None)
+    spec = JobSpec.from_json({"lane": "api", "model": "m", "endpoint": "/v1/chat/completions"})
+    made.job = JobView("job_a", spec, ProviderSettings(), 1)
+    made.given = made.body = b'{"asked": 1}'
+    return made
+
+
+def done(doc: str) -> Settled:
+    made = flight(doc)
+    return Settled(made, Done(Result(made.key, 200, b'{"answer": 1}', None, "m", "stop", 1, 1, 0, 5, 1, 1)))
+
+
+class Stores:
+    """Takes what it likes: ``sql`` and ``redis`` raise for what they refuse."""
+
+    def __init__(self) -> None:
+        self.sql: Callable[[Settled], object] = lambda _: None
+        self.redis: Callable[[Settled], object] = lambda _: None
+        self.rows: dict[str, Outcome] = {}
+        self.transactions = 0
+
+    def write_sql(self, group: Sequence[Settled]) -> None:
+        self.transactions += 1
+        for settled in group:
+            self.sql(settled)
+        self.rows |= {settled.flight.key.doc_id: settled.outcome for settled in group}
+
+    def write_redis(self, group: Sequence[Settled]) -> None:
+        for settled in group:
+            self.redis(settled)
+
+
+class House:
+    """A settler on stores that misbehave; hears verdicts as the pool does."""
+
+    def __init__(self) -> None:
+        self.stores = Stores()
+        self.verdicts: dict[str, Verdict] = {}
+        self.settler = Settler(
+            self.stores,
+            Failpoints({}),
+            Tally(("default",)),
+            group_max=500,
+            linger_s=0.0,  # type: ignore[arg-type]  # as Shelves
+        )
+
+    def started(self, delivery: Delivery) -> None:
+        """Nothing waits for it here."""
+
+    def conclude(self, pairs: Sequence[tuple[Delivery, Verdict]]) -> None:
+        self.verdicts |= {delivery.task_id: verdict for delivery, verdict in pairs}
+
+    async def settle(self, *group: Settled) -> None:
+        for settled in group:
+            self.settler.put(settled)
+        await asyncio.wait_for(self.settler.flush(), 10)
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    house = House()
+    house.settler.start(house)
+    yield house
+    await house.settler.close()
+
+
+def refuse(doc: str, error: Exception, kind: type = object) -> Callable[[Settled], None]:
+    def check(settled: Settled) -> None:
+        if settled.flight.key.doc_id == doc and isinstance(settled.outcome, kind):
+            raise error
+
+    return check
+
+
+async def test_a_refused_result_is_found_and_becomes_a_dead_letter(house: House) -> None:
+    """Of 400 outcomes one that SQL will never take becomes a dead letter with its reason; all others are stored (A4)."""
+    house.stores.sql = refuse("d123", FOR_GOOD, Done)
+    await house.settle(*(done(f"d{number}") for number in range(400)))
+    assert len(house.stores.rows) == len(house.verdicts) == 400
+    odd = house.stores.rows.pop("d123")
+    assert all(isinstance(outcome, Done) for outcome in house.stores.rows.values())
+    assert isinstance(odd, Dead)
+    assert (odd.letter.reason, odd.letter.request, odd.letter.response) == (
+        UNSTORABLE,
+        b'{"asked": 1}',
+        b'{"answer": 1}',
+    )
+    assert "cannot contain NUL" in odd.letter.last_error
+    assert house.stores.transactions < 25, "found by halving"
+    assert house.settler.backlog.oldest_s() == 0.0
+
+
+async def test_what_no_row_can_hold_is_set_aside(house: House) -> None:
+    """An item whose very key is refused is kept for a person, with the reason, and holds up nothing (A4)."""
+    house.stores.sql = refuse("odd", FOR_GOOD)
+    await house.settle(done("a"), done("odd"), done("b"))
+    assert set(house.stores.rows) == {"a", "b"}
+    verdict = house.verdicts["t-odd"]
+    assert isinstance(verdict, SetAside)
+    assert "cannot contain NUL" in verdict.why
+
+
+async def test_a_retry_that_redis_never_takes_is_set_aside_and_a_result_stands(house: House) -> None:
+    """Redis's refusal of one conclusion touches no other; what SQL holds is concluded, what only Redis would hold kept (A4)."""
+    wrong = redis.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+    house.stores.redis = lambda settled: (_ for _ in ()).throw(wrong) if "odd" in settled.flight.key.doc_id else None
+    later = flight("odd-retry")
+    await house.settle(done("a"), done("odd-result"), Settled(later, Retry(1.0, "again")))
+    assert house.verdicts["t-a"] == house.verdicts["t-odd-result"] == Acked(runtime_s=0.005)
+    assert isinstance(house.verdicts["t-odd-retry"], SetAside)
+
+
+async def test_an_outage_is_waited_for_and_shown(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    """While SQL is away nothing is given up; its cause is in the stats and, once, in the log (A4)."""
+    failures, seen = iter(range(50)), []
+
+    def away(_: Settled) -> None:
+        if next(failures, None) is not None:
+            seen.append(house.settler.stats()["store-trouble"])
+            raise AWAY
+
+    house.stores.sql = away
+    with caplog.at_level(logging.WARNING):
+        await house.settle(done("a"), done("b"))
+    assert set(house.stores.rows) == {"a", "b"}
+    assert "SQL is away (Exception: connection refused; 49 tries" in str(seen[-1])
+    assert len(caplog.records) == 1
+    stats = house.settler.stats()
+    assert (stats["store-failures"], stats["store-refusals"], stats["store-trouble"]) == (50, 0, "")
+
+
+class Ledger:
+    """Counts starts, unless an id is odd."""
+
+    def begin(self, items: Sequence[Begin]) -> list[Begun]:
+        for item in items:
+            item.key.doc_id.encode()
+        return [Begun(BeginVerdict.GO, 0) for _ in items]
+
+    def settle(self, batch: SettleBatch) -> None:
+        """Nothing is released here."""
+
+
+async def test_a_start_that_cannot_be_counted_holds_up_no_other() -> None:
+    """An id that no client can send is set aside at begin, and the items that began with it go (B5)."""
+    starts = Starts(Ledger(), None, None)  # type: ignore[arg-type]  # neither SQL nor strays are asked
+    starts.start()
+    verdicts = await asyncio.gather(*(starts.begin(flight(doc)) for doc in ("a", "\ud800", "b")))
+    await starts.close()
+    assert verdicts[0] is verdicts[2] is None
+    assert isinstance(verdicts[1], Unreadable)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("trouble", "silent_s", "lives"),
+    [
+        (Trouble.AWAY, 10.0, True),
+        (Trouble.AWAY, AWAY_FRESH_S + 1, False),  # the call after it never came back
+        (Trouble.FAULTY, 10.0, False),
+        (None, 0.0, False),  # the first call never came back
+    ],
+)
+def test_liveness_fails_when_something_waits_too_long_for_a_store_that_answers(
+    trouble: Trouble | None, silent_s: float, lives: bool
+) -> None:
+    """An outage ends no worker however long it lasts; a store that answers and takes nothing does, after the limit (B5)."""
+    clock = Clock()
+    writer = Insistence("SQL", ThreadPoolExecutor(1), Causes(logging.getLogger()), cap_s=1)
+    backlog = Backlog("outcomes wait", (writer,), clock=clock)
+    backlog.put()
+    clock.now += UNSETTLED_MAX_S
+    assert backlog.overdue() is None
+    clock.now += 1
+    if trouble is not None:
+        writer.waiting = Waiting("SQL", trouble, "OperationalError: no", 1_000.0, 7, clock.now - silent_s)
+    assert (backlog.overdue() is None) == lives
+    backlog.take()
+    backlog.done(more=True)
+    assert backlog.overdue() is None, "what waits now came after that group was taken"
+
+
+def test_a_cause_is_told_in_full_once_and_then_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    """Twenty jobs that fail alike, ten times a second for half a minute, make two lines and one traceback (A14)."""
+    clock = Clock()
+    causes = Causes(logging.getLogger("test"), clock=clock)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(10 * int(REPEATED_EACH_S) + 1):
+            for job in range(20):
+                causes.tell(
+                    "a job cannot be steered", redis.ReadOnlyError(f"READONLY job_{job}"), "next tick tries again"
+                )
+            clock.now += 0.1
+    assert len(caplog.records) == 2
+    assert [record.exc_info is not None for record in caplog.records] == [True, False]
+    assert " times in 30 s" in caplog.records[1].getMessage()
+
+
+class Verdicts:
+    """Starts that know one document."""
+
+    async def begin(self, flight: Flight) -> Outcome | None:
+        return None if flight.key.doc_id == "known" else Unreadable("not fed")
+
+
+async def test_a_stranger_gets_no_dead_letter_and_pauses_no_job() -> None:
+    """What is decided before an item has begun counts for fed documents only; waiting outside the queue is for all (B6)."""
+    runner = object.__new__(ItemRunner)
+    runner._starts = Verdicts()  # type: ignore[assignment]  # the one part that is asked
+    dead = Dead(DeadLetter(flight("x").key, "request_too_large", 1, 0, "", None, b"", None))
+    for outcome in (dead, Parked("source_unavailable", pauses=True)):
+        assert await runner._vouched(flight("known"), outcome) is outcome
+        assert await runner._vouched(flight("forged"), outcome) == Unreadable("not fed")
+    waits = Parked("its job is paused")
+    assert await runner._vouched(flight("forged"), waits) is waits
+    assert await runner._vouched(Flight(Delivery("t", {}, {})), dead) is dead, "no job, no books"
