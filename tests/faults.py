@@ -37,11 +37,14 @@ class Stage:
     """A fleet with one running job, and what the scenario has done to it."""
 
     fleet: Fleet
-    luck: random.Random
+    seed: int
     job: Job
     died: int = 0  # workers whose slots may have been paid for twice
     ended_at: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.luck = random.Random(self.seed)
 
     def start_worker(self) -> Process:
         return self.fleet.worker(CONCURRENCY, control=True)
@@ -104,7 +107,7 @@ class Scenario:
         return self.name
 
 
-LATENCY = ("--latency-ms", "400")
+LATENCY_MS = 400  # so that a job outlasts its fault
 HOOKS = "fault_hooks"
 
 
@@ -119,15 +122,15 @@ def authority(folder: Path) -> Path:
     return folder / "authority.pem"
 
 
-def start_provider(fleet: Fleet, certificate: str | None) -> None:
+def start_provider(fleet: Fleet, certificate: str | None, seed: int) -> None:
     flags = () if certificate is None else ("--certificate", certificate, "--authority", str(authority(fleet.folder)))
     fleet.provider.scheme = "http" if certificate is None else "https"
-    fleet.provider.start(*LATENCY, *flags)
+    fleet.provider.start("--latency-ms", str(LATENCY_MS), "--seed", str(seed), *flags)
 
 
-def begin(fleet: Fleet, *, https: bool = False) -> None:
+def begin(fleet: Fleet, seed: int, *, https: bool = False) -> None:
     """The fleet that all scenarios have: a provider, and two workers that also control."""
-    start_provider(fleet, "good" if https else None)
+    start_provider(fleet, "good" if https else None, seed)
     fleet.ready(*(fleet.worker(CONCURRENCY, control=True) for _ in range(WORKERS)))
 
 
@@ -135,8 +138,9 @@ def play(scenario: Scenario, fleet: Fleet, seed: int) -> Stage:
     """Run a job under the fault, then hold the fleet to its promises."""
     before = {process.name: process.log.stat().st_size for process in fleet.processes}
     job = fleet.submit(scenario.documents, key=f"{scenario.name}-{seed}", **dict(scenario.spec))
-    stage = Stage(fleet, random.Random(seed), job)
-    fleet.wait_for_outcomes(job, min(scenario.documents // 10, 20))
+    stage = Stage(fleet, seed, job)
+    print(f"{scenario.name}: FAULT_SEEDS={seed}")
+    fleet.wait_for_outcomes(job, stage.luck.randrange(1, scenario.documents // 8))
     scenario.strike(stage)
     stage.ended_at = time.monotonic()
     lift_what_waits_for_a_person(scenario, stage)

@@ -20,7 +20,7 @@ QUICK = [scenario for scenario in SCENARIOS if scenario.quick]
 @pytest.fixture(scope="module")
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres) -> Iterator[Fleet]:
     with faults.make_fleet(tmp_path_factory.mktemp("faults"), postgres_server.new_database()) as fleet:
-        faults.begin(fleet)
+        faults.begin(fleet, seed=1)
         yield fleet
 
 
@@ -39,5 +39,5 @@ def test_all_faults(tmp_path: Path, request: pytest.FixtureRequest, scenario: Sc
     """The same for every fault there is, each on a fleet of its own."""
     url = request.getfixturevalue("postgres_url") if store == "postgresql" else None
     with faults.make_fleet(tmp_path, url) as fleet:
-        faults.begin(fleet, https=scenario.https)
+        faults.begin(fleet, seed, https=scenario.https)
         faults.play(scenario, fleet, seed)

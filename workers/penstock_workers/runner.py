@@ -20,6 +20,7 @@ from penstock_ratelimit import NeverFits, QuotaHeld
 from penstock_workers.admission import Admission
 from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.bodies import Bodies
+from penstock_workers.causes import Causes
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Bridge, Delivery
 from penstock_workers.errors import (
@@ -80,6 +81,7 @@ class ItemRunner:
         failpoints: Failpoints,
         concurrency: int,
         pause_after_run: int = 20,
+        causes: Causes | None = None,
     ) -> None:
         self._lane = lane
         self._jobs = jobs
@@ -93,6 +95,7 @@ class ItemRunner:
         self._quarantine = quarantine
         self._code = code
         self._runs = Runs(pause_after_run)
+        self._causes = causes or Causes()
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._bridge: Bridge | None = None
         self._draining = False
@@ -236,6 +239,7 @@ class ItemRunner:
         flight.last_answer, flight.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         happened = name_failure(tried, time.time())
         flight.spent = _spent(flight, happened)
+        self._causes.note(flight, happened)
         return happened
 
     async def _accept(self, flight: Flight, happened: Failure | Reply) -> Failure | Reply:
@@ -252,6 +256,7 @@ class ItemRunner:
         await self._lane.start()
         self._starts.start()
         self._settler.start(bridge)
+        self._causes.start()
 
     def accept(self, delivery: Delivery) -> None:
         task = asyncio.create_task(self._fly(delivery))
@@ -292,6 +297,7 @@ class ItemRunner:
         await self._starts.close()
         await self._code.close()
         await self._admission.close()
+        await self._causes.close()
         await self._lane.close()
 
     def resize(self, concurrency: int) -> None:
