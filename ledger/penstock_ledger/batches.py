@@ -86,6 +86,9 @@ class SettledRetry(NamedTuple):
     raw: bytes  # the message to send, its retries header grown when the try was charged as an attempt
     after_s: float  # not before so many seconds from now, on Redis's clock
     rate_limited: bool = False
+    prompt_tokens: int = 0  # of an answer that came in this try and was refused
+    completion_tokens: int = 0
+    cost_microusd: int = 0
     calls: int = 1  # requests sent in this try
 
 

@@ -107,9 +107,9 @@ class Result:
     request_id: str | None
     model: str | None
     finish_reason: str | None
-    prompt_tokens: int | None
+    prompt_tokens: int | None  # of all answers to the document: those that the job refused were paid for, too
     completion_tokens: int | None
-    cost_microusd: int  # millionths of a US dollar
+    cost_microusd: int  # millionths of a US dollar, likewise
     latency_ms: int
     attempts: int  # tries that counted, the successful one included
     calls: int  # requests really sent to the provider

@@ -151,6 +151,9 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
         retry.raw,
         retry.after_s,
         int(retry.rate_limited),
+        retry.prompt_tokens,
+        retry.completion_tokens,
+        retry.cost_microusd,
         retry.calls,
     )
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.hook_paths import is_allowed
 from penstock_producer.spec import JobSpec
 
 ANY = "*"  # in `doors.urgent_tenants`: whatever tenant a job names, or none
@@ -66,12 +67,6 @@ class Borders:
         for name, path in (("preprocess", spec.preprocess), ("postprocess", spec.postprocess)):
             if path is not None and not is_allowed(path, self.hook_modules):
                 yield _problem(name, path, f"the setting hook_modules allows {_listed(self.hook_modules)}")
-
-
-def is_allowed(path: str, modules: Sequence[str]) -> bool:
-    """Whether the hook `package.module:function` comes from one of ``modules`` or from inside one."""
-    module = path.partition(":")[0]
-    return any(module == one or module.startswith(f"{one}.") for one in modules)
 
 
 def _problem(name: str, value: object, why: str) -> Problem:

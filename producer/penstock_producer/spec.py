@@ -21,6 +21,7 @@ from pydantic import (
 from penstock_producer.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.params import KNOWN, param_problems
+from penstock_producer.response_schema import schema_problems
 from penstock_producer.template import Template
 
 Lane = Literal["api", "gpu", "embed", "batch"]
@@ -152,6 +153,14 @@ class JobSpec(BaseModel):
         if prompt is not None:
             Template(prompt)
         return prompt
+
+    @field_validator("response_schema")
+    @classmethod
+    def _check_schema(cls, schema: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+        problems = () if schema is None or info.context is ACCEPTED else schema_problems(schema)
+        if problems:
+            raise SpecError(problems)
+        return schema
 
     @field_validator("max_bad_rows")
     @classmethod

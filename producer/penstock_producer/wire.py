@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -28,6 +28,9 @@ TASK_NAME = "penstock.item"
 MESSAGE_VERSION = 1
 GENERATION_HEADER = "x-penstock-gen"
 CALLS_HEADER = "x-penstock-calls"  # requests sent for the item in earlier tries; absent in a message that is new
+SPENT_HEADER = (
+    "x-penstock-spent"  # [prompt tokens, completion tokens, microdollars] of refused answers of earlier tries
+)
 URGENT_HEADER = "x-penstock-urgent"  # true in messages that wait at the consuming end; absent in all others
 RETRIES_HEADER = "retries"  # Celery's own: tries that counted
 FED_HEADER = "x-penstock-fed"  # Unix seconds, rounded down to 10, when the item first came into a queue
@@ -44,6 +47,7 @@ _FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent, fed) comb
 _HEADER_MAX = {RETRIES_HEADER: COUNT_MAX, CALLS_HEADER: COUNT_MAX, FED_HEADER: SECONDS_MAX}
 _SAFE_DOC = re.compile(r"[A-Za-z0-9_.@-]{1,128}", re.ASCII)
 _TRACEPARENT = b',"%b":%%b' % TRACEPARENT_HEADER.encode()
+_SPENT = b',"%b":%%b' % SPENT_HEADER.encode()
 _EMBED = b'},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 
 
@@ -79,11 +83,12 @@ def encode_item(
     urgent: bool = False,
     fed: int | None = None,
     trace: str | None = None,
+    spent: Sequence[int] | None = None,
 ) -> bytes:
     """The raw message to LPUSH. ``body`` must be valid JSON: it is embedded as it is, not parsed again.
 
     ``retries`` are tries that counted, ``calls`` all requests that were sent; ``fed`` as ``fed_now`` gives it; ``trace``
-    is the `traceparent` of an item that is traced.
+    is the `traceparent` of an item that is traced; ``spent`` is what answers cost that the job refused, for ``SPENT_HEADER``.
 
     Raises ValueError unless exactly one of ``body`` and ``ref`` is given.
     """
@@ -95,9 +100,11 @@ def encode_item(
     payload = b'"body":' + body if body is not None else b'"ref":' + orjson.dumps(ref)
     text = b"".join((frame.kwargs, orjson.dumps(doc_id), b",", payload, _EMBED))
     quoted_tag = orjson.dumps(tag)
-    traced = b"" if trace is None else _TRACEPARENT % orjson.dumps(trace)
+    more = b"" if trace is None else _TRACEPARENT % orjson.dumps(trace)
+    if spent is not None and any(spent):
+        more += _SPENT % orjson.dumps([*spent])
     return b"".join((
-        b'{"body":', orjson.dumps(text.decode()), frame.before_id, quoted_tag, traced,
+        b'{"body":', orjson.dumps(text.decode()), frame.before_id, quoted_tag, more,
         frame.before_repr, orjson.dumps(f"<{job_id} {doc_id[:_MAX_REPR_DOC_CHARS]}>"),
         frame.before_correlation, quoted_tag, frame.before_tag, quoted_tag, b"}}",
     ))  # fmt: skip

@@ -25,6 +25,19 @@ async def after(item, response):
         return Invalid("no good")
     return {**response, "seen": item.body["model"]}
 """
+ENDING = """
+import os
+
+def before(item):
+    if item.doc_id == "doc-1":
+        os._exit(1)
+    return item
+
+def after(item, response):
+    if item.doc_id == "doc-2":
+        os._exit(1)
+    return response
+"""
 DOCUMENTS = 6
 TIME_S = 60.0
 
@@ -37,7 +50,10 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
 
 
 def test_hooks_change_refuse_and_fail_and_a_missing_one_pauses_the_job(fleet: Fleet, tmp_path: Path) -> None:
-    """A missing module pauses the job with the reason; after the fix and `resume` every document has its one outcome."""
+    """A missing module pauses the job with the reason; after the fix and `resume` every document has its one outcome.
+
+    An answer that a hook refuses, and its retry, stay in the books with their tokens (C1).
+    """
     with fleet:
         fleet.provider.start()
         fleet.ready(fleet.worker(control=True, hook_modules='["fleet_hooks"]'))
@@ -58,6 +74,45 @@ def test_hooks_change_refuse_and_fail_and_a_missing_one_pauses_the_job(fleet: Fl
         letters = {letter.key.doc_id: letter for letter in fleet.producer.dead_letters(job.job_id)}
         assert "fleet_hooks:before: ValueError: doc-1 has no text" in (letters["doc-1"].last_error or "")
         assert (letters["doc-2"].last_error, letters["doc-2"].attempts) == ("fleet_hooks:after: no good", 2)
+        rows = [*fleet.producer.results(job.job_id), *letters.values()]
+        paid = sum(row.prompt_tokens or 0 for row in rows)
+        assert letters["doc-2"].prompt_tokens == 2 * (paid - (letters["doc-2"].prompt_tokens or 0)) / 4 > 0
+        assert fleet.producer.status(job.job_id).counts.prompt_tokens == fleet.counters(job)["prompt_tokens"] == paid
         assert (
             orjson.loads(letters["doc-2"].request)["model"] == "sim"
         )  # as it came: a replay goes through the hook again
+
+
+def test_hooks_that_end_their_process_are_dead_letters_and_paid_once(fleet: Fleet, tmp_path: Path) -> None:
+    """`os._exit` in preprocess or postprocess costs its own document; no worker dies and nothing is paid twice (A1, B7)."""
+    with fleet:
+        (tmp_path / "hooks" / "ending_hooks.py").write_text(ENDING)
+        fleet.provider.start()
+        worker = fleet.worker(control=True, hook_modules='["ending_hooks"]')
+        fleet.ready(worker)
+        job = fleet.submit(40, preprocess="ending_hooks:before", postprocess="ending_hooks:after")
+        fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+        account = fleet.account(job, 40)
+        assert account.dead == {"doc-1": "worker_crashed", "doc-2": "worker_crashed"}
+        assert (account.calls["doc-1"], account.calls["doc-2"], account.extra_calls) == (0, 1, 0)
+        assert worker.alive
+        words = {letter.key.doc_id: letter.last_error or "" for letter in fleet.producer.dead_letters(job.job_id)}
+        assert "ending_hooks:before: its process died" in words["doc-1"]
+        assert "ending_hooks:after: its process died" in words["doc-2"]
+
+
+def test_a_schema_is_checked_apart_and_one_that_cannot_be_used_pauses_before_a_call(fleet: Fleet) -> None:
+    """A pattern that takes for ever costs its answers, not the worker; a schema that cannot be used costs no call (B3, B20)."""
+    with fleet:
+        fleet.provider.start()
+        worker = fleet.worker(control=True)
+        fleet.ready(worker)
+        endless = fleet.submit(3, key="endless", response_schema={"$ref": "#"})
+        fleet.wait_for(endless, JobState.PAUSED, TIME_S)
+        assert "schema_unusable" in (fleet.producer.status(endless.job_id).job.reason or "")
+        assert fleet.provider_calls() == 0
+        job = fleet.submit(DOCUMENTS, key="checked", response_schema={"type": "object"}, max_attempts=1)
+        fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+        letters = list(fleet.producer.dead_letters(job.job_id))
+        assert {letter.reason for letter in letters} == {"schema_mismatch"}
+        assert worker.alive

@@ -57,6 +57,28 @@ def test_poison_is_buried_and_its_neighbours_live(tmp_path: Path) -> None:
         assert "alone" in letter.last_error
 
 
+def test_two_kills_of_the_whole_fleet_cost_no_speed(tmp_path: Path) -> None:
+    """What was in flight both times is under suspicion, and is cleared in groups: nothing dies, and nothing crawls (A6)."""
+    documents, latency_s = 60, 2.0
+    with Fleet(tmp_path, settings={"providers__default__adaptive": "false"}) as fleet:
+        fleet.provider.start("--latency-ms", str(1000 * latency_s), "--latency-sigma", "0")
+        fleet.control()
+        job = fleet.submit(documents)
+        for _ in range(2):
+            fleets = [fleet.worker(35, prefetch_multiplier=1) for _ in range(2)]
+            until(lambda: fleet.provider.in_flight() >= documents * 3 // 4, 60, "most documents are in flight")
+            for worker in fleets:
+                worker.kill()
+            until(lambda: not fleet.provider.in_flight(), 30, "the provider has noticed")
+        fleet.ready(fleet.worker(35), fleet.worker(35))
+        began = time.monotonic()
+        fleet.wait_for(job, JobState.COMPLETED, documents * latency_s / 4)
+        assert fleet.account(job, documents).dead == {}
+        assert time.monotonic() - began < documents * latency_s / 4, (
+            "two at a time in each worker take longer than this"
+        )
+
+
 def test_sigterm_lets_calls_finish(tmp_path: Path) -> None:
     """A drain that has time ends with status 0 and every call's answer kept: nothing is called again."""
     with Fleet(tmp_path) as fleet:

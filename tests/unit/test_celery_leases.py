@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from unittest.mock import AsyncMock
 
 import pytest
 from redis.exceptions import ConnectionError as RedisGone
 
+from penstock_workers import host
 from penstock_workers import leases as module
 from penstock_workers.lease_scripts import Keys, Lease
 from penstock_workers.leases import Fate, Leases
@@ -126,6 +128,51 @@ def test_renewals_do_not_wait_for_failing_conclusions(leases: Leases, scripts: S
     open_for(leases, SHORT_S)
     assert scripts.renewed.wait(5)
     scripts.broken.clear()
+
+
+def test_nothing_is_renewed_while_the_items_stand_still(
+    leases: Leases, scripts: Scripts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker whose item loop is stuck lets its leases end, says so, and renews again when the loop turns (A13)."""
+    turns = False
+    asked = threading.Event()
+
+    def may_renew() -> bool:
+        asked.set()
+        return turns
+
+    leases.may_renew = may_renew
+    leases.claimed(["a"], "1.0")
+    open_for(leases, SHORT_S)
+    for _ in range(2):
+        assert asked.wait(5)
+        asked.clear()
+    assert scripts.asked == []
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        "the item loop is stuck: 1 leases are not renewed, so that other workers take those items"
+    ]
+    turns = True
+    assert scripts.renewed.wait(5)
+
+
+def test_a_loop_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another thread, by the time at which it turned last (A13)."""
+    monkeypatch.setattr(host, "LOOP_BEAT_S", 0.01)
+    monkeypatch.setattr(host, "LOOP_STUCK_S", 0.2)
+    engine = AsyncMock()
+    engine.stats = dict
+    hosting = host.EngineHost(lambda: engine, bool)
+    hosting.start()
+    assert hosting.loop_turns()
+    gate, stuck = threading.Event(), threading.Event()
+    hosting._call(lambda: (stuck.set(), gate.wait(10)))
+    assert stuck.wait(5)
+    while hosting.loop_turns():
+        stuck.wait(0.01)
+    gate.set()
+    while not hosting.loop_turns():
+        gate.wait(0.01)
+    assert hosting.stop(5)
 
 
 def test_a_message_claimed_anew_is_not_lost_by_an_older_renewal(leases: Leases) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock_workers.children.marks import Marks, new_file
 from penstock_workers.hook_imports import HookImports
 from penstock_workers.hooks import Invalid, Item
 
@@ -14,8 +15,8 @@ from penstock_workers.hooks import Invalid, Item
 async def test_the_example_shortens_and_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """It can be named in a job, changes the request, and refuses an answer without one label."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
-    imports = HookImports(None)
-    shorten, label = await imports.get("hooks_example:shorten"), await imports.get("hooks_example:label")
+    imports = HookImports(Marks(new_file()), None)
+    shorten, label = await imports.get(1, "hooks_example:shorten"), await imports.get(1, "hooks_example:label")
     item = Item("job", 1, "doc", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 9_000}]})
     assert len(shorten(item).body["messages"][0]["content"]) == 8_000
 

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
+from penstock_workers.flight import NOTHING_SPENT, Spent
 from penstock_workers.lanes.embed.figures import Figures
 from penstock_workers.lanes.gpu.figures import EngineFigures
 from penstock_workers.metrics import catalogue, start_metrics
@@ -32,8 +33,12 @@ LETTER = DeadLetter(
 )
 
 
-def settled(outcome: Outcome, calls: int = 1, provider: str = "default") -> Settled:
-    flight: Any = SimpleNamespace(calls=calls, job=SimpleNamespace(spec=SimpleNamespace(provider=provider)))
+PAID = Spent(10, 3, 250_000)
+
+
+def settled(outcome: Outcome, calls: int = 1, provider: str = "default", spent: Spent = NOTHING_SPENT) -> Settled:
+    job = SimpleNamespace(spec=SimpleNamespace(provider=provider))
+    flight: Any = SimpleNamespace(calls=calls, job=job, spent=spent)
     return Settled(flight, outcome)
 
 
@@ -59,20 +64,25 @@ def test_each_outcome_is_counted_once_by_its_name() -> None:
 
 
 def test_a_group_adds_up_to_what_was_sent_and_spent() -> None:
-    """Calls count failed tries too; tokens, cost and time are those of finished items; 429s go by provider."""
+    """Calls, tokens and cost count refused answers, too (C1); time is that of finished items; 429s go by provider."""
     tally = Tally(["default", "other"])
-    tally.settled([settled(Done(RESULT)), settled(Done(RESULT)), settled(Dead(LETTER))])
     tally.settled(
-        [settled(Retry(1.0, "e", counted=False, rate_limited=True), provider="other"), settled(Retry(1.0, "e"))]
+        [settled(Done(RESULT), spent=PAID), settled(Done(RESULT), spent=PAID), settled(Dead(LETTER), spent=PAID)]
+    )
+    tally.settled(
+        [
+            settled(Retry(1.0, "e", counted=False, rate_limited=True), provider="other"),
+            settled(Retry(1.0, "e"), spent=PAID),
+        ]
     )
     got = found(tally.figures("api"))
     assert got["penstock_calls_total", "api", "default"] == 4
     assert got["penstock_calls_total", "api", "other"] == 1
     assert got["penstock_rate_limited_total", "api", "other"] == 1
     assert got["penstock_rate_limited_total", "api", "default"] == 0
-    assert got["penstock_tokens_total", "api", "default", "in"] == 20
-    assert got["penstock_tokens_total", "api", "default", "out"] == 6
-    assert got["penstock_cost_usd_total", "api", "default"] == 0.5
+    assert got["penstock_tokens_total", "api", "default", "in"] == 40
+    assert got["penstock_tokens_total", "api", "default", "out"] == 12
+    assert got["penstock_cost_usd_total", "api", "default"] == 1.0
     assert got["penstock_retries_total", "api", "counted"] == got["penstock_retries_total", "api", "uncounted"] == 1
     assert got["penstock_dead_total", "api", "bad_request"] == 1
     assert (got["penstock_call_seconds", "api"].total, sum(got["penstock_call_seconds", "api"].counts)) == (0.8, 2)

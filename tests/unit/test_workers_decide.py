@@ -5,18 +5,20 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import orjson
 import pytest
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
-from penstock_producer.wire import ItemMessage
+from penstock_producer.wire import SPENT_HEADER, ItemMessage
 from penstock_ratelimit import Signal
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Delivery
-from penstock_workers.flight import Flight, JobView
+from penstock_workers.flight import Flight, JobView, Spent
 from penstock_workers.judge import Failure, Reply
 from penstock_workers.outcome import Dead, Done, Parked, Retry
 from penstock_workers.settings import ProviderSettings
+from penstock_workers.shelves import Settled, _batch
 
 BODY = b'{"model":"m"}'
 
@@ -51,9 +53,40 @@ def throttled(retry_after_s: float) -> Failure:
 def test_a_reply_is_done_with_its_price() -> None:
     """A reply becomes a result that knows its cost: dollars per million tokens times tokens are microdollars."""
     reply = Reply(b"{}", 200, "req", "m", "stop", 1000, 100, "text", 12)
-    outcome = decide(flight(retries=2), reply, POLICY)
+    item = flight(retries=2)
+    item.spent = Spent(1000, 100, 700)
+    outcome = decide(item, reply, POLICY)
     assert isinstance(outcome, Done)
     assert (outcome.result.cost_microusd, outcome.result.attempts, outcome.result.latency_ms) == (700, 3, 12)
+
+
+def test_a_refused_answer_stays_in_the_books() -> None:
+    """Its dead letter has its tokens and cost, with those of earlier tries that the message carries (C1)."""
+    item = flight(max_attempts=1)
+    item.delivery = Delivery("job:doc", {}, {SPENT_HEADER: [1000, 100, 700]}, queue="penstock.api")
+    item.spent = Spent(10, 5, 15)
+    outcome = decide(item, failed("schema_mismatch", 200), POLICY)
+    assert isinstance(outcome, Dead)
+    letter = outcome.letter
+    assert (letter.prompt_tokens, letter.completion_tokens, letter.cost_microusd) == (1010, 105, 715)
+
+
+@pytest.mark.parametrize("header", [[-1, 0, 0], [1, 2], "x", None, [1, 2, 10**30], [True, 0, 0]])
+def test_what_a_message_claims_was_spent_is_believed_within_reason(header: object) -> None:
+    """Headers come from outside: one of another shape is left out (C1)."""
+    item = flight()
+    item.delivery = Delivery("job:doc", {}, {SPENT_HEADER: header}, queue="penstock.api")
+    item.spent = Spent(10, 5, 15)
+    assert item.spent_in_all == (10, 5, 15)
+
+
+def test_what_a_refused_answer_cost_travels_with_the_retry() -> None:
+    """Counted in Redis with this try, and carried on for the row in SQL (C1)."""
+    item = flight()
+    item.spent = Spent(10, 5, 15)
+    [retry] = _batch([Settled(item, Retry(1.0, "schema_mismatch"))]).retries
+    assert (retry.prompt_tokens, retry.completion_tokens, retry.cost_microusd) == (10, 5, 15)
+    assert orjson.loads(retry.raw)["headers"][SPENT_HEADER] == [10, 5, 15]
 
 
 @pytest.mark.parametrize(("retries", "wait_s"), [(0, 1.0), (1, 2.0), (2, 4.0)])

@@ -33,9 +33,6 @@ class PausedProvider:
     async def turn(self, flight: Flight) -> Any:
         await asyncio.Event().wait()
 
-    async def preprocess(self, flight: Flight) -> None:
-        """The job has no hook."""
-
     async def prepare(self, request: object) -> Any:
         return type("Prepared", (), {"refused": None})()
 
@@ -56,7 +53,7 @@ def test_a_worker_that_ends_during_a_pause_gives_its_documents_back_at_once() ->
     async def main() -> None:
         double = cast(Any, parts)
         runner = ItemRunner(
-            lane=double, jobs=double, bodies=double, admission=double, quarantine=double, hooks=double,
+            lane=double, jobs=double, bodies=double, admission=double, quarantine=double, code=double,
             starts=double, settler=double, policy=RetryPolicy(), failpoints=Failpoints(), concurrency=5,
         )  # fmt: skip
         for n in range(10):  # five in slots wait for the quota, five for a slot

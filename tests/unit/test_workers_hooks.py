@@ -1,4 +1,7 @@
-"""A job's own functions: what they may do, and that whatever else they do is the fate of their item alone."""
+"""A job's own functions: what they may do, and that whatever else they do is the fate of their item alone.
+
+Most of it without a process: ``Here`` answers as a child does. What only a child can prove is in test_workers_children.py.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,17 @@ import pytest
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
-from penstock_workers import hook_threads, hooks
+from penstock_workers import hook_calls, hook_threads, job_code
+from penstock_workers.children import frames
+from penstock_workers.children.frames import After, Before, Have
+from penstock_workers.children.marks import Marks, new_file
 from penstock_workers.engine import Delivery
 from penstock_workers.errors import HookMissing, HookStuck
 from penstock_workers.flight import Flight, JobView
+from penstock_workers.hook_calls import HookCalls
 from penstock_workers.hook_imports import HOOKS_KEPT, HookImports
-from penstock_workers.hooks import Hooks
-from penstock_workers.judge import Failure, Reply
+from penstock_workers.job_code import JobCode
+from penstock_workers.judge import DETAIL_CHARS, Failure, Reply
 from penstock_workers.settings import ProviderSettings
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
@@ -108,11 +115,24 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         loaded.gate.set()  # lets go of threads that a test left waiting
 
 
+class Here:
+    """A crew whose calls run in this process, through the same messages."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._calls = HookCalls(Marks(new_file()), None, timeout_s)
+
+    async def ask(self, call: Have | Before | After, line: int = 0) -> frames.Reply:
+        return await self._calls.answer(1, call)
+
+
+def hooks_here(timeout_s: float = 10) -> JobCode:
+    crew: Any = Here(timeout_s)
+    return JobCode(crew, crew, crew, timeout_s)
+
+
 @pytest.fixture
-async def at_work() -> Any:
-    made = Hooks(timeout_s=10)
-    yield made
-    made.close()
+async def at_work() -> JobCode:
+    return hooks_here()
 
 
 def flight(**spec: object) -> Flight:
@@ -123,38 +143,39 @@ def flight(**spec: object) -> Flight:
     return item
 
 
-async def before(at_work: Hooks, path: str) -> tuple[Failure | None, dict[str, Any]]:
+async def before(at_work: JobCode, path: str) -> tuple[Failure | None, dict[str, Any]]:
     item = flight(preprocess=path)
+    await at_work.ready(item)
     failure = await at_work.preprocess(item)
     assert item.given == BODY
     return failure, orjson.loads(item.body)
 
 
-async def after(at_work: Hooks, path: str) -> Reply | Failure:
-    return await at_work.postprocess(flight(postprocess=path), REPLY)
+async def after(at_work: JobCode, path: str) -> Reply | Failure:
+    return await at_work.accept(flight(postprocess=path), REPLY)
 
 
-async def test_a_job_without_hooks_is_left_as_it_is(at_work: Hooks) -> None:
+async def test_a_job_without_hooks_is_left_as_it_is(at_work: JobCode) -> None:
     """No hook, no parsing: the same bytes and the same reply."""
     item = flight()
     assert await at_work.preprocess(item) is None
-    assert (item.body, await at_work.postprocess(item, REPLY)) == (BODY, REPLY)
+    assert (item.body, await at_work.accept(item, REPLY)) == (BODY, REPLY)
 
 
 @pytest.mark.parametrize("name", ["louder", "later", "wrapped"])
-async def test_preprocess_changes_what_is_sent(at_work: Hooks, module: str, name: str) -> None:
+async def test_preprocess_changes_what_is_sent(at_work: JobCode, module: str, name: str) -> None:
     """Plain, async, or plain around async."""
     assert (await before(at_work, f"{module}:{name}"))[1]["messages"][0]["content"] == "hello!"
 
 
-async def test_preprocess_may_return_an_item_of_its_own(at_work: Hooks, module: str) -> None:
+async def test_preprocess_may_return_an_item_of_its_own(at_work: JobCode, module: str) -> None:
     """Only its body counts: what the document is called is not the hook's to say."""
     item = flight(preprocess=f"{module}:another")
     assert await at_work.preprocess(item) is None
     assert (item.body, item.key.doc_id) == (b'{"model":"new"}', "doc")
 
 
-async def test_postprocess_changes_what_is_stored(at_work: Hooks, module: str) -> None:
+async def test_postprocess_changes_what_is_stored(at_work: JobCode, module: str) -> None:
     """The counts of the reply stay; a plain function runs in a thread of its own, an async one on the loop."""
     plain, asynchronous = await after(at_work, f"{module}:enrich"), await after(at_work, f"{module}:enrich_later")
     assert isinstance(plain, Reply)
@@ -165,13 +186,13 @@ async def test_postprocess_changes_what_is_stored(at_work: Hooks, module: str) -
 
 
 @pytest.mark.parametrize(("name", "final"), [("refuse", False), ("refuse_for_good", True)])
-async def test_invalid_is_a_failure_of_its_own(at_work: Hooks, module: str, name: str, final: bool) -> None:
+async def test_invalid_is_a_failure_of_its_own(at_work: JobCode, module: str, name: str, final: bool) -> None:
     """It is retried unless the hook says that this is of no use."""
     said = await after(at_work, f"{module}:{name}")
     assert isinstance(said, Failure)
     assert (said.name, said.final, said.status) == ("invalid_result", final, 200)
     assert said.detail.startswith(f"{module}:{name}: n")
-    assert len(said.detail) <= hooks.DETAIL_CHARS
+    assert len(said.detail) <= DETAIL_CHARS
 
 
 @pytest.mark.parametrize(
@@ -195,7 +216,7 @@ async def test_invalid_is_a_failure_of_its_own(at_work: Hooks, module: str, name
     ],
 )
 async def test_whatever_a_hook_raises_or_returns_ends_its_item_alone(
-    at_work: Hooks, module: str, name: str, words: str
+    at_work: JobCode, module: str, name: str, words: str
 ) -> None:
     """The failure has the last line of the traceback; the loop and the next item go on."""
     failure, body = await before(at_work, f"{module}:{name}")
@@ -210,7 +231,7 @@ async def test_whatever_a_hook_raises_or_returns_ends_its_item_alone(
 
 
 @pytest.mark.parametrize(("name", "words"), [("bad_body", "an item whose body is list"), ("no_json", "no JSON")])
-async def test_a_body_that_cannot_be_sent_is_a_failure(at_work: Hooks, module: str, name: str, words: str) -> None:
+async def test_a_body_that_cannot_be_sent_is_a_failure(at_work: JobCode, module: str, name: str, words: str) -> None:
     """And the body of the item stays what it was."""
     failure, body = await before(at_work, f"{module}:{name}")
     assert failure is not None
@@ -221,35 +242,37 @@ async def test_a_body_that_cannot_be_sent_is_a_failure(at_work: Hooks, module: s
     ("name", "words"), [("no_json_answer", "no JSON"), ("endless", "no JSON"), ("huge", "1000 are allowed")]
 )
 async def test_a_response_that_cannot_be_stored_is_a_failure(
-    at_work: Hooks, module: str, name: str, words: str, monkeypatch: pytest.MonkeyPatch
+    at_work: JobCode, module: str, name: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooks, "HOOK_RESULT_BYTES", 1_000)
+    monkeypatch.setattr(hook_calls, "HOOK_RESULT_BYTES", 1_000)
     said = await after(at_work, f"{module}:{name}")
     assert isinstance(said, Failure)
     assert (said.name, words in said.detail) == ("hook_failed", True)
 
 
-async def test_a_traceback_is_logged_once(at_work: Hooks, module: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_traceback_is_logged_once(at_work: JobCode, module: str, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever wrote the hook sees where it broke; a job of a million does not fill the disk."""
-    with caplog.at_level(logging.WARNING, logger=hooks.__name__):
+    with caplog.at_level(logging.WARNING, logger=job_code.__name__):
         for _ in range(3):
             await before(at_work, f"{module}:raises")
-    assert [bool(record.exc_info) for record in caplog.records if record.name == hooks.__name__] == [True]
+    assert ["Traceback" in record.getMessage() for record in caplog.records if record.name == job_code.__name__] == [
+        True
+    ]
 
 
 @pytest.mark.parametrize("name", ["sticks", "sticks_later", "sticky_awaitable"])
 async def test_a_hook_that_hangs_costs_its_item_only(module: str, name: str) -> None:
     """After its time the item fails; threads that hang do not keep others from theirs."""
-    at_work = Hooks(timeout_s=0.05)
+    at_work = hooks_here(0.05)
     stuck = await asyncio.gather(*(before(at_work, f"{module}:{name}") for _ in range(hook_threads.HOOK_THREADS + 1)))
     assert {failure.detail for failure, _ in stuck if failure} == {f"{module}:{name}: it took longer than 0.05 s"}
     assert len([failure for failure, _ in stuck if failure]) == hook_threads.HOOK_THREADS + 1
-    assert (await before(Hooks(), f"{module}:louder"))[0] is None
+    assert (await before(hooks_here(), f"{module}:louder"))[0] is None
 
 
 async def test_waiting_for_a_thread_is_not_held_against_a_hook(module: str) -> None:
     """More items than threads: each has its time from when it starts, and no more run at once than there are threads."""
-    threads, running, most, lock = hook_threads.HookThreads(), 0, 0, threading.Lock()
+    threads, running, most, lock = hook_threads.HookThreads(Marks(new_file())), 0, 0, threading.Lock()
     meet = threading.Barrier(hook_threads.HOOK_THREADS)
 
     def call() -> int:
@@ -262,28 +285,26 @@ async def test_waiting_for_a_thread_is_not_held_against_a_hook(module: str) -> N
             running -= 1
         return 1
 
-    said = await asyncio.gather(*(threads.run(call, 10) for _ in range(5 * hook_threads.HOOK_THREADS)))
+    said = await asyncio.gather(*(threads.run(1, call, 10) for _ in range(5 * hook_threads.HOOK_THREADS)))
     assert (sum(said), most) == (5 * hook_threads.HOOK_THREADS, hook_threads.HOOK_THREADS)
     threads.close()
 
 
 async def test_a_hook_that_always_hangs_pauses_its_job(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few stuck threads are bad luck, more are a broken hook; when they return, hooks work again."""
-    monkeypatch.setattr(hook_threads, "STUCK_MAX", 1)
-    at_work = Hooks(timeout_s=0.05)
-    for _ in range(2):
-        assert (await before(at_work, f"{module}:sticks"))[0] is not None
-    with pytest.raises(HookStuck, match="hook_stuck: 2 calls"):
-        await before(at_work, f"{module}:sticks")
-    lost = set(at_work._threads._lost)
-    sys.modules[module].gate.set()
-    while any(thread.busy for thread in lost):  # noqa: ASYNC110  # threads have no event of the loop
-        await asyncio.sleep(0)
+    """A few calls that hang are bad luck, more in a row are a broken hook; nothing further is paid for it."""
+    monkeypatch.setattr(job_code, "STUCK_MAX", 1)
+    at_work = hooks_here(0.05)
+    await before(at_work, f"{module}:sticks")
     assert (await before(at_work, f"{module}:louder"))[0] is None
+    assert (await before(at_work, f"{module}:sticks"))[0] is not None
+    with pytest.raises(HookStuck, match="hook_stuck: the last 2 calls"):
+        await before(at_work, f"{module}:sticks")
+    monkeypatch.setattr(job_code, "monotonic", lambda: float("inf"))
+    assert (await before(at_work, f"{module}:sticks"))[0] is not None
 
 
 @pytest.mark.parametrize("name", ["sticks", "sticks_later"])
-async def test_a_cancelled_item_stops_waiting_for_its_hook(at_work: Hooks, module: str, name: str) -> None:
+async def test_a_cancelled_item_stops_waiting_for_its_hook(at_work: JobCode, module: str, name: str) -> None:
     """Its lease is lost: the cancellation comes through, as itself."""
     task = asyncio.create_task(before(at_work, f"{module}:{name}"))
     await before(at_work, f"{module}:louder")
@@ -299,9 +320,9 @@ async def test_a_loop_that_closes_before_a_hook_returns_harms_nobody(module: str
     gate = threading.Event()
 
     async def main() -> None:
-        threads = hook_threads.HookThreads()
+        threads = hook_threads.HookThreads(Marks(new_file()))
         with pytest.raises(TimeoutError):
-            await threads.run(lambda: gate.wait(10) and ended.set(), 0.01)
+            await threads.run(1, lambda: gate.wait(10) and ended.set(), 0.01)
 
     await asyncio.to_thread(asyncio.run, main())
     gate.set()
@@ -316,22 +337,22 @@ async def test_a_loop_that_closes_before_a_hook_returns_harms_nobody(module: str
         ("hooks_of_test:not_callable", "not_callable is int, not a function"),
     ],
 )
-async def test_a_hook_that_is_missing_is_named(at_work: Hooks, module: str, path: str, words: str) -> None:
+async def test_a_hook_that_is_missing_is_named(at_work: JobCode, module: str, path: str, words: str) -> None:
     """For whoever reads why the job paused."""
     with pytest.raises(HookMissing, match=rf"hook_missing: {path}") as caught:
         await before(at_work, path)
     assert words in str(caught.value)
 
 
-async def test_a_missing_postprocess_is_found_before_the_call(at_work: Hooks) -> None:
+async def test_a_missing_postprocess_is_found_before_the_call(at_work: JobCode) -> None:
     """Nothing is paid for an answer that could not be stored."""
     with pytest.raises(HookMissing):
-        await at_work.preprocess(flight(postprocess="no_such_module_here:f"))
+        await at_work.ready(flight(postprocess="no_such_module_here:f"))
 
 
 @pytest.mark.parametrize("text", ["raise SystemExit(1)", "import no_such_module_here", "x ="])
 async def test_a_module_that_breaks_while_it_is_imported_is_found_when_it_is_mended(
-    at_work: Hooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+    at_work: JobCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     """Nobody has to restart the workers for it."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -344,7 +365,7 @@ async def test_a_module_that_breaks_while_it_is_imported_is_found_when_it_is_men
 
 
 async def test_hooks_are_found_in_the_folder_of_the_worker(
-    at_work: Hooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_work: JobCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without installing anything, and never before what is installed."""
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
@@ -366,12 +387,12 @@ async def test_hooks_are_found_in_the_folder_of_the_worker(
 )
 async def test_a_worker_may_allow_some_modules_only(module: str, allowed: list[str], path: str, works: bool) -> None:
     """A module and what is inside it; names that only begin alike are others."""
-    imports = HookImports(allowed)
+    imports = HookImports(Marks(new_file()), allowed)
     if works:
-        assert callable(await imports.get(path))
+        assert callable(await imports.get(1, path))
         return
     with pytest.raises(HookMissing, match=f"hook_modules allows {', '.join(allowed) or 'none'}"):
-        await imports.get(path)
+        await imports.get(1, path)
 
 
 async def test_a_module_is_imported_once_for_all_that_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,11 +400,11 @@ async def test_a_module_is_imported_once_for_all_that_ask(tmp_path: Path, monkey
     names = "".join(f"def f{number}(item): return item\n" for number in range(HOOKS_KEPT + 5))
     (tmp_path / "counted_hooks.py").write_text(COUNTED + names)
     monkeypatch.syspath_prepend(tmp_path)
-    imports = HookImports(None)
-    found = await asyncio.gather(*(imports.get("counted_hooks:f0") for _ in range(50)))
+    imports = HookImports(Marks(new_file()), None)
+    found = await asyncio.gather(*(imports.get(1, "counted_hooks:f0") for _ in range(50)))
     assert (len(set(found)), vars(sys)["counted"]) == (1, 1)
     for number in range(HOOKS_KEPT + 5):
-        await imports.get("counted_hooks:f0")
-        await imports.get(f"counted_hooks:f{number}")
+        await imports.get(1, "counted_hooks:f0")
+        await imports.get(1, f"counted_hooks:f{number}")
     assert (len(imports._found), "counted_hooks:f0" in imports._found) == (HOOKS_KEPT, True)
     sys.modules.pop("counted_hooks")

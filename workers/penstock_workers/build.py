@@ -14,12 +14,14 @@ from penstock_workers.admission import Admission, QuotaAdmission, Unpaced
 from penstock_workers.backlog import Backlog
 from penstock_workers.bodies import Bodies
 from penstock_workers.causes import Causes
+from penstock_workers.children.crew import Crew
+from penstock_workers.children.starter import child_starter
 from penstock_workers.control import Control, ControlEngine, start_control
 from penstock_workers.decide import RetryPolicy
 from penstock_workers.engine import Bridge, Delivery, ItemEngine
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.heartbeat import Heartbeat
-from penstock_workers.hooks import Hooks
+from penstock_workers.job_code import JobCode
 from penstock_workers.jobbook import JobBook, read_job
 from penstock_workers.lanes.base import Lane
 from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission, SidecarLane
@@ -28,7 +30,12 @@ from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.engine import bound_figures, engine_figures
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.metrics.tally import Tally
-from penstock_workers.quarantine import ChildQuarantine, Quarantine
+from penstock_workers.quarantine import (
+    SUSPECT_CHILDREN,
+    SUSPECT_CHILDREN_DEFAULT,
+    ChildQuarantine,
+    Quarantine,
+)
 from penstock_workers.runner import ItemRunner
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 from penstock_workers.settle import Settler, Tell
@@ -67,6 +74,8 @@ class WorkerEngine:
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         self._tracing = self._closing.enter_context(open_tracing(settings, settings.lane))
         new_runner, tell = _traced(self._tracing)
+        start_child = child_starter(settings)
+        suspects = Crew(start_child, _suspect_children(settings))
         settler = Settler(
             Shelves(jobs, outcomes, stores.hot),
             self._failpoints,
@@ -82,8 +91,10 @@ class WorkerEngine:
             jobs=JobBook(read_job(jobs, settings)),
             bodies=Bodies(stores.database, settings),
             admission=_admission(settings, self._lane),
-            quarantine=_quarantine(settings, self._lane),
-            hooks=Hooks(settings.hook_modules),
+            quarantine=_quarantine(settings, self._lane, suspects),
+            code=JobCode(
+                Crew(start_child, settings.hook_processes), Crew(start_child, settings.hook_processes), suspects
+            ),
             starts=starts,
             settler=settler,
             policy=RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s),
@@ -188,9 +199,15 @@ def _admission(settings: WorkerSettings, lane: Lane) -> Admission:
     return QuotaAdmission.open(settings)
 
 
-def _quarantine(settings: WorkerSettings, lane: Lane) -> Quarantine:
+def _suspect_children(settings: WorkerSettings) -> int:
+    return SUSPECT_CHILDREN.get(settings.lane, SUSPECT_CHILDREN_DEFAULT)
+
+
+def _quarantine(settings: WorkerSettings, lane: Lane, suspects: Crew) -> Quarantine:
     """A suspect runs in a child process; where the engine is in one already, alone in the engine."""
-    return EngineQuarantine(lane) if isinstance(lane, GpuLane | SidecarLane) else ChildQuarantine(settings.lane)
+    if isinstance(lane, GpuLane | SidecarLane):
+        return EngineQuarantine(lane)
+    return ChildQuarantine(suspects, _suspect_children(settings))
 
 
 def _after_settling(tell: Tell | None, group: Sequence[Settled]) -> None:

@@ -73,6 +73,7 @@ def explain(failure: Failure) -> str:
 
 def dead_letter(flight: Flight, failure: Failure) -> DeadLetter:
     """The dead letter that tells a person what failed, and holds the request for a replay."""
+    spent = flight.spent_in_all
     return DeadLetter(
         key=flight.key,
         reason=failure.name,
@@ -82,10 +83,14 @@ def dead_letter(flight: Flight, failure: Failure) -> DeadLetter:
         status_code=failure.status,
         request=flight.given,
         response=flight.last_answer[:RESPONSE_EXCERPT_BYTES] if flight.last_answer else None,
+        prompt_tokens=spent.prompt_tokens,
+        completion_tokens=spent.completion_tokens,
+        cost_microusd=spent.cost_microusd,
     )
 
 
 def _result(flight: Flight, reply: Reply) -> Result:
+    spent = flight.spent_in_all
     return Result(
         key=flight.key,
         status_code=reply.status,
@@ -93,9 +98,9 @@ def _result(flight: Flight, reply: Reply) -> Result:
         request_id=reply.request_id,
         model=reply.model,
         finish_reason=reply.finish_reason,
-        prompt_tokens=reply.prompt_tokens,
-        completion_tokens=reply.completion_tokens,
-        cost_microusd=flight.job.provider.cost_microusd(reply.prompt_tokens, reply.completion_tokens),
+        prompt_tokens=spent.prompt_tokens if any(spent) else reply.prompt_tokens,
+        completion_tokens=spent.completion_tokens if any(spent) else reply.completion_tokens,
+        cost_microusd=spent.cost_microusd,
         latency_ms=reply.latency_ms,
         attempts=flight.attempt,
         calls=flight.calls_in_all,

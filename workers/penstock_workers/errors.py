@@ -6,6 +6,8 @@ WorkerError
 ├── UnknownLane         a job or a worker names a lane that this build does not have
 ├── HookMissing         a job names a hook that this worker cannot import, or may not
 ├── HookStuck           calls of a job's hooks never return
+├── SchemaUnusable      a job's response_schema cannot be used to check answers
+├── ChildBroken         no process can be started for hooks and schemas
 ├── EndpointRefused     a job names a path of its provider that jobs may not ask
 ├── DoorRefused         a task of a Celery client asks for what cannot be done, or not at this door
 ├── UnknownProvider     a job names a provider that this worker's settings do not have
@@ -81,6 +83,14 @@ class EngineAway(WorkerError):
 
 class HookStuck(WorkerError):
     """Calls of a job's hooks never return."""
+
+
+class SchemaUnusable(WorkerError):
+    """A job's response_schema cannot be used to check answers."""
+
+
+class ChildBroken(WorkerError):
+    """No process can be started for hooks and schemas."""
 
 
 class EndpointRefused(WorkerError):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
-from penstock_producer.wire import CALLS_HEADER, ItemMessage, item_tag
+from penstock_producer.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_workers.engine import Delivery
 from penstock_workers.lanes.base import Prepared, Request
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
     from penstock_workers.admission import Turn
     from penstock_workers.lanes.answer_memory import Room
     from penstock_workers.tracing.notes import Notes
+
+
+class Spent(NamedTuple):
+    """What answers cost, whatever became of them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_microusd: int = 0
+
+
+NOTHING_SPENT = Spent()
+MOST_SPENT = 10**15  # of one item: what a message says beyond that is not believed
+
+
+def _is_sum(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MOST_SPENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +59,13 @@ class Flight:
     turn: Turn = field(init=False)  # set by the step "admit"
     sent_at: float = 0.0  # loop time at which the lane was asked
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
+    started: bool = False  # Celery was told that it runs
     crashes: int = 0  # earlier starts that nobody concluded
+    confined: bool = False  # under suspicion: hooks, checks and the call itself run apart, see quarantine.py
+    line: int = 0  # in how narrow a group; 0 is the widest
     calls: int = 0  # requests sent in this try
     last_answer: bytes | None = None
+    spent: Spent = NOTHING_SPENT  # of this try: what its answer cost, accepted or not
     room: Room | None = None  # that a large answer takes in memory, until the item is settled
     notes: Notes | None = None  # of an item that is traced; written and read by penstock_workers.tracing
 
@@ -71,6 +91,16 @@ class Flight:
         """Requests sent for this item, in earlier tries and in this one."""
         earlier = self.delivery.headers.get(CALLS_HEADER)
         return self.calls + (earlier if isinstance(earlier, int) else 0)
+
+    @property
+    def spent_in_all(self) -> Spent:
+        """What answers to this item cost, in earlier tries and in this one."""
+        earlier = self.delivery.headers.get(SPENT_HEADER)
+        if earlier is None:
+            return self.spent
+        if not isinstance(earlier, list) or len(earlier) != len(self.spent) or not all(map(_is_sum, earlier)):
+            return self.spent  # headers come from outside
+        return Spent(*(now + before for now, before in zip(self.spent, earlier, strict=True)))
 
     @property
     def attempt(self) -> int:

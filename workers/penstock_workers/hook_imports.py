@@ -1,4 +1,4 @@
-"""From `package.module:function` to the function, imported when a job first needs it."""
+"""In a child: from `package.module:function` to the function, imported when a job first needs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock_producer.borders import is_allowed
+from penstock_producer.hook_paths import is_allowed
+from penstock_workers.children.marks import Marks
 from penstock_workers.errors import HookMissing
 
 HOOKS_KEPT = 100  # functions; two per job that has them
@@ -21,13 +22,13 @@ Hook = Callable[..., Any]
 class HookImports:
     """``allowed`` names modules, with all inside them; None allows whatever can be imported."""
 
-    def __init__(self, allowed: Sequence[str] | None) -> None:
-        self._allowed = allowed
+    def __init__(self, marks: Marks, allowed: Sequence[str] | None) -> None:
+        self._marks, self._allowed = marks, allowed
         self._found: OrderedDict[str, Hook] = OrderedDict()
         self._importing = asyncio.Lock()
 
-    async def get(self, path: str) -> Hook:
-        """Raises HookMissing, as often as it is asked for: what is mended is found then."""
+    async def get(self, number: int, path: str) -> Hook:
+        """For the call of this number. Raises HookMissing, as often as it is asked for: what is corrected is found then."""
         hook = self._found.get(path)
         if hook is not None:
             self._found.move_to_end(path)
@@ -36,10 +37,14 @@ class HookImports:
             hook = self._found.get(path)
             if hook is None:
                 self._check(path)
-                hook = self._found[path] = await asyncio.to_thread(_import, path)
+                hook = self._found[path] = await asyncio.to_thread(self._import, number, path)
                 if len(self._found) > HOOKS_KEPT:
                     self._found.popitem(last=False)
             return hook
+
+    def _import(self, number: int, path: str) -> Hook:
+        with self._marks.in_thread(number):
+            return _import(path)
 
     def _check(self, path: str) -> None:
         if self._allowed is None or is_allowed(path, self._allowed):
@@ -62,7 +67,9 @@ def _import(path: str) -> Hook:
     hook = getattr(module, attribute, None)
     if not callable(hook):
         seen = "is not there" if hook is None else f"is {type(hook).__name__}, not a function"
-        raise HookMissing(f"hook_missing: {path}: {attribute} {seen}; mend {name} and restart the workers, then resume")
+        raise HookMissing(
+            f"hook_missing: {path}: {attribute} {seen}; correct {name} and restart the workers, then resume"
+        )
     found: Hook = hook
     return found
 

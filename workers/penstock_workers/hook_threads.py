@@ -1,4 +1,4 @@
-"""Threads for hooks that are plain functions. One that never returns costs its thread, not the worker.
+"""In a child: threads for hooks that are plain functions. One that never returns costs its thread, and then its child.
 
 Not a ThreadPoolExecutor: there waiting for a thread would count against a hook's time, a stuck hook would keep its place
 for good, and the interpreter would wait for it at its end.
@@ -12,38 +12,36 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from penstock_workers.errors import HookStuck
+from penstock_workers.children.marks import Marks
 
 HOOK_THREADS = 4  # hooks are small; heavier ones call libraries that use the cores by themselves
-STUCK_MAX = 16  # threads given up as stuck; with more of them the hook is broken, not one of its documents
 
 
 class HookThreads:
     """Calls plain functions, at most HOOK_THREADS at once. All of it runs on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
         self._places = asyncio.Semaphore(HOOK_THREADS)
         self._idle: list[_HookThread] = []
-        self._lost: set[_HookThread] = set()
 
-    async def run(self, call: Callable[[], Any], timeout_s: float) -> Any:
+    async def run(self, number: int, call: Callable[[], Any], timeout_s: float) -> Any:
         """What ``call``, which never raises, returns. The time counts from when a thread has it.
 
-        Raises TimeoutError, and HookStuck when too many earlier calls have never returned.
+        Raises TimeoutError: then the thread goes on by itself until the child is ended.
         """
+
+        def marked() -> Any:
+            with self._marks.in_thread(number):
+                return call()
+
         async with self._places:
-            self._lost = {thread for thread in self._lost if thread.busy}
-            if len(self._lost) > STUCK_MAX:
-                raise HookStuck(
-                    f"hook_stuck: {len(self._lost)} calls of hooks have not returned; mend the hook, restart the workers, resume"
-                )
             thread = self._idle.pop() if self._idle else _HookThread()
             try:
                 async with asyncio.timeout(timeout_s):
-                    said = await thread.run(call)
-            except BaseException:  # out of time, or the item was given up: the thread goes on by itself, and then ends
+                    said = await thread.run(marked)
+            except BaseException:  # out of time, or the item was given up
                 thread.end()
-                self._lost.add(thread)
                 raise
             self._idle.append(thread)
             return said
@@ -57,13 +55,11 @@ class _HookThread:
     """One thread that makes one call at a time. It never keeps the process from ending."""
 
     def __init__(self) -> None:
-        self.busy = False  # written by the loop before and by the thread after a call
         self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
         Thread(target=self._work, name="hook", daemon=True).start()
 
     def run(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.busy = True
         self._calls.put((call, future))
         return future
 
@@ -75,7 +71,6 @@ class _HookThread:
         while (given := self._calls.get()) is not None:
             call, future = given
             said = call()
-            self.busy = False
             try:
                 future.get_loop().call_soon_threadsafe(_tell, future, said)
             except RuntimeError:

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from time import monotonic
 
 from celery.exceptions import WorkerShutdown
 from celery.worker import state
@@ -23,6 +24,10 @@ from penstock_workers.metrics.samples import Sample
 log = logging.getLogger(__name__)
 
 START_LOOK_S = 0.5  # how soon a SIGTERM is heeded while the engine starts
+LOOP_BEAT_S = 1.0
+LOOP_STUCK_S = (
+    60.0  # an item loop that has not turned for so long is taken for dead; a busy one lags by seconds at most
+)
 STARTS_LINGER_S = 0.02  # how late Celery hears that an item runs: for task-started, and to revoke it in time
 
 
@@ -41,6 +46,7 @@ class EngineHost:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine: ItemEngine | None = None
         self._ready: Future[None] = Future()
+        self._turned_at: float | None = None  # written by the loop while it serves, read by any thread
         self._thread = threading.Thread(target=self._main, name="penstock-items", daemon=True)
 
     # -- hub thread --------------------------------------------------------------------------------------------------
@@ -87,7 +93,14 @@ class EngineHost:
         return {} if self._engine is None else self._engine.stats()
 
     def stuck(self) -> str | None:
+        if not self.loop_turns():
+            return f"the item loop has not turned for {LOOP_STUCK_S:.0f} s"
         return None if self._engine is None else self._engine.stuck()
+
+    def loop_turns(self) -> bool:
+        """False when the item loop serves and has stood still for ``LOOP_STUCK_S`` seconds. Any thread."""
+        turned_at = self._turned_at
+        return turned_at is None or monotonic() - turned_at < LOOP_STUCK_S
 
     def trouble(self) -> str | None:
         return None if self._engine is None else self._engine.trouble()
@@ -140,11 +153,18 @@ class EngineHost:
             self._ready.set_exception(error)
             return
         self._ready.set_result(None)
+        beating = asyncio.create_task(self._beat(), name="item loop's beat")
         await self._ended.wait()
         try:
             await self._engine.stop()
         except Exception:
             log.exception("the engine did not stop cleanly; what it held has been given back")
+        beating.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            self._turned_at = monotonic()
+            await asyncio.sleep(LOOP_BEAT_S)
 
     # -- both --------------------------------------------------------------------------------------------------------
 

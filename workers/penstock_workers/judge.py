@@ -49,6 +49,8 @@ class Failure:
     retry_after_s: float | None = None  # what the provider asked for, if anything
     final: bool = False  # the provider said that sending it again is of no use
     page: bool = False  # an HTML page: something between us and the provider answered
+    prompt_tokens: int | None = None  # of an answer that came, and was paid for, and is of no use
+    completion_tokens: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "detail", redact(self.detail, cut=True))
@@ -178,16 +180,20 @@ _UNTOLD_STATUS = 500  # says nothing by itself, so that only the code in the bod
 
 def _accept(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
     finish_reason, content = None, None
+    prompt_tokens, completion_tokens = _usage(parsed)
+
+    def useless(name: str, detail: str) -> Failure:
+        return replace(_failure(name, detail, 200), prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+
     if "choices" in parsed:
         choice = _first_choice(parsed)
         if choice is None:
-            return _failure("empty_answer", f"200 without choices: {_cut(answer.body)}", 200)
+            return useless("empty_answer", f"200 without choices: {_cut(answer.body)}")
         finish_reason, content, empty = _read_choice(choice)
         if finish_reason == "content_filter":
-            return _failure("content_filter", "the provider stopped the answer: finish_reason content_filter", 200)
+            return useless("content_filter", "the provider stopped the answer: finish_reason content_filter")
         if empty:
-            return _failure("empty_answer", f"200 without content: {_cut(answer.body)}", 200)
-    prompt_tokens, completion_tokens = _usage(parsed)
+            return useless("empty_answer", f"200 without content: {_cut(answer.body)}")
     model = parsed.get("model")
     return Reply(
         body=answer.body,

@@ -49,6 +49,7 @@ class Leases:
 
     def __init__(self) -> None:
         self.on_lost: Callable[[Sequence[str]], None] = _ignore
+        self.may_renew: Callable[[], bool] = _always  # False while the loop of the items is stuck; asked by the keeper
         self.on_late: Callable[[Fate, Sequence[str]], None] = lambda _fate, _tags: None
         self.restored = 0  # messages of others that this process has returned; written by the keeper thread
         self.renewals = 0
@@ -66,6 +67,7 @@ class Leases:
         self._closing = False
         self._more_to_sweep = False
         self._failed_at = 0.0
+        self._is_renewing = True
 
     # -- any thread ------------------------------------------------------------------------------------------------
 
@@ -201,7 +203,10 @@ class Leases:
             self._lock.notify_all()
 
     def _renew(self) -> None:
+        """Unless the items of this process stand still: then others must be able to take them."""
         assert self._scripts is not None
+        if not self._may_renew():
+            return
         with self._lock:
             held = [Lease(tag, seen) for tag, seen in self._held.items()]
         leases = iter(held)
@@ -212,6 +217,17 @@ class Leases:
             if gone:
                 self.on_lost(gone)
         self.renewals += 1
+
+    def _may_renew(self) -> bool:
+        may, might = self.may_renew(), self._is_renewing
+        self._is_renewing = may
+        if might and not may:
+            log.error(
+                "the item loop is stuck: %d leases are not renewed, so that other workers take those items", len(self)
+            )
+        elif may and not might:
+            log.warning("the item loop turns again; leases are renewed again")
+        return may
 
     def _note_renewal(self, group: Sequence[Lease], score: str, lost: set[str]) -> list[str]:
         """Returns the tags that are lost. One that was concluded or claimed anew meanwhile is not touched."""
@@ -243,6 +259,10 @@ class Leases:
         if time.monotonic() - self._failed_at >= FAILURES_LOGGED_EACH_S:
             self._failed_at = time.monotonic()
             log.warning("cannot renew or settle %d messages (%s); trying again until Redis answers", len(self), error)
+
+
+def _always() -> bool:
+    return True
 
 
 def _ignore(_tags: Sequence[str]) -> None:

@@ -74,6 +74,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         self._consumer: Any = None
         self._drain: Drain | None = None
         self._host = EngineHost(partial(parts.build_engine, self.app, parts.settings), self._wake)
+        self._leases.may_renew = self._host.loop_turns
         probes = ProbeFiles(parts.settings.probe_dir)
         self.pulse = Pulse(probes, self._leases, may_rest=self._may_rest, engine=self._host)
         self._lane: str = parts.settings.lane

@@ -10,10 +10,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 from penstock_ledger import JobNotFound
-from penstock_producer.errors import BadMessage, BadReference, ProducerError, UnknownMessageVersion
+from penstock_producer.errors import BadMessage, BadReference, ProducerError, SpecError, UnknownMessageVersion
 from penstock_producer.wire import decode_item
 from penstock_ratelimit import NeverFits, QuotaHeld
 from penstock_workers.admission import Admission
@@ -22,19 +23,26 @@ from penstock_workers.bodies import Bodies
 from penstock_workers.causes import Causes
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Bridge, Delivery
-from penstock_workers.errors import EndpointRefused, HookMissing, HookStuck, PricesMissing, UnknownProvider
+from penstock_workers.errors import (
+    ChildBroken,
+    EndpointRefused,
+    HookMissing,
+    HookStuck,
+    PricesMissing,
+    SchemaUnusable,
+    UnknownProvider,
+)
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.flight import Flight
-from penstock_workers.hooks import Hooks
+from penstock_workers.flight import NOTHING_SPENT, Flight, Spent
+from penstock_workers.job_code import JobCode
 from penstock_workers.jobbook import JobBook
 from penstock_workers.judge import Failure, Reply, name_failure
 from penstock_workers.lanes.base import Lane
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.outcome import Dead, Outcome, Parked, Released, Unreadable
-from penstock_workers.quarantine import SUSPECT_AFTER_CRASHES, Quarantine
+from penstock_workers.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine
 from penstock_workers.runs import Runs
-from penstock_workers.schema import SchemaChecks
 from penstock_workers.settle import Settler
 from penstock_workers.shelves import Settled
 from penstock_workers.slots import Slots
@@ -51,6 +59,10 @@ class TurnedAway(Exception):
         self.outcome = outcome
 
 
+class Suspected(Exception):
+    """The item has crashed too often to be tried among others."""
+
+
 class ItemRunner:
     """Hosts hundreds of items in flight. Implements ``engine.ItemEngine``; all but ``stats`` runs on the item loop."""
 
@@ -62,7 +74,7 @@ class ItemRunner:
         bodies: Bodies,
         admission: Admission,
         quarantine: Quarantine,
-        hooks: Hooks,
+        code: JobCode,
         starts: Starts,
         settler: Settler,
         policy: RetryPolicy,
@@ -81,35 +93,40 @@ class ItemRunner:
         self._failpoints = failpoints
         self._slots = Slots(concurrency)
         self._quarantine = quarantine
-        self._hooks = hooks
-        self._schemas = SchemaChecks()
+        self._code = code
         self._runs = Runs(pause_after_run)
         self._causes = causes or Causes()
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._bridge: Bridge | None = None
         self._draining = False
         self._admitting: set[asyncio.Task[Any]] = set()  # of items in a slot that wait for their turn
+        self._apart: set[asyncio.Task[Any]] = set()  # of suspects that wait for a place
 
     # -- the recipe ----------------------------------------------------------------------------------------------
 
     async def _steps(self, flight: Flight) -> Outcome:
         await self._open(flight)
         async with self._slots.place(flight.job.flow) as place:
-            await self._prepare(flight)
-            await self._admit(flight)
             try:
-                await self._begin(flight)
-                flight.turn.start()
-                if flight.crashes >= SUSPECT_AFTER_CRASHES:
-                    place.leave()  # it waits to run alone: suspects must not keep the others from their turn
-                tried = await self._infer(flight)
-                happened = self._judge(flight, tried)
-                flight.turn.conclude(tried, happened)
-            finally:
-                flight.turn.release()  # gives back what was never started
-            happened = await self._accept(flight, happened)
+                happened = await self._try(flight)
+            except Suspected:
+                place.leave()  # it waits to be tried apart: suspects must not keep the others from their turn
+                happened = await self._try_apart(flight)
         paused = await self._runs.weigh(flight, happened)
         return paused or decide(flight, happened, self._policy, put_off=not self._admission.may_retry(flight))
+
+    async def _try(self, flight: Flight) -> Failure | Reply:
+        await self._prepare(flight)
+        await self._admit(flight)
+        try:
+            await self._begin(flight)
+            flight.turn.start()
+            tried = await self._infer(flight)
+            happened = self._judge(flight, tried)
+            flight.turn.conclude(tried, happened)
+        finally:
+            flight.turn.release()  # gives back what was never started
+        return await self._accept(flight, happened)
 
     async def _open(self, flight: Flight) -> None:
         """Understand the message: which item, of which job, with which request body."""
@@ -122,7 +139,7 @@ class ItemRunner:
             flight.job = self._jobs.known(job_id) or await self._jobs.get(job_id)
         except JobNotFound as error:
             raise TurnedAway(Unreadable(str(error))) from error
-        except (UnknownProvider, EndpointRefused, PricesMissing) as error:
+        except (UnknownProvider, EndpointRefused, PricesMissing, SpecError) as error:
             raise TurnedAway(Parked(str(error), pauses=True)) from error
         try:
             flight.body = flight.given = flight.message.body or await self._bodies.fetch(flight)
@@ -133,19 +150,39 @@ class ItemRunner:
 
     async def _prepare(self, flight: Flight) -> None:
         """Whatever can be done before it is the item's turn: the job's own hook, templates, tokens."""
-        refused = await self._hooks.preprocess(flight)
-        if refused is not None:
-            raise TurnedAway(decide(flight, refused, self._policy))
+        spec = flight.job.spec
+        flight.body = flight.given
+        if spec.preprocess or spec.postprocess or spec.response_schema is not None:
+            await self._code.ready(flight)
+        if spec.preprocess is not None:
+            await self._preprocess(flight)
         flight.prepared = await self._lane.prepare(flight.request())
         if flight.prepared.refused is not None:
             happened = self._judge(flight, flight.prepared.refused)
             raise TurnedAway(decide(flight, happened, self._policy))
 
+    async def _preprocess(self, flight: Flight) -> None:
+        """The job's hook, while the start is counted: even one that ends this process is found by that. Waiting is not."""
+        await self._begin(flight)
+        refused = await self._code.preprocess(flight)
+        if refused is not None:
+            raise TurnedAway(decide(flight, refused, self._policy))
+        await self._starts.give_back(flight)
+
+    async def _try_apart(self, flight: Flight) -> Failure | Reply:
+        """Wait for a place among other suspects, and try it there."""
+        async with AsyncExitStack() as stack:
+            task = self._may_wait()
+            self._apart.add(task)
+            try:
+                await stack.enter_async_context(self._quarantine.place(flight))
+            finally:
+                self._apart.discard(task)
+            flight.confined = True
+            return await self._try(flight)
+
     async def _admit(self, flight: Flight) -> None:
-        if self._draining:
-            raise TurnedAway(Released("this worker is draining"))
-        task = asyncio.current_task()
-        assert task is not None, "items run in tasks"
+        task = self._may_wait()
         self._admitting.add(task)
         try:
             flight.turn = await self._admission.turn(flight)
@@ -157,23 +194,38 @@ class ItemRunner:
         finally:
             self._admitting.discard(task)
 
+    def _may_wait(self) -> asyncio.Task[Any]:
+        """This item's task, which a drain cancels while it waits and nothing is counted."""
+        if self._draining:
+            raise TurnedAway(Released("this worker is draining"))
+        task = asyncio.current_task()
+        assert task is not None, "items run in tasks"
+        return task
+
     async def _begin(self, flight: Flight) -> None:
-        """Tell the ledger, outside this process and before the call, that the item starts; hear if it must not."""
+        """Tell the ledger, outside this process and before anything can end it, that the item starts; hear if it must not."""
         turned_away = self._runs.turn_away(flight) or await self._starts.begin(flight)
         if turned_away is not None:
             raise TurnedAway(turned_away)
-        assert self._bridge is not None, "start() comes first"
-        self._bridge.started(flight.delivery)
+        if flight.crashes >= CRASHES_MAX:
+            raise TurnedAway(decide(flight, _crashed_too_often(flight), self._policy))
+        if flight.crashes >= SUSPECT_AFTER_CRASHES and not flight.confined:
+            await self._starts.give_back(flight)
+            raise Suspected
+        if not flight.started:
+            assert self._bridge is not None, "start() comes first"
+            flight.started = True
+            self._bridge.started(flight.delivery)
 
     async def _infer(self, flight: Flight) -> Tried:
         flight.sent_at = asyncio.get_running_loop().time()
         flight.calls = 1  # until we know better: a crash from here on may have been billed
-        if flight.crashes >= SUSPECT_AFTER_CRASHES:
-            return await self._infer_alone(flight)
+        if flight.confined:
+            return await self._infer_apart(flight)
         self._failpoints.hit("infer", flight.key.doc_id)
         return await self._lane.infer(flight.prepared)
 
-    async def _infer_alone(self, flight: Flight) -> Tried:
+    async def _infer_apart(self, flight: Flight) -> Tried:
         tried = await self._quarantine.infer(flight)
         if tried is not None:
             return tried
@@ -186,14 +238,16 @@ class ItemRunner:
             flight.calls = 0
         flight.last_answer, flight.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         happened = name_failure(tried, time.time())
+        flight.spent = _spent(flight, happened)
         self._causes.note(flight, happened)
         return happened
 
     async def _accept(self, flight: Flight, happened: Failure | Reply) -> Failure | Reply:
         """See whether a reply is what the job asked for: its schema, its own hook. Nobody waits for this in the engine."""
-        if isinstance(happened, Reply):
-            happened = self._schemas.check(flight, happened)
-        return await self._hooks.postprocess(flight, happened) if isinstance(happened, Reply) else happened
+        spec = flight.job.spec
+        if isinstance(happened, Reply) and (spec.postprocess or spec.response_schema is not None):
+            return await self._code.accept(flight, happened)
+        return happened
 
     # -- what the pool asks for ------------------------------------------------------------------------------------
 
@@ -220,7 +274,7 @@ class ItemRunner:
         self._draining = True
         self._slots.close()
         self._runs.close()
-        for task in self._admitting:
+        for task in (*self._admitting, *self._apart):
             task.cancel()
         self._lane.drain()
         tasks = list(self._tasks.values())
@@ -241,8 +295,7 @@ class ItemRunner:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._settler.close()
         await self._starts.close()
-        await self._quarantine.close()
-        self._hooks.close()
+        await self._code.close()
         await self._admission.close()
         await self._causes.close()
         await self._lane.close()
@@ -291,8 +344,8 @@ class ItemRunner:
             return await self._steps(flight)
         except TurnedAway as turn:
             return await self._vouched(flight, turn.outcome)
-        except (HookMissing, HookStuck) as error:
-            return Parked(str(error), pauses=True)
+        except (HookMissing, HookStuck, SchemaUnusable, ChildBroken) as error:
+            return await self._vouched(flight, Parked(str(error), pauses=True))
         except asyncio.CancelledError:
             return Released("given up by this worker")
         except Exception as error:
@@ -301,3 +354,16 @@ class ItemRunner:
                 return Unreadable(f"{type(error).__name__}: {error}")
             failure = Failure("unexpected_error", f"{type(error).__name__}: {error}", None)
             return decide(flight, failure, self._policy)
+
+
+def _spent(flight: Flight, happened: Failure | Reply) -> Spent:
+    """What the answer cost. It is in the books whether the job accepts it or not."""
+    tokens_in, tokens_out = happened.prompt_tokens, happened.completion_tokens
+    if tokens_in is None and tokens_out is None:
+        return NOTHING_SPENT
+    return Spent(tokens_in or 0, tokens_out or 0, flight.job.provider.cost_microusd(tokens_in, tokens_out))
+
+
+def _crashed_too_often(flight: Flight) -> Failure:
+    detail = f"{flight.crashes} times its worker died while it was tried, the last times in a process apart from others"
+    return Failure("worker_crashed", detail, None)

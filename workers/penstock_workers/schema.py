@@ -1,4 +1,4 @@
-"""Check answers against the JSON schema that a job asked for."""
+"""In a child: check answers against the JSON schema that a job asked for. Nothing is ever fetched for a schema."""
 
 from __future__ import annotations
 
@@ -6,38 +6,62 @@ from collections import OrderedDict
 from typing import Any
 
 import orjson
-from jsonschema.validators import validator_for
-
-from penstock_workers.flight import Flight
-from penstock_workers.judge import DETAIL_CHARS, Failure, Reply
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import Draft202012Validator, validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 VALIDATORS_KEPT = 100  # compiled schemas; one per job that has one
+WORDS_CHARS = 2_000
+ALWAYS_THE_SAME = "it refers to itself without end"
+_SAMPLES: tuple[Any, ...] = (None, {}, [], "", 0)  # what a schema is tried on before anything is paid
 
 
 class SchemaChecks:
-    """Compiled validators, one per job."""
+    """Compiled validators, one per schema."""
 
     def __init__(self) -> None:
-        self._validators: OrderedDict[str, Any] = OrderedDict()
+        self._validators: OrderedDict[bytes, Any] = OrderedDict()
 
-    def check(self, flight: Flight, reply: Reply) -> Failure | Reply:
-        """The reply itself, or `schema_mismatch` saying where it differs."""
-        schema = flight.job.spec.response_schema
-        if schema is None:
-            return reply
+    def fault(self, schema: bytes, content: str) -> str | None:
+        """Where the text of an answer does not fulfil the schema; None when it does."""
         try:
-            value = orjson.loads(reply.content or "")
+            value = orjson.loads(content)
         except orjson.JSONDecodeError as error:
-            return Failure("schema_mismatch", f"the answer is not JSON: {error}", reply.status)
-        fault = next(self._validator(flight.job.job_id, schema).iter_errors(value), None)
-        if fault is None:
-            return reply
-        return Failure("schema_mismatch", f"{fault.json_path}: {fault.message}"[:DETAIL_CHARS], reply.status)
+            return f"the answer is not JSON: {error}"
+        try:
+            fault = next(self._validator(schema).iter_errors(value), None)
+        except Exception as error:
+            return _in_words(error)
+        return None if fault is None else f"{fault.json_path}: {fault.message}"[:WORDS_CHARS]
 
-    def _validator(self, job_id: str, schema: dict[str, Any]) -> Any:
-        validator = self._validators.get(job_id)
+    def unusable(self, schema: bytes) -> str | None:
+        """Why answers cannot be checked against the schema; None when they can."""
+        try:
+            validator = self._validator(schema)
+            validator.check_schema(validator.schema)
+            for sample in _SAMPLES:
+                next(validator.iter_errors(sample), None)
+        except SchemaError as error:
+            return f"{error.json_path}: {error.message}"[:WORDS_CHARS]
+        except Exception as error:
+            return _in_words(error)
+        return None
+
+    def _validator(self, schema: bytes) -> Any:
+        validator = self._validators.get(schema)
         if validator is None:
-            validator = self._validators[job_id] = validator_for(schema)(schema)
+            parsed = orjson.loads(schema)
+            made = validator_for(parsed, default=Draft202012Validator)
+            validator = self._validators[schema] = made(parsed, registry=Registry())
             if len(self._validators) > VALIDATORS_KEPT:
                 self._validators.popitem(last=False)
         return validator
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return f"the schema cannot be used: {ALWAYS_THE_SAME}"
+    if isinstance(error, Unresolvable):
+        return f"the schema cannot be used: it refers to {error.ref!r}, which is not in it, and nothing is fetched for a schema"
+    return f"the schema cannot be used: {type(error).__name__}: {error}"[:WORDS_CHARS]

@@ -206,6 +206,8 @@ class WorkerSettings(ProducerSettings):
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
     window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
     hook_modules: tuple[str, ...] = ()  # modules, with all inside them, that jobs may name hooks of; () = none
+    hook_processes: Annotated[int, Field(ge=1, le=64)] = 2  # that run hooks, and as many that check schemas
+    hook_memory_mb: Annotated[int, Field(ge=64, le=1_048_576)] = 2048  # one of them that holds more is ended
     doors: DoorSettings = DoorSettings()  # what jobs from Celery clients may ask for; see docs/doors.md
     result_backend_url: str | None = None  # where Celery clients read what became of their tasks; None = nowhere
     max_answer_bytes: Annotated[int, Field(ge=1024 * 1024, le=1024**3)] = MAX_ANSWER_BYTES  # of one, decompressed

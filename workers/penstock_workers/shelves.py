@@ -18,7 +18,7 @@ from penstock_ledger import (
     SettledDone,
     SettledRetry,
 )
-from penstock_ledger.model import DeadLetter, JobState, Result
+from penstock_ledger.model import DeadLetter, JobState
 from penstock_producer.tracing import TRACEPARENT_HEADER, parse_traceparent
 from penstock_producer.wire import FED_HEADER, URGENT_HEADER, encode_item
 from penstock_workers.flight import Flight
@@ -77,8 +77,8 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
     released = []
     for flight, outcome in group:
         match outcome:
-            case Done(result):
-                done.append(_done(flight, result))
+            case Done():
+                done.append(_done(flight))
             case Dead(letter):
                 dead.append(_dead(flight, letter))
             case Retry():
@@ -90,20 +90,28 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
     return SettleBatch(done, dead, retries, released)
 
 
-def _done(flight: Flight, result: Result) -> SettledDone:
+def _done(flight: Flight) -> SettledDone:
     return SettledDone(
         key=flight.key,
         buckets=flight.job.buckets,
         after_retry=flight.retries > 0 or flight.crashes > 0,
-        prompt_tokens=result.prompt_tokens or 0,
-        completion_tokens=result.completion_tokens or 0,
-        cost_microusd=result.cost_microusd,
+        prompt_tokens=flight.spent.prompt_tokens,
+        completion_tokens=flight.spent.completion_tokens,
+        cost_microusd=flight.spent.cost_microusd,
         calls=flight.calls,
     )
 
 
 def _dead(flight: Flight, letter: DeadLetter) -> SettledDead:
-    return SettledDead(key=flight.key, buckets=flight.job.buckets, reason=letter.reason, calls=flight.calls)
+    return SettledDead(
+        key=flight.key,
+        buckets=flight.job.buckets,
+        reason=letter.reason,
+        prompt_tokens=flight.spent.prompt_tokens,
+        completion_tokens=flight.spent.completion_tokens,
+        cost_microusd=flight.spent.cost_microusd,
+        calls=flight.calls,
+    )
 
 
 def _retry(flight: Flight, retry: Retry) -> SettledRetry:
@@ -115,6 +123,9 @@ def _retry(flight: Flight, retry: Retry) -> SettledRetry:
         raw=_message(flight, flight.retries + retry.counted),
         after_s=retry.after_s,
         rate_limited=retry.rate_limited,
+        prompt_tokens=flight.spent.prompt_tokens,
+        completion_tokens=flight.spent.completion_tokens,
+        cost_microusd=flight.spent.cost_microusd,
         calls=flight.calls,
     )
 
@@ -129,6 +140,7 @@ def _message(flight: Flight, retries: int) -> bytes:
         ref=message.ref,
         retries=retries,
         calls=flight.calls_in_all,
+        spent=flight.spent_in_all,
         urgent=flight.delivery.headers.get(URGENT_HEADER) is True,
         fed=_fed(flight),
         trace=_trace(flight),

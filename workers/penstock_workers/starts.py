@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from penstock_ledger import Begin, BeginVerdict, Begun, OutcomeStore, RedisLedger, SettleBatch, in_words
+from penstock_ledger.model import ItemKey
+from penstock_ratelimit import full_jitter
 from penstock_workers.backlog import Backlog
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.flight import Flight
@@ -45,15 +47,20 @@ class Starts:
         self._outcomes = outcomes
         self._strays = strays
         self._gatherer: Gatherer[_Waiting] = Gatherer(self._ask, group_max=GROUP_MAX, linger_s=0)
+        self._returns: Gatherer[tuple[ItemKey, asyncio.Future[None]]] = Gatherer(
+            self._take_back, group_max=GROUP_MAX, linger_s=0
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="begin")
         self._ledger = Insistence("the ledger of starts", self._thread, FailureLog(log), cap_s=REDIS_RETRY_CAP_S)
         self.backlog = Backlog("starts wait to be counted", (self._ledger,))
 
     def start(self) -> None:
         self._gatherer.start()
+        self._returns.start()
 
     async def close(self) -> None:
         await self._gatherer.close()
+        await self._returns.close()
         self._thread.shutdown()
 
     async def begin(self, flight: Flight) -> Outcome | None:
@@ -62,6 +69,29 @@ class Starts:
         self.backlog.put()
         self._gatherer.put(waiting)
         return await waiting.verdict
+
+    async def give_back(self, flight: Flight) -> None:
+        """The start of an item that was begun and now waits: no death may be held against it meanwhile."""
+        flight.begun = False
+        returned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._returns.put((flight.key, returned))
+        await returned
+
+    async def _take_back(self, group: Sequence[tuple[ItemKey, asyncio.Future[None]]]) -> None:
+        released = SettleBatch(released=[key for key, _ in group])
+        attempt = 0
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._hot.settle, released)
+                break
+            except Exception as error:
+                wait_s = full_jitter(attempt, base_s=0.2, cap_s=REDIS_RETRY_CAP_S)
+                log.warning("%d starts are still counted (%s); again in %.1f s", len(group), error, wait_s)
+                attempt += 1
+                await asyncio.sleep(wait_s)
+        for _, returned in group:
+            if not returned.done():
+                returned.set_result(None)
 
     async def _ask(self, group: Sequence[_Waiting]) -> None:
         self.backlog.take()

@@ -13,7 +13,7 @@
 --   finished: job prefix, feed prefix, bucket, field, document id, "" or "!", after retry (1) or reason,
 --             prompt tokens, completion tokens, microdollars, calls
 --   retried:  job prefix, feed prefix, bucket, field, document id, delayed key, tag, raw, seconds from now,
---             rate limited (0|1), calls
+--             rate limited (0|1), prompt tokens, completion tokens, microdollars, calls
 --   released: feed prefix, document id
 -- Returns {new in the completed set, new in the delayed set}
 
@@ -44,6 +44,13 @@ local function give_back(feed, doc)
   end
 end
 
+local function count_spent(job, first)
+  count(job, 'prompt_tokens', tonumber(ARGV[first]))
+  count(job, 'completion_tokens', tonumber(ARGV[first + 1]))
+  count(job, 'cost_microusd', tonumber(ARGV[first + 2]))
+  count(job, 'calls', tonumber(ARGV[first + 3]))
+end
+
 local new, delayed, i = 0, 0, 4
 for _ = 1, tonumber(ARGV[1]) do
   local job, feed, doc, mark = ARGV[i], ARGV[i + 1], ARGV[i + 4], ARGV[i + 5]
@@ -58,10 +65,7 @@ for _ = 1, tonumber(ARGV[1]) do
       count(job, 'dead', 1)
       count(job, 'dead:' .. ARGV[i + 6], 1)
     end
-    count(job, 'prompt_tokens', tonumber(ARGV[i + 7]))
-    count(job, 'completion_tokens', tonumber(ARGV[i + 8]))
-    count(job, 'cost_microusd', tonumber(ARGV[i + 9]))
-    count(job, 'calls', tonumber(ARGV[i + 10]))
+    count_spent(job, i + 7)
   end
   i = i + 11
 end
@@ -74,10 +78,10 @@ for _ = 1, tonumber(ARGV[2]) do
     redis.call('HSET', queue .. ':raw', tag, ARGV[i + 7])
     count(job, 'retries', 1)
     count(job, 'rate_limited', tonumber(ARGV[i + 9]))
-    count(job, 'calls', tonumber(ARGV[i + 10]))
+    count_spent(job, i + 10)
     give_back(feed, doc)
   end
-  i = i + 11
+  i = i + 14
 end
 
 for _ = 1, tonumber(ARGV[3]) do

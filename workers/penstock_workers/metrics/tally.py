@@ -11,6 +11,7 @@ from penstock_workers.metrics.samples import Sample, Spread
 from penstock_workers.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
 
 if TYPE_CHECKING:
+    from penstock_workers.flight import Flight
     from penstock_workers.shelves import Settled
 
 OUTCOMES: Final = {
@@ -45,19 +46,23 @@ class Tally:
         for flight, outcome in group:
             self.items[OUTCOMES[type(outcome)]] += 1
             if isinstance(outcome, Done):
-                result, provider = outcome.result, flight.job.spec.provider
-                self._calls[provider] += flight.calls
-                self._tokens_in[provider] += result.prompt_tokens or 0
-                self._tokens_out[provider] += result.completion_tokens or 0
-                self._cost[provider] += result.cost_microusd or 0
-                self._call_seconds.add(result.latency_ms / 1000)
+                self._pay(flight)
+                self._call_seconds.add(outcome.result.latency_ms / 1000)
             elif isinstance(outcome, Retry):
-                self._calls[flight.job.spec.provider] += flight.calls
+                self._pay(flight)
                 self._retries[CAUSES[not outcome.counted]] += 1
                 self._throttled[flight.job.spec.provider] += outcome.rate_limited
             elif isinstance(outcome, Dead):
-                self._calls[flight.job.spec.provider] += flight.calls
+                self._pay(flight)
                 self._dead[outcome.letter.reason] += 1
+
+    def _pay(self, flight: Flight) -> None:
+        """What a try cost, whatever came of it."""
+        provider = flight.job.spec.provider
+        self._calls[provider] += flight.calls
+        self._tokens_in[provider] += flight.spent.prompt_tokens
+        self._tokens_out[provider] += flight.spent.completion_tokens
+        self._cost[provider] += flight.spent.cost_microusd
 
     def figures(self, lane: str) -> Iterator[Sample]:
         for outcome, count in self.items.items():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager, nullcontext
+
 from penstock_workers.answer import NoAnswer, Tried
 from penstock_workers.flight import Flight
 from penstock_workers.judge import Failure, Reply
 from penstock_workers.lanes.gpu.lane import GpuLane
 from penstock_workers.lanes.gpu.room import EngineRoom, Guest
 from penstock_workers.lanes.gpu.sidecar import SidecarLane
-from penstock_workers.quarantine import SUSPECT_AFTER_CRASHES
+from penstock_workers.quarantine import SUSPECT_AFTER_CRASHES, line_of
 
 
 class RoomAdmission:
@@ -58,6 +60,11 @@ class EngineQuarantine:
     def __init__(self, lane: GpuLane | SidecarLane) -> None:
         self._lane = lane
 
+    def place(self, flight: Flight) -> AbstractAsyncContextManager[None]:
+        """The engine itself makes room for suspects."""
+        flight.line = line_of(flight.crashes)
+        return nullcontext()
+
     async def infer(self, flight: Flight) -> Tried | None:
         flight.turn.release()  # the engine is emptied for suspects, of this one too
         alone = flight.crashes > SUSPECT_AFTER_CRASHES
@@ -65,6 +72,3 @@ class EngineQuarantine:
             tried = await self._lane.infer(flight.prepared)
         died = isinstance(tried, NoAnswer) and tried.failure == "engine_died"
         return None if died and alone else tried
-
-    async def close(self) -> None:
-        """The engine is the lane's."""

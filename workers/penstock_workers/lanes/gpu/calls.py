@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from penstock_workers.lanes.base import Request
+from penstock_workers.lanes.gpu.documents import check_named_tokens, check_tokens, refuse_templates
 from penstock_workers.lanes.gpu.engines import Call, RequestRefused
 from penstock_workers.lanes.gpu.sampling import asked_tokens, sampling_params
 from penstock_workers.lanes.gpu.upstream import upstream
@@ -56,6 +57,7 @@ class CallBuilder:
         self._model = settings.model or ""
         self._loras = {name: (number, path) for number, (name, path) in enumerate(settings.lora.items(), 1)}
         self._tokenizer = tokenizer
+        self._vocabulary = len(tokenizer)
         self._facts = facts
         self._threads = threading.local()
         self._copying = threading.Lock()
@@ -80,6 +82,8 @@ class CallBuilder:
             )
         if body.get("stream"):
             raise RequestRefused("stream: results are stored whole; leave it out")
+        refuse_templates(body)
+        check_named_tokens(body, self._vocabulary)
         token_ids, max_tokens = self._fitted(request, body, chat)
         params = sampling_params(body, defaults=self._facts.defaults, max_tokens=max_tokens, schema=request.schema)
         call = Call(self._id(request), token_ids, params, lora, PRIORITIES[request.priority], Facts(model, chat))
@@ -169,8 +173,8 @@ class CallBuilder:
     def _prompt_tokens(self, prompt: Any, field: str) -> list[int]:
         if isinstance(prompt, str) and prompt:
             return list(self._own_tokenizer()(prompt).input_ids)
-        if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-            return prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list)):
+            return check_tokens(prompt, field, self._vocabulary)
         raise RequestRefused(f"{field} is {type(prompt).__name__}: give one text or one list of token ids per item")
 
     # -- embeddings ------------------------------------------------------------------------------------------------

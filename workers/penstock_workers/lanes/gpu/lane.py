@@ -76,7 +76,7 @@ class GpuLane:
         try:
             call, tokens = await asyncio.get_running_loop().run_in_executor(self._threads, self._calls.build, request)
         except RequestRefused as error:
-            return Prepared(request, refused=_refusal(error))
+            return Prepared(request, refused=refusal(error))
         return Prepared(request, tokens, input=call)
 
     async def infer(self, prepared: Prepared) -> Tried:
@@ -91,7 +91,7 @@ class GpuLane:
         except TimeoutError:
             return NoAnswer("timeout", f"no complete answer within {prepared.request.timeout_s:g} s", _since(started))
         except RequestRefused as error:
-            return _refusal(error)
+            return refusal(error)
         except EngineBusy as error:
             return NoAnswer("engine_busy", str(error), _since(started), sent=False)
         except EngineFault as error:
@@ -200,7 +200,7 @@ def _kv_tokens(config: Any) -> int:
     return int(tokens or (cache.num_gpu_blocks or 0) * (cache.block_size or 0))
 
 
-def _refusal(error: RequestRefused) -> Answer:
+def refusal(error: RequestRefused) -> Answer:
     """As the vLLM server would say it, so that one table judges both."""
     match error:
         case UnknownModel():

@@ -16,13 +16,15 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
-from penstock_workers.answer import NoAnswer, Tried
+from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.errors import BadEngineSettings, EngineAway
 from penstock_workers.gauges import GaugeWatch
 from penstock_workers.lanes.api import ApiLane
 from penstock_workers.lanes.base import Prepared, Request
+from penstock_workers.lanes.gpu.documents import refuse_templates
+from penstock_workers.lanes.gpu.engines import RequestRefused
 from penstock_workers.lanes.gpu.figures import bound
-from penstock_workers.lanes.gpu.lane import end_this_worker
+from penstock_workers.lanes.gpu.lane import end_this_worker, refusal
 from penstock_workers.lanes.gpu.room import EngineRoom, EngineState
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -65,7 +67,8 @@ class SidecarLane:
         body = request.body
         if b'"model"' not in body and body[:1] == b"{" and body[1:2] != b"}":
             body = b'{"model":' + self._model + b"," + body[1:]
-        return Prepared(replace(request, provider=SERVER, body=body))
+        request = replace(request, provider=SERVER, body=body)
+        return Prepared(request, refused=_refused(body) if b"chat_template" in body or b"\\u" in body else None)
 
     async def infer(self, prepared: Prepared) -> Tried:
         tried = await self._client.infer(prepared)
@@ -156,3 +159,12 @@ class SidecarLane:
 def _metrics_url(url: str) -> str:
     """vLLM has its page at the root of the server whose API is under /v1."""
     return urlsplit(url)._replace(path="/metrics").geturl()
+
+
+def _refused(body: bytes) -> Answer | None:
+    """A server may run templates that documents bring: ours does not get them."""
+    try:
+        refuse_templates(orjson.loads(body))
+    except RequestRefused as error:
+        return refusal(error)
+    return None

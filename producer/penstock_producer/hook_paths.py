@@ -1,0 +1,11 @@
+"""Which hooks a setting allows. Apart, because the processes that run hooks import little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def is_allowed(path: str, modules: Sequence[str]) -> bool:
+    """Whether the hook `package.module:function` comes from one of ``modules`` or from inside one."""
+    module = path.partition(":")[0]
+    return any(module == one or module.startswith(f"{one}.") for one in modules)

@@ -1,0 +1,231 @@
+"""Real child processes: a call that ends, freezes or fills its child is found, and what ran beside it is not harmed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from penstock_workers.children.child import Cause, Child, Limits
+from penstock_workers.children.crew import DEATHS_ALLOWED, Crew, Guilty
+from penstock_workers.children.frames import After, Before, Check, Fault, Fine, Have, Missing, Usable
+from penstock_workers.errors import ChildBroken
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MODULE = """
+import asyncio, os, signal, subprocess, sys, time
+
+def same(item): return item
+def pid(item, response): return {"pid": os.getpid(), "out": print("to the log")}
+def exits(item, response):
+    if item.doc_id == "poison": os._exit(3)
+    return response
+async def exits_later(item, response):
+    await asyncio.sleep(0.01)
+    if item.doc_id == "poison": os.kill(os.getpid(), signal.SIGKILL)
+    await asyncio.sleep(0.05)
+    return response
+async def exits_in_a_task(item, response):
+    async def inner():
+        await asyncio.sleep(0.01)
+        if item.doc_id == "poison": os._exit(3)
+    await asyncio.create_task(inner())
+    await asyncio.sleep(0.05)
+    return response
+async def blocks(item, response):
+    if item.doc_id == "poison": time.sleep(1000)
+    await asyncio.sleep(0.01)
+    return response
+def eats(item, response):
+    if item.doc_id == "poison":
+        eaten = bytearray(900_000_000)
+        time.sleep(1000)
+    return response
+def hangs(item, response):
+    if item.doc_id == "poison": time.sleep(1000)
+    return response
+def garbles(item, response):
+    for fd in range(3, 30):
+        try: os.write(fd, b"\\xff" * 64)
+        except OSError: pass
+    return response
+"""
+LIMIT_S = 1.0
+BESIDE = 20
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "hooks_in_child.py").write_text(MODULE)
+    (folder / "ends_at_import.py").write_text("import os\nos._exit(4)\n")
+    return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def crew(modules: Path) -> AsyncIterator[Crew]:
+    made = crew_of(modules)
+    yield made
+    await made.close()
+
+
+def crew_of(modules: Path, **options: object) -> Crew:
+    told = {"worker": os.getpid(), "path": [*sys.path, str(modules)], "hook_s": LIMIT_S} | options
+    return Crew(partial(Child.start, told, Limits(500_000_000, LIMIT_S, check_s=LIMIT_S)), 1)
+
+
+def after(name: str, doc: str = "doc") -> After:
+    return After(f"hooks_in_child:{name}", "job", 1, doc, "/v1/x", b"{}", b'{"a":1}')
+
+
+async def beside(crew: Crew, name: str) -> BaseException | object:
+    """What comes of a poisonous document among twenty others, all of which must come through."""
+    docs = [*(f"doc-{n}" for n in range(BESIDE)), "poison"]
+    said = await asyncio.gather(*(crew.ask(after(name, doc)) for doc in docs), return_exceptions=True)
+    assert said[:BESIDE] == [Fine(b'{"a":1}')] * BESIDE
+    return said[BESIDE]
+
+
+async def test_hooks_run_in_another_process(crew: Crew) -> None:
+    """And what they print goes to the worker's log, not into the conversation (A1)."""
+    said = await crew.ask(after("pid"))
+    assert isinstance(said, Fine)
+    assert f'"pid":{os.getpid()}' not in said.body.decode()
+
+
+@pytest.mark.parametrize("name", ["exits", "exits_later", "exits_in_a_task"])
+async def test_a_call_that_ends_its_process_is_found_and_its_neighbours_live(crew: Crew, name: str) -> None:
+    """The marks say which call it was; it is tried once more, alone, and is guilty then (A1, B7)."""
+    guilty = await beside(crew, name)
+    assert isinstance(guilty, Guilty)
+    assert (guilty.cause, guilty.deaths) == (Cause.DIED, DEATHS_ALLOWED)
+
+
+async def test_an_async_hook_that_blocks_its_loop_is_ended(crew: Crew) -> None:
+    """It costs its own item; the ones beside it are asked again in another process (A13)."""
+    guilty = await beside(crew, "blocks")
+    assert isinstance(guilty, Guilty)
+    assert (guilty.cause, guilty.deaths) == (Cause.STUCK, 1)
+
+
+async def test_a_hook_that_eats_memory_is_ended(crew: Crew) -> None:
+    """A child that holds more than it may is killed before the machine is short of memory (B7)."""
+    guilty = await beside(crew, "eats")
+    assert isinstance(guilty, Guilty)
+    assert guilty.cause is Cause.MEMORY
+
+
+async def test_a_thread_that_hangs_ends_with_its_child(crew: Crew) -> None:
+    """The call fails after its time, and its process is replaced: threads that never end do not pile up (A13)."""
+    said = await beside(crew, "hangs")
+    assert said == Fault("it took longer than 1 s", overtime=True, hangs=True)
+    first, second = await crew.ask(after("pid")), await crew.ask(after("pid"))
+    assert first == second
+
+
+async def test_a_hook_that_writes_into_the_conversation_is_found(crew: Crew) -> None:
+    """Garbage where an answer should be is a death of the child, not of the worker (B7)."""
+    with pytest.raises(Guilty):
+        await crew.ask(after("garbles"))
+    assert await crew.ask(after("exits")) == Fine(b'{"a":1}')
+
+
+async def test_one_regular_expression_costs_one_check(crew: Crew) -> None:
+    """A pattern that takes for ever on an answer of 41 characters is ended; the checks behind it go on (B3)."""
+    schema = b'{"type":"string","pattern":"^(a+)+$"}'
+    texts = ['"aaa"', '"' + "a" * 40 + 'b"', '"aa"', "5"]
+    said = await asyncio.gather(*(crew.ask(Check(schema, text)) for text in texts), return_exceptions=True)
+    assert (said[0], said[2]) == (Fine(), Fine())
+    assert isinstance(said[1], Guilty)
+    assert said[1].cause is Cause.STUCK
+    assert said[3] == Fault("$: 5 is not of type 'string'")
+
+
+async def test_nothing_is_fetched_for_a_schema(crew: Crew) -> None:
+    """A reference to a URL or a file is refused without a look at it (B1, B20)."""
+    asked: list[str] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+    server = HTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        for ref in (f"http://127.0.0.1:{server.server_port}/secret", "file:///etc/passwd"):
+            schema = f'{{"$ref":"{ref}"}}'.encode()
+            for call in (Usable(schema), Check(schema, "5")):
+                said = await crew.ask(call)
+                assert isinstance(said, Fault)
+                assert "nothing is fetched for a schema" in said.words
+                assert "root:" not in said.words
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (b'{"$ref":"#"}', "it refers to itself without end"),
+        (b'{"type":"objekt"}', "'objekt' is not valid"),
+        (b'{"$ref":"#/nowhere"}', "nothing is fetched"),
+    ],
+)
+async def test_an_unusable_schema_is_found_before_anything_is_paid(crew: Crew, schema: bytes, words: str) -> None:
+    """Tried on samples, so that one which only fails in use is found, too (B20)."""
+    said = await crew.ask(Usable(schema))
+    assert isinstance(said, Fault)
+    assert words in said.words
+
+
+async def test_a_usable_schema_is_fine(crew: Crew) -> None:
+    """Parts of the schema itself may be referred to (B1)."""
+    schema = b'{"$ref":"#/$defs/a","$defs":{"a":{"type":"object","properties":{"next":{"$ref":"#/$defs/a"}}}}}'
+    assert await crew.ask(Usable(schema)) == Fine()
+    assert await crew.ask(Check(schema, '{"next":{"next":{}}}')) == Fine()
+    assert await crew.ask(Check(schema, '{"next":5}')) == Fault("$.next: 5 is not of type 'object'")
+
+
+async def test_a_module_that_ends_its_process_at_import_is_found(crew: Crew) -> None:
+    """Like a hook that does (A1)."""
+    with pytest.raises(Guilty):
+        await crew.ask(Have("ends_at_import:f"))
+
+
+async def test_a_cancelled_call_frees_its_child(crew: Crew) -> None:
+    """The item's lease is lost: the hook is told, and the next call is answered (A13)."""
+    asked = asyncio.create_task(crew.ask(after("blocks")))
+    await crew.ask(after("pid"))
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert await crew.ask(Before("hooks_in_child:same", "job", 1, "doc", "/", b'{"b":2}')) == Fine(b'{"b":2}')
+
+
+async def test_only_allowed_modules_are_imported(modules: Path) -> None:
+    """The child enforces `hook_modules`, and names the setting (B10)."""
+    crew = crew_of(modules, allowed=["another"])
+    said = await crew.ask(after("pid"))
+    await crew.close()
+    assert isinstance(said, Missing)
+    assert """(PENSTOCK_HOOK_MODULES='["hooks_in_child"]')""" in said.words
+
+
+async def test_a_child_that_cannot_start_is_no_fault_of_a_call(modules: Path) -> None:
+    """It says so, and no document is blamed (A1)."""
+    crew = crew_of(modules, hook_s="not a number")
+    with pytest.raises(ChildBroken, match="did not start"):
+        await crew.ask(after("pid"))
+    await crew.close()

@@ -1,0 +1,277 @@
+"""The worker's end of one child process: calls go in, answers come out, and its death is told to every call inside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from penstock_workers.children.frames import (
+    HELLO,
+    After,
+    Asked,
+    Before,
+    Call,
+    Cancel,
+    Check,
+    Fault,
+    Ping,
+    Reply,
+    Usable,
+    frame,
+    read_frame,
+    said_from,
+)
+from penstock_workers.children.marks import Marks, new_file
+from penstock_workers.errors import ChildBroken
+
+log = logging.getLogger(__name__)
+
+START_S = 60.0  # until a child can take calls; most of a second of a core, on a machine that has one to spare
+WATCH_S = 0.5  # between looks at its marks and its memory
+PING_S = 5.0
+SILENT_S = 65.0  # without a sign of life although it has calls: longer than a hook may take
+CHECK_S = 5.0  # one check of an answer against a schema; a usual one takes well under a millisecond
+IDLE_S = 60.0  # a child that has had no call for so long is ended: its memory is of more use elsewhere
+PROGRAM = "penstock_workers.children.serve"
+
+
+class Cause(Enum):
+    """How a child was lost."""
+
+    DIED = "died"
+    STUCK = "stuck"  # killed: a call did not let go of it in its time
+    MEMORY = "memory"  # killed: it held more than it may
+
+
+class Blame(Enum):
+    """What the marks of a lost child say of one call that was inside."""
+
+    THIS = "this"
+    MAYBE = "maybe"  # one of several
+    OTHER = "other"
+
+
+class ChildLost(Exception):
+    """The child is gone, and with it the answer to this call."""
+
+    def __init__(self, cause: Cause, blame: Blame) -> None:
+        super().__init__(cause, blame)
+        self.cause, self.blame = cause, blame
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one child may take."""
+
+    memory_bytes: int
+    hook_s: float  # one call of a hook
+    check_s: float = CHECK_S
+
+    def of(self, call: Call | None) -> float:
+        """Seconds for which a call may keep the child's event loop for itself."""
+        if isinstance(call, (Check, Usable)):
+            return self.check_s
+        return self.hook_s if isinstance(call, (Before, After)) else SILENT_S
+
+
+class Child:
+    """Used on one event loop. Bounded by its caller: it takes as many calls as it is given."""
+
+    def __init__(self, process: Process, marks: Marks, limits: Limits) -> None:
+        self.retired = False  # takes no more calls, and is ended when those inside are answered
+        self.lost = False
+        self._process, self._marks, self._limits = process, marks, limits
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+        self._numbers = count(HELLO + 1)
+        self._calls: dict[int, tuple[Call, asyncio.Future[Reply]]] = {}
+        self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._heard_at = self._pinged_at = monotonic()
+        self._on_loop: tuple[tuple[int, int], float] = ((0, 0), 0.0)  # the loop's mark, and since when it is the same
+        self._has_calls = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def start(cls, options: Mapping[str, Any], limits: Limits) -> Child:
+        """``options`` are those of ``serve.Options``. Raises ChildBroken when it does not come up."""
+        ours, theirs = socket.socketpair()
+        marks_fd = new_file()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno()), str(marks_fd), json.dumps(dict(options)),
+                stdin=DEVNULL, pass_fds=(theirs.fileno(), marks_fd), start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            os.close(marks_fd)
+            raise ChildBroken(f"no process could be started for hooks and schemas: {error}") from error
+        finally:
+            theirs.close()
+        child = cls(process, Marks(marks_fd), limits)
+        await child._meet(ours)
+        return child
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._calls)
+
+    @property
+    def open(self) -> bool:
+        return not (self.retired or self.lost)
+
+    async def ask(self, call: Call) -> Reply:
+        """The child's answer. Raises ChildLost."""
+        number = next(self._numbers)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        if not self._calls:
+            self._heard_at = monotonic()  # silence counts from the first call on
+        self._calls[number] = call, future
+        self._has_calls.set()
+        try:
+            self._writer.write(frame(Asked(number, call)))
+            answer = await future
+        except asyncio.CancelledError:
+            if self._calls.pop(number, None) and not self.lost:
+                self._writer.write(frame(Asked(number, Cancel())))
+            raise
+        finally:
+            self._end_if_retired()
+        if isinstance(answer, Fault) and answer.hangs:
+            self.retired = True  # a thread of it hangs, and ends only with the process
+            self._end_if_retired()
+        return answer
+
+    async def end(self) -> None:
+        """Now, whatever is inside."""
+        self._lose(Cause.DIED)
+        current = asyncio.current_task()
+        for task in self._tasks:
+            if task is not current:
+                task.cancel()
+        await asyncio.gather(*(task for task in self._tasks if task is not current), return_exceptions=True)
+        await self._process.wait()
+
+    async def _meet(self, ours: socket.socket) -> None:
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._tasks = [
+            asyncio.create_task(self._listen(), name="child"),
+            asyncio.create_task(self._watch(), name="child's watch"),
+        ]
+        try:
+            async with asyncio.timeout(START_S):
+                await self._hello
+        except (TimeoutError, ChildLost):
+            await self.end()
+            status = self._process.returncode
+            raise ChildBroken(
+                f"the process for hooks and schemas did not start within {START_S:.0f} s (exit status {status}); "
+                "its words are in the worker's log"
+            ) from None
+        except asyncio.CancelledError:
+            await self.end()
+            raise
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                said = said_from(await read_frame(self._reader))
+                self._heard_at = monotonic()
+                if said.number == HELLO:
+                    if not self._hello.done():
+                        self._hello.set_result(None)
+                    continue
+                _, future = self._calls.pop(said.number, (None, None))
+                if future is not None and not future.done():
+                    future.set_result(said.what)
+        except (asyncio.IncompleteReadError, OSError, ValueError, msgspec.MsgspecError):
+            self._lose(Cause.DIED)  # garbage counts as a death: nothing that follows can be understood
+
+    async def _watch(self) -> None:
+        while not self.lost:
+            if not self._calls and self._hello.done():
+                self._has_calls.clear()
+                try:
+                    async with asyncio.timeout(IDLE_S):
+                        await self._has_calls.wait()
+                except TimeoutError:
+                    self._lose(Cause.DIED)
+                    return
+            await asyncio.sleep(WATCH_S)
+            self._look(monotonic())
+
+    def _look(self, now: float) -> None:
+        if self._process.returncode is not None:  # what it started itself may hold its socket open
+            self._lose(Cause.DIED)
+            return
+        if self.lost or not self._calls:
+            return
+        mark = self._marks.on_loop()
+        if mark != self._on_loop[0]:
+            self._on_loop = mark, now
+        call, _ = self._calls.get(mark[0], (None, None))
+        held_s = now - self._on_loop[1] if mark[0] else 0.0
+        if held_s > self._limits.of(call):
+            self._lose(Cause.STUCK, {mark[0]})
+        elif now - self._heard_at > SILENT_S:
+            self._lose(Cause.STUCK)
+        elif _resident(self._process.pid) > self._limits.memory_bytes:
+            self._lose(Cause.MEMORY)
+        elif now - self._pinged_at > PING_S:
+            self._pinged_at = now
+            self._writer.write(frame(Asked(next(self._numbers), Ping())))
+
+    def _lose(self, cause: Cause, culprits: set[int] | None = None) -> None:
+        """Kill what is left of it, and tell those who wait. ``culprits`` None: whichever the marks name."""
+        if self.lost:
+            return
+        self.lost = True
+        if self._calls:
+            log.warning(
+                "a process for hooks and schemas is lost (%s); %d calls in it go on", cause.value, self.in_flight
+            )
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        running = (culprits or self._marks.running()) & self._calls.keys()
+        self._marks.close()
+        self._writer.close()
+        if not self._hello.done():
+            self._hello.set_exception(ChildLost(cause, Blame.MAYBE))
+        calls, self._calls = self._calls, {}
+        for number, (_, future) in calls.items():
+            if not future.done():
+                future.set_exception(ChildLost(cause, _blame(number, running, len(calls))))
+
+    def _end_if_retired(self) -> None:
+        if self.retired and not self._calls:
+            self._lose(Cause.DIED)
+
+
+def _blame(number: int, running: set[int], inside: int) -> Blame:
+    if inside == 1 or running == {number}:
+        return Blame.THIS
+    return Blame.MAYBE if number in running or not running else Blame.OTHER
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory that the process holds; 0 where /proc does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,103 @@
+"""A few children, and the search for the call that kills them.
+
+Calls share children. When one is lost, its marks mostly say which call it was; the others are asked again at once. Where they
+do not say, the calls that were inside go on in narrower lines (64, 8, and then one at a time), so that innocents are cleared
+in groups and a culprit ends up alone. A call that ended its child ``DEATHS_ALLOWED`` times is found guilty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from penstock_workers.children.child import Blame, Cause, Child, ChildLost
+from penstock_workers.children.frames import Call, Reply
+
+WIDTHS: Final = (64, 8, 1)  # calls at once in one child, line by line
+DEATHS_ALLOWED: Final = 2  # one may be the machine's doing (out of memory beside us), two are the call's
+SPARED_MAX: Final = 8  # times that a call is asked again beside others whose children it has not ended
+SPREAD: Final = 8  # calls in each child before another one is started
+
+Start = Callable[[], Awaitable[Child]]
+
+
+class Guilty(Exception):
+    """A call ended its child. ``cause`` tells how, ``deaths`` how often."""
+
+    def __init__(self, cause: Cause, deaths: int) -> None:
+        super().__init__(cause, deaths)
+        self.cause, self.deaths = cause, deaths
+
+
+class Crew:
+    """``start`` makes a child, ``processes`` is how many share the first line; none is started before the first call."""
+
+    def __init__(self, start: Start, processes: int, widths: Sequence[int] = WIDTHS) -> None:
+        narrow = [_Line(start, width, 1) for width in widths[1:]]
+        self._lines = [_Line(start, widths[0], processes), *narrow]
+
+    async def ask(self, call: Call, line: int = 0) -> Reply:
+        """The answer of a child. Raises Guilty, and ChildBroken when no child can be started."""
+        last = len(self._lines) - 1
+        deaths = spared = 0
+        while True:
+            try:
+                return await self._lines[line].ask(call)
+            except ChildLost as lost:
+                if lost.blame is Blame.OTHER and spared < SPARED_MAX:
+                    spared += 1
+                elif lost.blame is Blame.THIS:
+                    deaths += 1
+                    if lost.cause is Cause.STUCK or deaths >= DEATHS_ALLOWED:
+                        raise Guilty(lost.cause, deaths) from None
+                    line = last
+                else:
+                    line = min(line + 1, last)
+
+    async def close(self) -> None:
+        for line in self._lines:
+            await line.close()
+
+
+class _Line:
+    """At most ``width`` calls at once in each of at most ``processes`` children."""
+
+    def __init__(self, start: Start, width: int, processes: int) -> None:
+        self._start, self._width, self._processes = start, width, processes
+        self._places = asyncio.Semaphore(width * processes)
+        self._starting = asyncio.Lock()
+        self._children: list[Child] = []  # that take calls
+        self._leaving: list[Child] = []  # retired, until the calls in them are answered
+
+    async def ask(self, call: Call) -> Reply:
+        async with self._places:
+            return await (self._free(SPREAD) or await self._another()).ask(call)
+
+    async def close(self) -> None:
+        for child in (*self._children, *self._leaving):
+            await child.end()
+        self._children = []
+
+    async def _another(self) -> Child:
+        """The least busy child, or a new one while there may be more."""
+        async with self._starting:
+            found = self._free(SPREAD)
+            if found is None and len(self._children) < self._processes:
+                found = await self._start()
+                self._children.append(found)
+            found = found or self._free(self._width)
+            assert found is not None, "there are no more places than the children have together"
+            return found
+
+    def _free(self, width: int) -> Child | None:
+        """The least busy child that has fewer than ``width`` calls."""
+        for child in [child for child in self._children if not child.open]:
+            self._children.remove(child)
+            self._leaving = [left for left in (*self._leaving, child) if not left.lost]
+        found = min(self._children, key=_load, default=None)
+        return found if found is not None and found.in_flight < min(width, self._width) else None
+
+
+def _load(child: Child) -> int:
+    return child.in_flight

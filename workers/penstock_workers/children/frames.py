@@ -1,0 +1,161 @@
+"""What a worker and its children say to each other: msgpack, each message behind its length.
+
+A call has a number; its answer carries the same one. Children answer in any order.
+"""
+
+from __future__ import annotations
+
+from asyncio import StreamReader
+from typing import Final
+
+import msgspec
+
+from penstock_workers.answer import Answer, NoAnswer, Tried
+
+LENGTH_BYTES: Final = 4
+FRAME_MAX: Final = 2 * 1024**3  # a request and the largest answer that settings allow; more is no message of ours
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """What goes through the socket: a call, or an answer."""
+
+
+class Have(Message, frozen=True):
+    """Import a hook. -> Fine | Missing"""
+
+    path: str
+
+
+class Before(Message, frozen=True):
+    """Call ``preprocess``. -> Fine with the new body | Fault | Missing"""
+
+    path: str
+    job_id: str
+    generation: int
+    doc_id: str
+    endpoint: str
+    body: bytes
+
+
+class After(Message, frozen=True):
+    """Call ``postprocess``. -> Fine with what is to be stored | Refused | Fault | Missing"""
+
+    path: str
+    job_id: str
+    generation: int
+    doc_id: str
+    endpoint: str
+    body: bytes
+    answer: bytes
+
+
+class Usable(Message, frozen=True):
+    """Compile a schema and try it. -> Fine | Fault"""
+
+    schema: bytes
+
+
+class Check(Message, frozen=True):
+    """Does an answer fulfil a schema? -> Fine | Fault that says where it does not"""
+
+    schema: bytes
+    content: str
+
+
+class Infer(Message, frozen=True):
+    """Make the call of an item under suspicion. -> Inferred"""
+
+    doc_id: str
+    request: bytes  # ``lanes.base.Request`` as msgpack
+
+
+class Fine(Message, frozen=True):
+    body: bytes = b""
+
+
+class Refused(Message, frozen=True):
+    """The hook returned ``Invalid``."""
+
+    reason: str
+    retry: bool
+
+
+class Fault(Message, frozen=True):
+    """The call came to nothing; ``words`` are for the dead letter."""
+
+    words: str
+    trace: str = ""  # of a hook that raised, when this child tells of it for the first time
+    overtime: bool = False  # it took longer than it may
+    hangs: bool = False  # and its thread goes on, and may never end
+
+
+class Missing(Message, frozen=True):
+    """The hook cannot be imported, or may not."""
+
+    words: str
+
+
+class Inferred(Message, frozen=True):
+    """What came of an ``Infer``: an answer, or (with ``failure``) none."""
+
+    latency_ms: int
+    status: int = 0
+    headers: dict[str, str] = {}
+    body: bytes = b""
+    failure: str = ""
+    detail: str = ""
+    sent: bool = True
+
+    @classmethod
+    def of(cls, tried: Tried) -> Inferred:
+        headers = {str(name): value for name, value in tried.headers.items()}  # aiohttp's names are no plain str
+        if isinstance(tried, Answer):
+            return cls(tried.latency_ms, tried.status, headers, tried.body)
+        return cls(tried.latency_ms, headers=headers, failure=tried.failure, detail=tried.detail, sent=tried.sent)
+
+    def tried(self) -> Tried:
+        if self.failure:
+            return NoAnswer(self.failure, self.detail, self.latency_ms, self.sent, self.headers)
+        return Answer(self.status, self.headers, self.body, self.latency_ms)
+
+
+class Ping(Message, frozen=True):
+    """-> Fine, unless the child's loop is stuck."""
+
+
+class Cancel(Message, frozen=True):
+    """The worker no longer waits for the call of this number. No answer."""
+
+
+Call = Have | Before | After | Usable | Check | Infer
+Reply = Fine | Refused | Fault | Missing | Inferred
+
+
+class Asked(msgspec.Struct, frozen=True):
+    number: int
+    what: Have | Before | After | Usable | Check | Infer | Ping | Cancel
+
+
+class Said(msgspec.Struct, frozen=True):
+    number: int
+    what: Fine | Refused | Fault | Missing | Inferred
+
+
+HELLO: Final = 0  # the number of what a child says first, once it can take calls
+
+asked_from: Final = msgspec.msgpack.Decoder(Asked).decode
+said_from: Final = msgspec.msgpack.Decoder(Said).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def frame(message: Asked | Said) -> bytes:
+    encoded = _encode(message)
+    return len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded
+
+
+async def read_frame(reader: StreamReader) -> bytes:
+    """Raises IncompleteReadError or ConnectionError when the other end is gone, ValueError for a length beyond all reason."""
+    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+    if length > FRAME_MAX:
+        raise ValueError(f"a message of {length} bytes; {FRAME_MAX} are allowed")
+    return await reader.readexactly(length)

@@ -1,0 +1,72 @@
+"""Which call a child is running at this moment, in memory that outlives the child: when it dies, the marks name the culprit.
+
+One mark for the child's event loop, written around every step of a task, and one for each thread that runs a plain hook.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+LOOP: Final = 0
+SLOTS: Final = 32  # the loop, four threads at work, and threads that hang until their child is ended
+_SLOT: Final = struct.Struct("QQ")  # number of the call (0: none), steps made so far
+SIZE: Final = SLOTS * _SLOT.size
+
+
+def new_file() -> int:
+    """A file descriptor to share with one child. It has no name, and is gone with the last process that holds it."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(SIZE)
+        return os.dup(file.fileno())
+
+
+class Marks:
+    """Written by one child, read by its worker. Takes over ``fd`` and closes it."""
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, SIZE)
+        os.close(fd)
+        self._steps = [0] * SLOTS
+        self._free = deque(range(1, SLOTS))
+
+    def enter(self, slot: int, number: int) -> None:
+        self._steps[slot] += 1
+        _SLOT.pack_into(self._map, slot * _SLOT.size, number, self._steps[slot])
+
+    def leave(self, slot: int) -> None:
+        _SLOT.pack_into(self._map, slot * _SLOT.size, 0, self._steps[slot])
+
+    @contextmanager
+    def in_thread(self, number: int) -> Iterator[None]:
+        """Around what a thread runs. With more threads than slots the last ones go without a mark."""
+        slot = None
+        with suppress(IndexError):
+            slot = self._free.popleft()
+            self.enter(slot, number)
+        try:
+            yield
+        finally:
+            if slot is not None:
+                self.leave(slot)
+                self._free.append(slot)
+
+    # -- the worker --------------------------------------------------------------------------------------------------
+
+    def running(self) -> set[int]:
+        """Numbers of the calls that run, or ran when the child died."""
+        return {number for number, _ in _SLOT.iter_unpack(self._map[:SIZE]) if number}
+
+    def on_loop(self) -> tuple[int, int]:
+        """(number of the call that has the loop, 0 for none; the step that it makes)."""
+        number, step = _SLOT.unpack_from(self._map, LOOP)
+        return number, step
+
+    def close(self) -> None:
+        self._map.close()

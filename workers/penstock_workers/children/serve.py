@@ -1,0 +1,221 @@
+"""The child: `python -m penstock_workers.children.serve SOCKET MARKS OPTIONS`, started by ``Child.start`` only.
+
+It answers calls until its worker is gone. Signals to end that reach a whole group of processes do not reach it: it leads a
+group of its own, so that what hooks start ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Generator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock_workers.children.frames import (
+    HELLO,
+    After,
+    Asked,
+    Before,
+    Cancel,
+    Check,
+    Fault,
+    Fine,
+    Have,
+    Infer,
+    Inferred,
+    Ping,
+    Reply,
+    Said,
+    Usable,
+    asked_from,
+    frame,
+    read_frame,
+)
+from penstock_workers.children.marks import LOOP, Marks
+from penstock_workers.hook_calls import HookCalls
+
+if TYPE_CHECKING:
+    from penstock_workers.failpoints import Failpoints
+    from penstock_workers.lanes.base import Lane
+    from penstock_workers.schema import SchemaChecks
+
+PR_SET_PDEATHSIG = 1
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What a child is told at its start."""
+
+    worker: int  # pid
+    path: list[str]  # where the worker finds its modules
+    allowed: list[str] | None = None  # the setting hook_modules
+    hook_s: float = 60.0
+    lane: str = "api"  # whose items are inferred here, should any be under suspicion
+
+
+_number: ContextVar[int] = ContextVar("number of the call")
+
+
+class Serving:
+    """One connection to the worker."""
+
+    def __init__(self, writer: asyncio.StreamWriter, marks: Marks, options: Options) -> None:
+        self._writer, self._marks, self._options = writer, marks, options
+        self._hooks = HookCalls(marks, options.allowed, options.hook_s)
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # bounded by the worker
+        self._schemas: SchemaChecks | None = None
+        self._lane: asyncio.Future[tuple[Lane, Failpoints]] | None = None
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Until the worker is gone."""
+        self.say(HELLO, Fine())
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                self._take(asked_from(await read_frame(reader)))
+
+    def say(self, number: int, what: Reply) -> None:
+        self._writer.write(frame(Said(number, what)))
+
+    def _take(self, asked: Asked) -> None:
+        number, what = asked.number, asked.what
+        match what:
+            case Check() | Usable():
+                self._marks.enter(LOOP, number)
+                self.say(number, self._check(what))
+                self._marks.leave(LOOP)
+            case Ping():
+                self.say(number, Fine())
+            case Cancel():
+                if number in self._tasks:
+                    self._tasks[number].cancel()
+            case _:
+                token = _number.set(number)
+                self._tasks[number] = asyncio.get_running_loop().create_task(self._run(number, what))
+                _number.reset(token)
+
+    def _check(self, what: Check | Usable) -> Reply:
+        if self._schemas is None:
+            from penstock_workers.schema import SchemaChecks
+
+            self._schemas = SchemaChecks()
+        words = (
+            self._schemas.fault(what.schema, what.content)
+            if isinstance(what, Check)
+            else self._schemas.unusable(what.schema)
+        )
+        return Fine() if words is None else Fault(words)
+
+    async def _run(self, number: int, what: Have | Before | After | Infer) -> None:
+        try:
+            answer = await (self._infer(what) if isinstance(what, Infer) else self._hooks.answer(number, what))
+        except Exception as error:  # not of a hook: those come back as values
+            answer = Fault(f"{type(error).__name__}: {error}")
+        finally:
+            self._tasks.pop(number, None)
+        self.say(number, answer)
+
+    async def _infer(self, what: Infer) -> Inferred:
+        """An exception is no death: only what ends the process without one is held against the item."""
+        from penstock_workers.answer import NoAnswer
+        from penstock_workers.lanes.base import Request
+
+        try:
+            if self._lane is None:
+                self._lane = asyncio.ensure_future(_open_lane(self._options.lane))
+            lane, failpoints = await asyncio.shield(self._lane)
+            failpoints.hit("infer", what.doc_id)
+            prepared = await lane.prepare(msgspec.msgpack.decode(what.request, type=Request))
+            return Inferred.of(prepared.refused or await lane.infer(prepared))
+        except Exception as error:
+            return Inferred.of(NoAnswer("unexpected_error", f"{type(error).__name__}: {error}", 0))
+
+
+async def _open_lane(name: str) -> tuple[Lane, Failpoints]:
+    from penstock_workers.failpoints import Failpoints
+    from penstock_workers.lanes.make import make_lane
+    from penstock_workers.settings import WorkerSettings
+
+    settings = WorkerSettings.load(lane=name)
+    lane = make_lane(settings)
+    await lane.start()
+    return lane, Failpoints.parse(settings.failpoints)
+
+
+class _Marked:
+    """A coroutine with its number in the marks while it has the loop."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], marks: Marks, number: int) -> None:
+        self._coroutine, self._marks, self._number = coroutine, marks, number
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps: Any = self._coroutine.__await__()
+        step, argument = steps.send, None
+        while True:
+            self._marks.enter(LOOP, self._number)
+            try:
+                waits_for = step(argument)
+            except StopIteration as end:
+                return end.value
+            finally:
+                self._marks.leave(LOOP)
+            try:
+                argument = yield waits_for
+                step = steps.send
+            except BaseException as error:
+                step, argument = steps.throw, error
+
+
+def _mark_tasks(loop: asyncio.AbstractEventLoop, marks: Marks) -> None:
+    """Every task of a call, those that a hook makes itself too, is marked while it runs."""
+
+    async def marked(coroutine: Coroutine[Any, Any, Any], number: int) -> Any:
+        return await _Marked(coroutine, marks, number)
+
+    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
+        number = _number.get(0)
+        return asyncio.Task(marked(coroutine, number) if number else coroutine, loop=loop, **more)
+
+    loop.set_task_factory(make)
+
+
+async def _main(fd: int, marks: Marks, options: Options) -> None:
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
+    _mark_tasks(asyncio.get_running_loop(), marks)
+    serving = Serving(writer, marks, options)
+    gc.freeze()
+    await serving.serve(reader)
+
+
+def _end_with_worker(worker: int) -> None:
+    """Even when a hook keeps this process from noticing that its worker is gone; and be the first to go when memory is short."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+    if os.getppid() != worker:
+        os._exit(0)
+
+
+def main() -> None:
+    fd, marks_fd, options = int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Options)
+    os.set_inheritable(fd, False)  # what hooks start must not hold it open
+    os.set_inheritable(marks_fd, False)
+    _end_with_worker(options.worker)
+    sys.path[:] = options.path
+    try:
+        asyncio.run(_main(fd, Marks(marks_fd), options))
+    finally:
+        os._exit(0)  # threads of hooks may never end
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""How the children of one worker are started: with its modules, its limits and its lane."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+
+from penstock_workers.children.child import Child, Limits
+from penstock_workers.children.crew import Start
+from penstock_workers.job_code import HOOK_TIMEOUT_S
+from penstock_workers.settings import WorkerSettings
+
+MB = 1024 * 1024
+
+
+def child_starter(settings: WorkerSettings, hook_timeout_s: float = HOOK_TIMEOUT_S) -> Start:
+    """``settings`` give what hooks may be, how much memory a child may hold, and the lane that suspects are inferred in."""
+    options = {
+        "worker": os.getpid(),
+        "path": list(sys.path),
+        "allowed": list(settings.hook_modules),
+        "hook_s": hook_timeout_s,
+        "lane": settings.lane,
+    }
+    return partial(Child.start, options, Limits(settings.hook_memory_mb * MB, hook_timeout_s))
