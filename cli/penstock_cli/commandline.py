@@ -14,6 +14,18 @@ def this_command() -> str:
     return shlex.join(["penstock", *sys.argv[1:]])
 
 
+def this_command_with(flag: str, value: str) -> str:
+    """The same with another value of one flag, wherever that stands; added where it is not given."""
+    words, kept = list(sys.argv[1:]), []
+    while words:
+        word = words.pop(0)
+        if word == flag:
+            words[:1] = []
+        elif not word.startswith(f"{flag}="):
+            kept.append(word)
+    return shlex.join(["penstock", *kept, flag, value])
+
+
 def remember(state: StateFolder, job_id: str) -> None:
     """Keep the `penstock run` command of a job, with its folder: `dlq replay` prints it later."""
     _file(state, job_id).write_text(f"cd {shlex.quote(str(Path.cwd()))} && {this_command()}\n")

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli.embedded import EmbeddedRedis
-from penstock_cli.errors import RedisNotRunning
+from penstock_cli.errors import RedisNotRunning, UsageProblem
 from penstock_cli.state import StateFolder
 
 if TYPE_CHECKING:
+    import redis
+
     from penstock_ledger import Database, JobStore, Meta, OutcomeStore, RedisLedger
     from penstock_ledger.model import Job
+    from penstock_producer.settings import ProducerSettings
 
 REDIS_TIMEOUT_S = 15.0  # as workers have it: longer than any script takes, and no command hangs on a hung server
 
@@ -31,6 +34,7 @@ class Books:
         self.database = database
         self.state = state
         self.redis_url = redis_url
+        self.redis_client: redis.Redis | None = None  # set once ``redis`` was asked for
         self.jobs: JobStore = JobStore(database)
         self.outcomes: OutcomeStore = OutcomeStore(database)
         self.meta: Meta = Meta(database)
@@ -57,6 +61,7 @@ class Books:
                 f"no Redis answers at {without_password(self.redis_url)} ({error}); "
                 "start it, or set redis_url (PENSTOCK_REDIS_URL) to the one you mean"
             ) from error
+        self.redis_client = client
         return RedisLedger(client, self.meta.epoch())
 
     def redis_if_running(self) -> RedisLedger | None:
@@ -104,12 +109,39 @@ def books(state: Path | None) -> Iterator[Books]:
         database_url = folder.database_url
     else:
         folder = None
+        refuse_without_database(settings)
         redis_url, database_url = settings.redis_url, settings.database_url
     database = open_database(database_url, waits=settings.database_waits, role="cli")
     try:
         yield Books(database, redis_url, folder)
     finally:
         database.close()
+
+
+def refuse_without_database(settings: ProducerSettings) -> None:
+    """Looking must not create a database, and a job must not go where no fleet looks. Raises UsageProblem.
+
+    A SQLite file that exists was made on purpose, by `penstock migrate` or a service.
+    """
+    path = _sqlite_file(settings.database_url)
+    if path is None or path.is_file():
+        return
+    hint = StateFolder.nearby()
+    if "database_url" not in settings.model_fields_set:
+        raise UsageProblem(
+            "nothing is configured: set database_url and redis_url of your fleet in ./penstock.toml, or "
+            f"PENSTOCK_DATABASE_URL and PENSTOCK_REDIS_URL.{hint}"
+        )
+    raise UsageProblem(
+        f"database_url is {settings.database_url}, and there is no such file: correct it, or create the tables with "
+        f"`penstock migrate`.{hint}"
+    )
+
+
+def _sqlite_file(url: str) -> Path | None:
+    """The file behind a SQLite URL; None for servers and for databases in memory."""
+    name = url.partition("?")[0].removeprefix("sqlite:///")
+    return Path(name) if url.startswith("sqlite:///") and name not in ("", ":memory:") else None
 
 
 def without_password(url: str) -> str:

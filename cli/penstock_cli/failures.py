@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 from penstock_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from penstock_ledger.errors import PenstockError
+from penstock_cli.state import StateFolder
+from penstock_ledger.errors import PenstockError, SchemaMissing
 
 
 def exit_status(error: BaseException) -> int:
@@ -18,6 +19,8 @@ def message(error: BaseException) -> str:
     """One paragraph: what happened, and what to do."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if isinstance(error, SchemaMissing):
+        return f"{error}.{StateFolder.nearby()}"
     if isinstance(error, PenstockError) or _of_the_limiter(error):
         return str(error)
     if _from(error, "redis"):

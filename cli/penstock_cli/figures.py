@@ -45,6 +45,8 @@ class Figures:
     engines: Engines | None = None  # of the job's lane; None where none tells of itself
     seconds: float = 0.0
     per_second: float = 0.0
+    reasons: tuple[str, ...] = ()  # what keeps the job from going faster, or at all
+    cause: str | None = None  # why calls failed lately
 
     @property
     def finished(self) -> int:

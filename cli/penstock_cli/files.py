@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli.errors import UsageProblem
+from penstock_cli.text import safe
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Job
 
 REPORT_NAME = "report.json"
+REPORT_MAX_BYTES = 1_000_000  # what is larger is no report of ours
 STDOUT = "-"
 
 
@@ -44,6 +49,50 @@ def probe(out: str, source: str) -> None:
         written = Path(out) / name
         if written.exists() and Path(source).exists() and os.path.samefile(written, source):
             raise UsageProblem(f"--out {out}: {name} there is the source itself and would be overwritten; name another")
+
+
+def refuse_other_jobs(out: str, job_key: str) -> None:
+    """The files of another job are never overwritten. Raises UsageProblem when ``out`` holds some.
+
+    `report.json` says whose they are; it is written before the others.
+    """
+    owner = _job_of(_read_report(out))
+    if owner is not None and owner != job_key:
+        whose = f"the result files of job {safe(owner)!r}"
+    elif owner is None and not is_remote(out) and (names := _unowned(Path(out))):
+        whose = f"{' and '.join(names)} of something else"
+    else:
+        return
+    raise UsageProblem(
+        f"--out {out} holds {whose}, which job {safe(job_key)!r} would overwrite: give a folder of its own, "
+        f"for example --out {shlex.quote(out.rstrip('/') + '-' + re.sub('[^A-Za-z0-9._-]+', '-', job_key))}"
+    )
+
+
+def _read_report(out: str) -> bytes | None:
+    """None when there is none. Raises UsageProblem where a bucket does not let us look."""
+    if not is_remote(out):
+        with contextlib.suppress(OSError), (Path(out) / REPORT_NAME).open("rb") as file:
+            return file.read(REPORT_MAX_BYTES)
+        return None
+    from penstock_producer.storage import read_object
+
+    return read_object(f"{out.rstrip('/')}/{REPORT_NAME}", REPORT_MAX_BYTES, s3_endpoint_url=s3_endpoint(out))
+
+
+def _job_of(report: bytes | None) -> str | None:
+    """The job that a `report.json` names; None when it is not one of ours."""
+    try:
+        job = json.loads(report or b"")["job"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return job if isinstance(job, str) else None
+
+
+def _unowned(out: Path) -> list[str]:
+    from penstock_producer.outputs import ERRORS_NAME, OUTPUT_NAME
+
+    return [name for name in (OUTPUT_NAME, ERRORS_NAME, REPORT_NAME) if (out / name).exists()]
 
 
 def write_outputs(ledger: Books, job: Job, out: str) -> dict[str, str]:

@@ -71,6 +71,7 @@ class Fleet:
         self._exits = ExitStack()
         self._away_since: float | None = None  # monotonic: since when a store that runs gives errors
         self._asked_to_stop: Callable[[], bool] = lambda: False
+        self._calling = False  # whether a worker has taken a document in this run
         self._finished_before: int | None = None  # documents that had an outcome when this run began
         self._pause_told: float | None = None  # when the pause that was told of ends
 
@@ -147,7 +148,10 @@ class Fleet:
             self._progress.show(figures)
             self._tell_of_stall(self._stall.notice(figures))
             waits = waits or self._first_steps(figures)
-        self._progress.note(*(waits or (None,)))
+        if waits is None:
+            self._progress.note(None)
+        else:
+            self._progress.note(waits.why, waits.more)
         return False
 
     def _away(self, error: Exception) -> Wait:
@@ -163,9 +167,10 @@ class Fleet:
         """What goes on until the first document of this run has finished."""
         if self._finished_before is None:
             self._finished_before = figures.finished
+        self._calling = self._calling or figures.claimed > 0
         if figures.finished > self._finished_before:
             return None
-        return Wait("the first calls are under way" if figures.claimed else "starting workers; the first calls follow")
+        return Wait("the first calls are under way" if self._calling else "starting workers; the first calls follow")
 
     def _hold(self, why: str) -> bool:
         """Let the job wait for space; False when that could not be written any more: then workers wait by themselves."""

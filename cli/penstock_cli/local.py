@@ -6,6 +6,7 @@ Read ``run_local`` from top to bottom. Everything it starts is ended by the ``wi
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli import files
-from penstock_cli.commandline import remember, this_command
+from penstock_cli.commandline import remember, this_command, this_command_with
 from penstock_cli.connect import Books, books
 from penstock_cli.disk import free_bytes, is_full, megabytes
-from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, UsageProblem
-from penstock_cli.figures import KeptFigures
+from penstock_cli.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, JobStopped, UsageProblem
+from penstock_cli.figures import MICRO, KeptFigures
 from penstock_cli.hook_check import check_hooks
 from penstock_cli.interrupts import Interrupts
 from penstock_cli.jobspec import in_flags, job_spec, with_own_model, with_provider
@@ -53,6 +54,7 @@ class RunRequest:
     workers: int
     concurrency: int | None
     panel: bool
+    sample: int | None = None  # documents; None runs all
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,12 @@ def run_local(request: RunRequest) -> int:
         try:
             progress = screen.enter_context(for_console(console, title, panel=request.panel))
             progress.note("setting up: settings, flags, the provider's address")
+            if request.sample is not None:
+                request = _sampled(request, progress)
             plan = _checked(request, console, progress)
             with plan.state.locked(), _ledger(plan) as ledger:
                 job = _accepted(plan, ledger)
-                if not job.state.final:
+                if not job.state.final and not (_is_out_of_budget(job) and _still_spent(plan, ledger, job)):
                     job = _worked(plan, ledger, job, interrupts)
                 progress.note("writing result files")
                 return _concluded(plan, ledger, job, screen)
@@ -128,31 +132,75 @@ def _places(request: RunRequest) -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
-def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
-    """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
-    from penstock_cli.reach import knock, name_receiver
-    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+def dry_run(request: RunRequest) -> int:
+    """Read and check what a run would read and check, and show what it would ask. Nothing is started or written.
+
+    Returns the exit status. Raises CliError, and the errors of source, spec and settings.
+    """
+    from penstock_cli import dry_run as shown
+
+    with Interrupts():
+        spec, settings = _understood(request)
+        asks = _asks_a_provider(spec)
+        shown.run(make_console(), request.source, spec, settings.provider(spec.provider) if asks else None)
+    return EXIT_OK
+
+
+def _sampled(request: RunRequest, progress: Progress) -> RunRequest:
+    """The request for a sample. Raises what checking flags, settings, source and folders raises."""
+    from penstock_cli.sample import sampled
+    from penstock_producer.settings import ProducerSettings
+
+    assert request.sample is not None
+    spec, _ = _understood(request)
+    files.probe(request.out, request.source)
+    progress.note(f"reading {request.source} to take a sample of {count(request.sample)}")
+    with StateFolder.create(request.state).locked():
+        small = sampled(request, request.sample, spec, StateFolder(request.state.absolute()), ProducerSettings.load())
+    progress.say(f"a sample, with its results in {small.out}; the same command without --sample goes on with the rest")
+    return small
+
+
+def _understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
+    """Flags and settings, checked without a look at anything else. Raises UsageProblem and SettingsError."""
     from penstock_producer.sources.convert import refuse_unreadable
     from penstock_workers.lanes.make import make_lane
     from penstock_workers.settings import WorkerSettings
 
     spec = job_spec(request.job)
     check_hooks((spec.preprocess, spec.postprocess))
-    asks_a_provider = spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
     settings = WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency)
     settings = (
-        with_provider(settings, spec.provider, request.provider) if asks_a_provider else with_own_model(settings, spec)
+        with_provider(settings, spec.provider, request.provider)
+        if _asks_a_provider(spec)
+        else with_own_model(settings, spec)
     )
-    settings = _with_hooks(_with_short_lease(settings), spec)
-    if asks_a_provider:
+    settings = _with_hooks(settings, spec)
+    if _asks_a_provider(spec):
         settings.provider(spec.provider).api_key(spec.provider)  # raises MissingApiKey, PlainHttp
-        name_receiver(spec.provider, settings.provider(spec.provider))
     make_lane(settings)  # raises UnknownLane, MissingApiKey, ModelMissing here rather than in a worker's log
-    if asks_a_provider:
-        knock(settings.provider(spec.provider).base_url)
     if not files.is_remote(request.source):
         refuse_unreadable(request.source)
+    return spec, settings
+
+
+def _asks_a_provider(spec: JobSpec) -> bool:
+    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+
+    return spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
+
+
+def _checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
+    """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
+    from penstock_cli.reach import knock, name_receiver
+
+    spec, settings = _understood(request)
+    settings = _with_short_lease(settings)
+    if _asks_a_provider(spec):
+        name_receiver(spec.provider, settings.provider(spec.provider))
+        knock(settings.provider(spec.provider).base_url)
     files.probe(request.out, request.source)
+    files.refuse_other_jobs(request.out, request.job_key)
     return Plan(request, spec, settings, StateFolder.create(request.state), console, progress)
 
 
@@ -203,15 +251,28 @@ def _accepted(plan: Plan, ledger: Books) -> Job:
     except JobConflict as error:
         raise UsageProblem(
             f"{plan.state.root} holds a job {request.job_key!r} with another source or other options: "
-            f"{'; '.join(error.differences)}. To resume it, repeat its command unchanged; to start anew, give --job NAME "
-            "or another --out."
+            f"{'; '.join(error.differences)}. To resume it, repeat its command unchanged; to start anew, give another --out "
+            "and --job NAME."
         ) from error
     job = ledger.jobs.get(job_id)
     if changed:
         plan.console.print(changed)
+    _take_over_samples(plan, ledger, job)
     _say_where_it_stands(plan.console, ledger, job)
     remember(plan.state, job.job_id)
     return job
+
+
+def _take_over_samples(plan: Plan, ledger: Books, job: Job) -> None:
+    """A job that was just made gets what its samples have answered."""
+    from penstock_cli.sample import take_over
+
+    if job.state.final or plan.request.sample is not None or ledger.figures_path(job).exists():
+        return
+    if ledger.outcomes.counts(job.job_id).succeeded == 0:
+        taken = take_over(ledger, job, plan.state, plan.request.source, plan.spec)
+        if taken:
+            plan.progress.say(f"{count(taken)} documents are taken over from a sample, with what they cost")
 
 
 def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
@@ -282,15 +343,46 @@ def _concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
 
     report, place = _keep_report(plan, ledger, job)
     if not job.state.final:
-        raise JobStopped(
-            f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {count(report.finished)} of "
-            f"{count(report.total)} documents are finished and kept. Once that is put right, resume with:  {this_command()}"
-        )
+        raise JobStopped(_why_stopped(plan, job, report))
     places = files.write_outputs(ledger, job, plan.request.out)
     screen.close()
     command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     reports.show(report, plan.console, dlq_command=command, files={**places, "report": place})
     return report.exit_status
+
+
+def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
+    """With the command that goes on: a budget that is spent would only pause the job again."""
+    message = (
+        f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {count(report.finished)} of "
+        f"{count(report.total)} documents are finished and kept."
+    )
+    if not _is_out_of_budget(job):
+        return f"{message} Once that is put right, resume with:  {this_command()}"
+    all_of_it = _for_all(report)
+    return (
+        f"{message} Raise --budget-usd above {report.cost_usd:.4f}; all documents cost about {all_of_it} in the end. "
+        f"Resume for example with:  {this_command_with('--budget-usd', all_of_it)}"
+    )
+
+
+def _still_spent(plan: Plan, ledger: Books, job: Job) -> bool:
+    """Whether a repeated command brings a budget that pays for no further document: nothing needs to start for that."""
+    budget, counts = plan.spec.budget_usd, ledger.outcomes.counts(job.job_id)
+    spent = counts.cost_microusd / MICRO
+    return budget is not None and budget - spent < spent / max(1, counts.succeeded)
+
+
+def _is_out_of_budget(job: Job) -> bool:
+    return job.state == "paused" and (job.reason or "").startswith("budget_exhausted")
+
+
+def _for_all(report: Report) -> str:
+    """A budget in USD for all documents at the mean cost so far, a tenth on top, in two significant digits upwards."""
+    mean = report.cost_usd / max(1, report.succeeded)
+    wanted = max(report.cost_usd, report.cost_usd + mean * (report.total - report.finished)) * 1.1
+    step = 10.0 ** (math.floor(math.log10(wanted)) - 1) if wanted > 0 else 0.01
+    return f"{math.ceil(wanted / step) * step:.10f}".rstrip("0").rstrip(".")
 
 
 def _keep_report(plan: Plan, ledger: Books, job: Job) -> tuple[Report, str]:

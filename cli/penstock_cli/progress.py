@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 LINE_EVERY_S = 5.0
+CAUSE_EVERY_S = 60.0
 NOTE_EVERY_S = 30.0  # the same note again, with how it goes, where lines stay
 PANEL_PER_S = 4.0
 PANEL_WIDTH = 78
@@ -60,6 +61,8 @@ class Lines:
         self._console = console
         self._clock = clock
         self._next = 0.0
+        self._reasons: tuple[str, ...] = ()  # said already
+        self._next_cause = 0.0
         self._noted: str | None = None
         self._next_note = 0.0
 
@@ -68,8 +71,19 @@ class Lines:
             return
         self._next = self._clock() + LINE_EVERY_S
         self._console.print(line(figures), soft_wrap=True)
+        self._say_reasons(figures)
         if figures.engines is not None:
             self._console.print(engines_line(figures.engines), soft_wrap=True)
+
+    def _say_reasons(self, figures: Figures) -> None:
+        """What changed since the last line; why calls fail now and then, since its count always changes."""
+        if figures.reasons != self._reasons:
+            self._reasons = figures.reasons
+            for reason in figures.reasons:
+                self.say(reason)
+        if figures.cause is not None and self._clock() >= self._next_cause:
+            self._next_cause = self._clock() + CAUSE_EVERY_S
+            self.say(f"the last failure: {figures.cause}")
 
     def note(self, text: str | None, more: str = "") -> None:
         if text == self._noted and (not more or self._clock() < self._next_note):
@@ -142,7 +156,9 @@ def final_line(figures: Figures) -> str:
     return " · ".join([_share(figures), *_trouble(figures), *_spent(figures)])
 
 
-def panel(figures: Figures | None, title: str, *, note: str, hint: str, seconds: float) -> RenderableType:
+def panel(
+    figures: Figures | None, title: str, *, note: str = "", hint: str = RESUMES, seconds: float = 0.0
+) -> RenderableType:
     """``figures`` are None until there are any; ``seconds`` since the panel appeared."""
     from rich.panel import Panel as Box
     from rich.progress_bar import ProgressBar
@@ -161,6 +177,8 @@ def panel(figures: Figures | None, title: str, *, note: str, hint: str, seconds:
     )
     for text in _figure_lines(figures) if figures else ():
         body.add_row(Text(text, no_wrap=True, overflow="ellipsis"))
+    for reason in told_reasons(figures) if figures else ():
+        body.add_row(Text(reason, style="yellow"))
     if figures is not None and figures.engines is not None:
         body.add_row(Text(engines_line(figures.engines)))  # wrapped: what bounds the fleet stands at its end
     if note:
@@ -185,6 +203,11 @@ def _figure_lines(figures: Figures) -> list[str]:
         "  ·  ".join(_trouble(figures)),
         "  ·  ".join(_spent(figures)),
     ]
+
+
+def told_reasons(figures: Figures) -> list[str]:
+    """What keeps the job from going faster, and why calls failed lately."""
+    return [*figures.reasons, *([f"the last failure: {figures.cause}"] if figures.cause else [])]
 
 
 def _share(figures: Figures) -> str:

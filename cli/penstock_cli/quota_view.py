@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock_cli.reasons import bound, latest_cause, told_cause
 from penstock_cli.text import count, duration, one_line, rate
 from penstock_ratelimit.dispatcher import RETRIES_LEAVE
 from penstock_ratelimit.quota_hash import Breaker
@@ -15,6 +16,7 @@ from penstock_ratelimit.quota_hash import Breaker
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from penstock_ledger import Cause
     from penstock_ratelimit.watch import DimensionView, LearnedView, QuotaView, Traffic
 
 PANEL_WIDTH = 78
@@ -50,6 +52,8 @@ class Look:
     lift: str
     """The command that ends a hold of it."""
     learned_shown: int = LEARNED_SHOWN
+    causes: Sequence[Cause] = ()
+    """Why calls of it failed lately, the latest first."""
 
 
 def lift_command(quota_id: str, option: str) -> str:
@@ -90,8 +94,11 @@ def troubles(look: Look, now: float | None = None) -> Iterator[Trouble]:
     if view.breaker is Breaker.HALF_OPEN:
         yield Trouble(f"seeing whether the provider is back: {view.probes_won} of 3 trial requests were answered well")
     if view.pause_left_s > 0:
-        early = f"end it early:  {look.lift}" if view.pause_left_s > LONG_PAUSE_S else ""
-        yield Trouble(f"the provider said wait: nothing starts {_until(view.pause_left_s, at)}", early)
+        long = view.pause_left_s > LONG_PAUSE_S
+        early = f"end it early:  {look.lift}" if long else ""
+        yield Trouble(f"the provider said wait: nothing starts {_until(view.pause_left_s, at)}", early, grave=long)
+    if (cause := latest_cause(look.causes, at)) is not None:
+        yield Trouble(f"calls of job {one_line(cause.job_id)} fail: {told_cause(cause, at)}")
     if view.share < FULL:
         yield Trouble(f"starting gently after a stop: {view.share:.0%} of the rate for now, and growing")
     if view.margin < view.declared_margin - NOTABLE_MARGIN:
@@ -185,6 +192,8 @@ def lines(look: Look, now: float | None = None) -> list[str]:
         _, share, amounts = used(look, one)
         shown.append(f"  {one.name}: {amounts}{f' ({share})' if share else ''}")
     shown += ["  " + " · ".join(people(look.view)), "  " + " · ".join(tallies(look))]
+    if (bounds := bound(look.view)) is not None:
+        shown.append(f"  {bounds}")
     shown += [f"  learned {key}{': ' if costs else ''}{costs}" for key, costs in learned(look)]
     for trouble in troubles(look, now):
         shown.append(f"  ! {trouble.text}")
@@ -205,6 +214,8 @@ def panel(look: Look, now: float | None = None) -> RenderableType:
     if look.view.dimensions:
         body.append(_bars(look))
     body += [_row("  ·  ".join(people(look.view))), _row("  ·  ".join(tallies(look)))]
+    if (bounds := bound(look.view)) is not None:
+        body.append(Text(bounds))
     body += [_row(f"{key}  {costs}", style="dim") for key, costs in learned(look)]
     for trouble in found:
         body.append(Text(f"! {trouble.text}", style="bold red" if trouble.grave else "yellow"))
@@ -243,6 +254,7 @@ def as_json(look: Look) -> dict[str, Any]:
         "state": state(look)[0],
         "traffic": None if traffic is None else asdict(traffic),
         "troubles": [trouble.text for trouble in troubles(look)],
+        "last_failures": [asdict(cause) for cause in look.causes],
     }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 from penstock_cli.errors import StateBusy, UsageProblem
 
 PRIVATE_MODE = 0o700
+NEARBY_MAX = 3  # state folders named in a hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,20 @@ class StateFolder:
             f"--state {path}: no state of a local run there (no penstock.db).{hint} "
             "`penstock run` keeps its state in <out>/.penstock unless --state says otherwise."
         )
+
+    @classmethod
+    def nearby(cls) -> str:
+        """A sentence that names the state folders of local runs in and below the working folder; "" without any."""
+        found = [
+            str(database.parent)
+            for pattern in (".penstock", "*/.penstock", "*/*/.penstock")
+            for database in sorted(Path().glob(f"{pattern}/penstock.db"))
+        ]
+        if not found:
+            return ""
+        more = f" (and {len(found) - NEARBY_MAX} more)" if len(found) > NEARBY_MAX else ""
+        named = " or ".join(f"--state {shlex.quote(folder)}" for folder in found[:NEARBY_MAX])
+        return f" For a job of `penstock run` add {named}{more}."
 
     @property
     def database(self) -> Path:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SettleReport,
         WorkerSeen,
     )
+    from penstock_ledger.causes import Cause, CauseBook
     from penstock_ledger.database import Database, open_database
     from penstock_ledger.errors import (
         DatabaseUnavailable,
@@ -73,6 +74,8 @@ __all__ = [
     "Begin",
     "BeginVerdict",
     "Begun",
+    "Cause",
+    "CauseBook",
     "Counts",
     "Database",
     "DatabaseUnavailable",
@@ -134,6 +137,8 @@ _HOMES = {
     "Begin": "batches",
     "BeginVerdict": "batches",
     "Begun": "batches",
+    "Cause": "causes",
+    "CauseBook": "causes",
     "Counts": "model",
     "Database": "database",
     "DatabaseUnavailable": "errors",

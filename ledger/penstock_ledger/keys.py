@@ -20,6 +20,7 @@ penstock:delayed:<queue>:raw        hash    tag -> raw message
 penstock:delayed:<queue>:clock      string  the latest time that promoting has seen: a clock that is behind it stepped back
 penstock:workers                    zset    worker name -> last heartbeat (Unix seconds, this server's clock)
 penstock:worker:<name>              hash    what the worker said of itself; expires
+penstock:failing:<provider>         hash    "<job>|<class>" -> why calls fail lately, see causes.py; expires
 penstock:drains:<lane>              hash    items_finished, items_requeued, finished, requeued: how workers ended, so far
 penstock:parked:unknown             list    messages that no worker could read or place, whole, for a person; unbounded on
                                             purpose, because nothing is dropped in silence
@@ -140,6 +141,10 @@ def shovel(queue: str) -> str:
 
 def drains(lane: str) -> str:
     return f"{PREFIX}drains:{lane}"
+
+
+def failing(provider: str) -> str:
+    return f"{PREFIX}failing:{provider}"
 
 
 def worker(name: str) -> str:

@@ -26,6 +26,7 @@ from penstock_ledger.batches import (
     SettleReport,
     WorkerSeen,
 )
+from penstock_ledger.causes import CauseBook
 from penstock_ledger.errors import RedisForgot
 from penstock_ledger.lost import find_missing
 from penstock_ledger.model import ItemKey, JobState
@@ -63,6 +64,7 @@ class RedisLedger:
         self._redis = client
         self._epoch = epoch
         self._scripts = Scripts(client)
+        self.failing = CauseBook(client)
         self._run_seen: str | None = None  # written by check_epoch, read by install_epoch
 
     # -- the life of an item -------------------------------------------------------------------------------------------

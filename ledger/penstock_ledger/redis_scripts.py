@@ -43,6 +43,7 @@ class Scripts:
         self._tags = _registered(client, "tags")
         self._rehydrate = _registered(client, "rehydrate")
         self._heartbeat = _registered(client, "heartbeat")
+        self._causes = _registered(client, "causes")
 
     def publish(
         self,
@@ -108,6 +109,20 @@ class Scripts:
     def heartbeat(self, name: str, forget_s: int, info: Mapping[str, str]) -> None:
         pairs = [text for pair in info.items() for text in pair]
         self._heartbeat([keys.WORKERS, keys.worker(name)], [name, forget_s, *pairs])
+
+    def causes(
+        self,
+        provider: str,
+        entries: Iterable[tuple[str, int, float, float, str]],
+        *,
+        keep_s: int,
+        gap_s: float,
+        most: int,
+    ) -> int:
+        """Entries: field, count, since, last, text. Returns how many are kept."""
+        arguments: list[Argument] = [keep_s, gap_s, most, *(value for entry in entries for value in entry)]
+        kept: int = self._causes([keys.failing(provider)], arguments)
+        return kept
 
 
 def _place(key: ItemKey, buckets: int) -> tuple[Argument, ...]:

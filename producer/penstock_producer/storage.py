@@ -210,6 +210,21 @@ def s3_client(endpoint_url: str | None = None) -> Any:
     return boto3.client("s3", endpoint_url=endpoint_url, config=config)
 
 
+def read_object(uri: str, limit: int, *, s3_endpoint_url: str | None = None) -> bytes | None:
+    """At most ``limit`` bytes of a small object; None when there is none, or when only writing is allowed."""
+    import botocore.exceptions
+
+    parts = urlsplit(uri)
+    client = s3_client(s3_endpoint_url)
+    try:
+        answer = client.get_object(
+            Bucket=parts.netloc, Key=unquote(parts.path.lstrip("/")), Range=f"bytes=0-{limit - 1}"
+        )
+        return bytes(answer["Body"].read(limit))
+    except botocore.exceptions.ClientError:
+        return None
+
+
 def _explain(uri: str, bucket: str, error: Any) -> str:
     """What S3's answer means for the person who chose the destination. ``error`` is botocore's ClientError."""
     code = str(error.response.get("Error", {}).get("Code"))

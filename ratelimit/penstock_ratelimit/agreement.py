@@ -33,7 +33,11 @@ class Agreement:
 
     async def propose(self, terms: Terms) -> None:
         """Put the limits in force that the provider's headers tell, unless somebody of the fleet was first."""
-        log.info("quota %s: the provider's headers tell other limits: %s", self._quota.id, terms.to_json())
+        log.info(
+            "quota %s: the limits follow what the provider's headers tell, or tell no more: %s",
+            self._quota.id,
+            terms.to_json(),
+        )
         self.adopt(await self._put(terms, replaces=self.version))
 
     def adopt(self, in_force: InForce) -> None:

@@ -75,6 +75,15 @@ class AdaptiveConcurrency:
         """Requests that this process may have in flight now."""
         return max(self._minimum, min(self._maximum, int(self._limit)))
 
+    @property
+    def maximum(self) -> int:
+        return self._maximum
+
+    @property
+    def climbing(self) -> bool:
+        """The limit still doubles, as after a start: no growth failed to pay, and nothing was refused."""
+        return self._growth == SLOW_START and self.limit < self._maximum
+
     def started(self) -> None:
         self._in_flight += 1
         self._most_in_flight = max(self._most_in_flight, self._in_flight)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from math import inf
 from typing import Final
@@ -15,6 +14,7 @@ from penstock_ratelimit.degraded import GRACE_S, RETRY_S, LocalShare
 from penstock_ratelimit.discovery import Discovery
 from penstock_ratelimit.endings import end
 from penstock_ratelimit.errors import LimiterClosed, QuotaHeld, RateLimitError
+from penstock_ratelimit.expiry import Expiry
 from penstock_ratelimit.gate import Gate
 from penstock_ratelimit.limiter import Ask
 from penstock_ratelimit.limits import Quota, Terms, pause_seconds
@@ -22,6 +22,7 @@ from penstock_ratelimit.news import News
 from penstock_ratelimit.outlook import Outlook
 from penstock_ratelimit.profiles import PROFILES
 from penstock_ratelimit.quota_hash import QuotaHash, Reserve, Reserved, Verdict
+from penstock_ratelimit.refusals import Signal
 from penstock_ratelimit.tickets import Grant, Heard, QuotaStats, Tally, Ticket, refund
 from penstock_ratelimit.waiting import Waiter, WaitingRoom
 from penstock_ratelimit.window import MAX_WINDOW, Window
@@ -34,8 +35,7 @@ HEARTBEAT_S: Final = 2.0
 HEARTBEAT_TTL_S: Final = 15.0
 """Seven heartbeats missed: gone."""
 ASK_AGAIN_S: Final = 2.0
-"""Whatever "later" Redis said, it is asked again after so long while callers wait: a pause may have been lifted, a limit
-corrected. So a lift reaches every process within two seconds; that is one call, as often as a heartbeat."""
+"""Redis is asked again after so long while callers wait, so a lift or another limit reaches every process this soon."""
 RETRIES_LEAVE: Final = 50.0
 """Retries are put off while the budget is at or below half of its 100, as in gRPC's retry throttling (gRFC A6)."""
 
@@ -56,9 +56,10 @@ class Dispatcher:
         self._outlook = Outlook(quota.id)
         self._gate = Gate(quota, self._loop.time)
         self._discovery = Discovery(quota)
+        self._expiry = Expiry(self._discovery, quota_hash)
         self._agreement = Agreement(quota, quota_hash, self.tally)
         self._away = False  # Redis did not answer last time
-        self._processes = 0  # that share the quota, as last heard; 0 = never
+        self._processes, self._pace_s = 0, 0.0  # of the quota, and seconds per item, as last heard
         self._retry_at = 0.0  # loop time: Redis said "later" to the head of the line
         self._share: LocalShare | None = None  # while Redis is away for long
         self._failure: Exception | None = None  # set once: the dispatcher works no more
@@ -117,6 +118,8 @@ class Dispatcher:
             throttled=self.tally.throttled,
             in_flight=self._gate.in_flight,
             concurrency=self._gate.limit,
+            concurrency_most=self._gate.most,
+            climbing=self._gate.climbing,
             calls=self.tally.calls,
             degraded=self._share is not None,
             breaker=health.breaker.name.lower(),
@@ -147,7 +150,9 @@ class Dispatcher:
         now = self._loop.time()
         if heard.headers is not None:
             always = heard.pause_s is not None
-            for dim, seen in self._discovery.read(heard.headers, ticket, self._terms, now=now, always=always).items():
+            for dim, seen in self._discovery.read(
+                heard.headers, ticket, self._terms, now=now, always=always, good=heard.signal is Signal.OK
+            ).items():
                 self._news.see(dim, seen, now=now)
         if heard.pause_s is not None:
             self.not_before(pause_seconds(heard.pause_s))
@@ -181,6 +186,7 @@ class Dispatcher:
             await self.beat()
         if self._discovery.proposal is not None:
             proposal, self._discovery.proposal = self._discovery.proposal, None
+            await self._expiry.confirm([])  # before others see limits of which they were never told
             await self._agreement.propose(proposal)
         batch = self._batch()
         if batch or self._outlook.untold or self._news_is_due():
@@ -259,7 +265,7 @@ class Dispatcher:
         until = self._outlook.learn(reply, now)
         self._news.enter(reply.health.generation)
         self._hand_out(reply, batch, now)
-        self._processes = reply.processes
+        self._processes, self._pace_s = reply.processes, reply.pace_s
         self._window.resize(reply.pace_s, reply.processes)
         self._retry_at = now + min(reply.retry_s, ASK_AGAIN_S) if batch else 0.0
         if until is not None:
@@ -331,7 +337,7 @@ class Dispatcher:
             waiter.future.set_exception(error)
 
     def _nudge(self) -> None:
-        if self._share is not None or (self._room.has_line and self._may_ask()):
+        if self._share is not None or self._discovery.proposal is not None or (self._room.has_line and self._may_ask()):
             self._wake.set()
 
     async def _rest(self) -> None:
@@ -374,15 +380,12 @@ class Dispatcher:
     async def beat(self) -> None:
         """Say that we are here, and how we are. An outage is for ``_run`` to notice; the last count of processes stays."""
         try:
-            self._processes = await self._hash.heartbeat(self._process, HEARTBEAT_TTL_S, self._summary())
+            self._processes = await self._hash.heartbeat(self._process, HEARTBEAT_TTL_S, self.stats().summary())
+            waiting = self._room.has_line and self._outlook.clear(self._loop.time())
+            await self._expiry.look(self._terms, now=self._loop.time(), pace_s=self._pace_s, waiting=waiting)
+            self._nudge()
         except _AWAY as error:
             log.debug("quota %s: no heartbeat (%s); the last count of %d stays", self._quota.id, error, self._processes)
-
-    def _summary(self) -> str:
-        """What `penstock limits` shows of this process."""
-        stats = self.stats()
-        names = ("waiting", "in_flight", "concurrency", "granted", "throttled", "degraded")
-        return json.dumps({name: getattr(stats, name) for name in names})
 
     async def aclose(self) -> None:
         await end(self._task)

@@ -41,6 +41,15 @@ class Gate:
         """Requests in flight allowed by the server's behaviour; None = not controlled."""
         return None if self.control is None else self.control.limit
 
+    @property
+    def most(self) -> int | None:
+        """The largest that ``limit`` may become."""
+        return None if self.control is None else self.control.maximum
+
+    @property
+    def climbing(self) -> bool:
+        return self.control is not None and self.control.climbing
+
     def room(self, *, proven: bool) -> int:
         """How many more may be granted now."""
         if self._probe and not proven and not self._probe_is_accepted():

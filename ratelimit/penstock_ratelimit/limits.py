@@ -213,9 +213,12 @@ class Terms:
         return tuple(amounts)
 
     def check_fits(self, certain: Mapping[str, float]) -> None:
-        """Raise ``NeverFits`` where a cost that is known for sure is above the cap (estimates are clipped instead)."""
-        for dim, cap in zip(self.dims, self.caps, strict=True):
-            if certain.get(dim, 0.0) > cap:
+        """Raise ``NeverFits`` where a cost that is known for sure is above a declared cap; estimates are clipped instead.
+
+        What headers told kills no request: they may be wrong, and a provider says itself what is too large.
+        """
+        for dim, cap, ceiling in zip(self.dims, self.caps, self.ceilings, strict=True):
+            if ceiling > 0 and certain.get(dim, 0.0) > cap:
                 raise NeverFits(self.quota_id, dim, certain[dim], cap)
 
     def scaled(self, part: float) -> Terms:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -146,6 +146,7 @@ _PRELUDES: Final[Mapping[str, tuple[str, ...]]] = {
     "install": ("clock", "slope", "margin"),
     "heartbeat": ("clock",),
     "lift": ("clock",),
+    "confirm": ("clock",),
     "enlist": (),
 }
 """What is put before each script: Redis has no modules."""
@@ -186,6 +187,7 @@ class QuotaHash:
         self._install = client.register_script(_script("install"))
         self._heartbeat = client.register_script(_script("heartbeat"))
         self._lift = client.register_script(_script("lift"))
+        self._confirm = client.register_script(_script("confirm"))
         self._enlist = client.register_script(_script("enlist"))
 
     async def reserve(self, ask: Reserve) -> Reserved:
@@ -220,6 +222,13 @@ class QuotaHash:
         args: list[Any] = [self._now(), process, int(ttl_s * _US), stats]
         async with asyncio.timeout(CALL_TIMEOUT_S):
             return int(await self._heartbeat(keys=[self._processes_key, self._stats_key], args=args))
+
+    async def confirm(self, told: Collection[str], learned: Sequence[str]) -> dict[str, float]:
+        """Say of which dimensions headers told the limit just now; hear for how many seconds no process was told."""
+        args: list[Any] = [self._now(), len(told), *told, *learned]
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            ages = await self._confirm(keys=[self.key], args=args)
+        return {dim: age / _US for dim, age in zip(learned, ages, strict=True)}
 
     async def lift(self) -> bool:
         """End a hold or a pause; True when there was a hold. The account is not proven until its next good answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ class QuotaStats:
     """Tickets handed out, or on their way to a caller, that have not ended."""
     concurrency: int | None = None
     """Requests that this process may have in flight now; None = not controlled."""
+    concurrency_most: int | None = None
+    """The largest that ``concurrency`` may become."""
+    climbing: bool = False
+    """``concurrency`` still doubles, as after a start."""
     calls: int = 0
     """Round trips to Redis (reservations, settlements, installs)."""
     degraded: bool = False
@@ -42,6 +47,16 @@ class QuotaStats:
     """State of the breaker that the fleet shares: closed, open or half_open."""
     held: str = ""
     """Why nobody may send (out of credit, a refused key); empty when all is well."""
+
+    def summary(self) -> str:
+        """As JSON, what `penstock limits` shows of one process."""
+        return json.dumps({name: getattr(self, name) for name in _SUMMARY})
+
+
+_SUMMARY: Final = (
+    *("waiting", "in_flight", "concurrency", "concurrency_most", "climbing"),
+    *("granted", "throttled", "degraded"),
+)
 
 
 @dataclass(slots=True)

@@ -91,6 +91,10 @@ class QuotaView:
     """Requests under way, in all processes."""
     concurrency: int | None
     """Requests that the processes that control it may have under way; None = nobody does."""
+    concurrency_most: int | None
+    """The most that they may ever have under way; None = nobody says."""
+    climbing: bool
+    """A process that controls it still doubles what it has under way, as after a start."""
     granted: int
     """Tickets so far."""
     throttled: int
@@ -171,6 +175,8 @@ def _view(quota_id: str, reply: Sequence[Any]) -> QuotaView:
         waiting=sum(one.get("waiting", 0) for one in stats),
         in_flight=sum(one.get("in_flight", 0) for one in stats),
         concurrency=sum(controlled) if controlled else None,
+        concurrency_most=sum(one.get("concurrency_most") or 0 for one in stats) or None,
+        climbing=any(one.get("climbing") for one in stats),
         granted=int(fields.number("n")),
         throttled=int(fields.number("x:throttled")),
         ramps=int(fields.number("x:ramp")),

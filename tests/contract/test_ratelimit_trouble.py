@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -409,5 +410,125 @@ def test_a_lift_lets_an_open_breaker_try_at_once(play: Run) -> None:
             await asyncio.sleep(0.2)
             await limiter.lift("q")
             await asyncio.wait_for(send(limiter), timeout=ASK_AGAIN_S + 1.0)
+
+    play(body)
+
+
+def told(limit: float, *, of: str = "requests", every: str = "1s") -> dict[str, str]:
+    """Headers of an empty bucket of ``limit`` per ``every``."""
+    return {
+        f"x-ratelimit-limit-{of}": f"{limit:g}",
+        f"x-ratelimit-remaining-{of}": "0",
+        f"x-ratelimit-reset-{of}": every,
+    }
+
+
+def limit_in_force(fleet: Fleet, dim: str) -> float:
+    """Units per second, as Redis has it."""
+    return float(str(fleet.raw.hget("penstock:{q:q}", f"r:{dim}")))
+
+
+DISCOVERS = Quota("q", profile="openai", discover=True, margin=1.0)
+DECLARED = Quota("q", {"requests": PerSecond(100)}, profile="openai", margin=1.0)
+
+
+@pytest.mark.parametrize("quota", [DISCOVERS, DECLARED], ids=["discovered", "declared"])
+def test_a_limit_that_is_told_no_more_is_forgotten(play: Run, quota: Quota) -> None:
+    """One answer with "limit-requests: 1" does not make the fleet crawl: within a minute it goes as before (A11)."""
+
+    async def body(fleet: Fleet) -> None:
+        limiters = [fleet.process(quota) for _ in range(2)]
+        for limiter in limiters:
+            await send(limiter)
+        await send(limiters[0], headers=told(1))
+        await asyncio.sleep(2)
+        sent = []
+
+        async def work(limiter: SharedLimiter) -> None:
+            while True:
+                async with limiter.ticket("q", {"requests": 1}) as ticket:
+                    sent.append(now())
+                    await asyncio.sleep(0.1)
+                    ticket.answered({"content-type": "application/json"})
+
+        workers = [asyncio.create_task(work(limiter)) for limiter in limiters for _ in range(5)]
+        await asyncio.sleep(10)
+        assert len(sent) < 40  # told and believed
+        await asyncio.sleep(50)
+        before = len(sent)
+        await asyncio.sleep(10)
+        assert len(sent) - before > 500
+        assert limiters[1].stats()["q"].allowed == ({} if quota is DISCOVERS else {"requests": 100.0})
+        for task in workers:
+            task.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+    play(body)
+
+
+def test_a_limit_so_low_that_nothing_starts_is_forgotten_too(play: Run) -> None:
+    """ "limit-tokens: 10" for requests of 241 tokens is no stall of minutes, and nobody's request is too large (A11)."""
+
+    async def body(fleet: Fleet) -> None:
+        limiter = fleet.process(DISCOVERS)
+
+        async def call() -> None:
+            async with limiter.ticket("q", {"requests": 1, "tokens": 241}, certain={"tokens": 200}) as ticket:
+                await asyncio.sleep(0.1)
+                ticket.answered({})
+
+        await asyncio.gather(*(call() for _ in range(200)))
+        await asyncio.sleep(1)
+        await send(limiter, headers=told(10, of="tokens", every="60s"))
+        await asyncio.sleep(2)
+        assert limit_in_force(fleet, "tokens") == pytest.approx(10 / 60)
+        began = now()
+        await asyncio.gather(*(call() for _ in range(50)))
+        assert now() - began < 60
+
+    play(body)
+
+
+def test_a_limit_that_answers_go_on_telling_stays(play: Run) -> None:
+    """What the provider tells with each answer is kept, in processes that are idle as well (A11)."""
+
+    async def body(fleet: Fleet) -> None:
+        busy, idle = fleet.process(DISCOVERS), fleet.process(DISCOVERS)
+        await send(idle)
+        for _ in range(100):
+            await send(busy, headers=told(2))
+            await asyncio.sleep(1)
+        assert limit_in_force(fleet, "requests") == pytest.approx(2.0)
+
+    play(body)
+
+
+def test_an_idle_fleet_forgets_no_limit(play: Run) -> None:
+    """Without answers nothing shows that the limit is gone: an hour's rest is followed by no burst (A11)."""
+
+    async def body(fleet: Fleet) -> None:
+        limiter = fleet.process(DISCOVERS)
+        await send(limiter, headers=told(2))
+        await asyncio.sleep(3600)
+        assert limit_in_force(fleet, "requests") == pytest.approx(2.0)
+
+    play(body)
+
+
+def test_a_slow_limit_is_not_forgotten_between_its_own_answers(play: Run) -> None:
+    """One request in two minutes tells its limit as rarely, and is still paced by it (A11)."""
+
+    async def body(fleet: Fleet) -> None:
+        limiter = fleet.process(DISCOVERS)
+        await send(limiter, headers=told(1, every="60s"))
+        sent = []
+
+        async def call() -> None:
+            async with limiter.ticket("q", {"requests": 1}) as ticket:
+                sent.append(now())
+                ticket.answered(told(1, every="60s"))
+
+        await asyncio.gather(*(call() for _ in range(6)))
+        assert min(later - earlier for earlier, later in pairwise(sent)) > 55
 
     play(body)

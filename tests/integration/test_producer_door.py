@@ -85,7 +85,9 @@ def test_a_key_with_another_body_is_a_conflict(producer: Producer, source: Path)
 def test_a_conflict_says_in_what_it_differs(producer: Producer, source: Path) -> None:
     """Both values of each option that differs are named, and a source that changed; remote doors tell neither (D23)."""
     producer.submit(source, SPEC, job_key="night")
-    with pytest.raises(JobConflict, match=r"model was 'm', is now 'other'; timeout_s was 120\.0, is now 5\.0") as caught:
+    with pytest.raises(
+        JobConflict, match=r"model was 'm', is now 'other'; timeout_s was 120\.0, is now 5\.0"
+    ) as caught:
         producer.submit(source, SPEC.model_copy(update={"model": "other", "timeout_s": 5.0}), job_key="night")
     assert "'other'" not in caught.value.told
     source.write_text('{"id": 1, "text": "changed"}\n')

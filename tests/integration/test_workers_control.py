@@ -9,6 +9,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from envelopes import decode_envelope
 from servers import RedisServer
 
 from penstock_ledger import (
@@ -29,6 +30,7 @@ from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.quota_hash import QuotaHash, Report, Reserve
 from penstock_ratelimit.testing import BlockingScripts
+from penstock_workers.control.budget import FIRST_DOCUMENTS
 from penstock_workers.control.loop import Control
 from penstock_workers.control.room import ACTIVE_S, LOOK_EVERY_S, Room
 from penstock_workers.control.shares import Share
@@ -432,3 +434,30 @@ def test_outputs_are_written_before_a_job_is_called_complete(redis_server: Redis
     lines = (tmp_path / "results" / job.job_id / "output.jsonl").read_bytes().splitlines()
     assert sorted(orjson.loads(line)["custom_id"] for line in lines) == ["d0", "d1"]
     house.close()
+
+
+def test_no_more_is_under_way_than_the_budget_pays_for(house: House) -> None:
+    """A few documents until a cost is known, then as many as the rest of the budget pays for, and a pause at its end (D15)."""
+    job = house.submit(100, budget_usd=0.000050)  # ten documents of 5 microusd
+    house.control.tick()
+    first = house.queued()
+    assert len(first) == FIRST_DOCUMENTS
+    house.control.tick()
+    assert house.queued() == first, "no cost is known yet"
+    house.finish(job, *first)
+    house.control.tick()
+    fed = [doc for doc in house.queued() if doc not in first]
+    assert len(fed) == 10 - FIRST_DOCUMENTS
+    house.finish(job, *fed)
+    house.control.tick()
+    assert house.jobs.get(job.job_id).state is JobState.PAUSED
+
+
+def test_a_budget_that_pays_for_all_ends_with_the_job(house: House) -> None:
+    """A job whose last document takes the last of the budget is complete, not paused at 100 % (D15)."""
+    job = house.submit(10, budget_usd=0.000050)
+    for _ in range(12):
+        house.control.tick()
+        house.finish(job, *house.queued())
+    house.control.tick()
+    assert house.state(job) is JobState.COMPLETED

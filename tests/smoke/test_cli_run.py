@@ -3,111 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import shlex
 import signal
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from machine import RUN_TIMEOUT_S, Machine, eventually, simulator
 from servers import S3Server
-
-RUN_TIMEOUT_S = 180
-PENSTOCK = [sys.executable, "-m", "penstock_cli"]
-
-
-@dataclass
-class Simulator:
-    """A simulated provider of one test."""
-
-    url: str
-
-    def stats(self) -> dict[str, Any]:
-        with urllib.request.urlopen(self.url.removesuffix("/v1") + "/stats") as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
-
-
-@contextmanager
-def simulator(*flags: str) -> Iterator[Simulator]:
-    process = subprocess.Popen(
-        [*PENSTOCK, "simulate", "--port", "0", "--latency-ms", "5", *flags], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        yield Simulator(process.stdout.readline().split()[-1])
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
-
-
-@dataclass
-class Machine:
-    """A folder in which to run commands."""
-
-    folder: Path
-
-    def source(self, documents: int, name: str = "reviews.jsonl", bad: str = "") -> Path:
-        lines = [json.dumps({"id": f"doc-{number}", "text": f"review {number}"}) for number in range(documents)]
-        path = self.folder / name
-        path.write_text("".join(f"{line}\n" for line in lines) + bad)
-        return path
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-        return subprocess.Popen(
-            [*PENSTOCK, *arguments],
-            cwd=self.folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def penstock(self, *arguments: str) -> tuple[int, str]:
-        process = self.start(*arguments)
-        try:
-            told, _ = process.communicate(timeout=RUN_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            told, _ = process.communicate()
-            pytest.fail(f"still running after {RUN_TIMEOUT_S} s:\n{told}\n{self.logs()}")
-        return process.returncode, told
-
-    def run_arguments(self, provider: Simulator, *more: str) -> list[str]:
-        job = ["--base-url", provider.url, "--model", "sim", "--prompt", "Summarise: {text}"]
-        return ["run", "reviews.jsonl", "--out", "out", *job, "--no-progress", *more]
-
-    def report(self) -> dict[str, Any]:
-        report: dict[str, Any] = json.loads((self.folder / "out" / "report.json").read_text())
-        return report
-
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "out" / name).read_text().splitlines()]
-
-    def logs(self) -> str:
-        return "\n".join(path.read_text()[-3000:] for path in self.folder.glob("out/.penstock/logs/*.log"))
-
-    def leftovers(self) -> list[str]:
-        """Processes that still name this folder in their command line or work in it."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                inside = entry.name.isdigit() and str((entry / "cwd").readlink()).startswith(str(self.folder))
-            except OSError:
-                continue
-            if inside:
-                found.append((entry / "cmdline").read_text().replace("\0", " "))
-        return found
 
 
 @pytest.fixture
@@ -115,15 +18,9 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
-
-
 def test_a_clean_job_ends_with_all_results_and_status_0(machine: Machine) -> None:
-    """Every document has its result line, the report adds up, no process is left behind; a fleet's broker is not asked."""
+    """Every document has its result line, each step is said, the report adds up, no process is left behind; a fleet's
+    broker is not asked (D19)."""
     machine.source(300)
     (machine.folder / "penstock.toml").write_text('broker_url = "amqp://nobody.invalid"\n')
     with simulator() as provider:
@@ -136,6 +33,14 @@ def test_a_clean_job_ends_with_all_results_and_status_0(machine: Machine) -> Non
     assert (report["job"], report["state"], report["total"]) == ("reviews", "completed", 300)
     assert (report["succeeded"], report["dead"], report["calls"]) == (300, 0, 300)
     assert "100 % succeeded" in told
+    steps = [
+        "setting up",
+        "reading reviews.jsonl",
+        "starting the private Redis",
+        "starting 2 workers",
+        "the first calls",
+    ]
+    assert sorted(steps, key=told.index) == steps, "each step is said when it begins (D19)"
     assert "goes through a Redis of its own" in told
     assert machine.leftovers() == []
 
@@ -183,7 +88,8 @@ def test_faults_on_the_way_cost_retries_not_documents(machine: Machine) -> None:
 
 
 def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
-    """Exit status 130, nothing finished is lost or paid again, and the second run says how far the first one came."""
+    """Exit status 130, nothing finished is lost or paid again, the drain says what it waits for, and the second run says
+    how far the first one came (D20)."""
     machine.source(600)
     with simulator("--latency-ms", "100") as provider:
         arguments = machine.run_arguments(provider, "--concurrency", "10")
@@ -193,6 +99,7 @@ def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
         told, _ = process.communicate(timeout=RUN_TIMEOUT_S)
         assert process.returncode == 130, told + machine.logs()
         assert "resume with:  penstock run reviews.jsonl" in told
+        assert re.search(r"stopping: \d+ calls? in flight may finish, \d+ s at most\. Ctrl-C again ends at once", told)
         assert machine.leftovers() == []
         finished = machine.report()["succeeded"]
         assert 0 < finished < 600
@@ -280,18 +187,26 @@ def test_another_terminal_sees_and_pauses_a_run(machine: Machine) -> None:
 
 
 def test_a_spent_budget_pauses_and_a_higher_one_resumes(machine: Machine) -> None:
-    """The budget is the one flag that the printed advice asks to change, so changing it resumes the same job."""
+    """A budget is overshot by no more than a document or two; the same command says so without a call, and the printed
+    one, with a budget for all, resumes the same job (D15)."""
     machine.source(400)
     with simulator("--latency-ms", "100") as provider:
         priced = ("--concurrency", "5", "--workers", "1", "--usd-per-mtok-out", "1000")
         status, told = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "0.5"))
         assert status == 1, told + machine.logs()
         assert "budget_exhausted" in told
-        spent = machine.report()["succeeded"]
+        spent, calls = machine.report()["succeeded"], provider.stats()["requests"]
         assert 0 < spent < 400
-        status, told = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "100"))
+        assert 0.4 < machine.report()["cost_usd"] < 0.53
+        status, again = machine.penstock(*machine.run_arguments(provider, *priced, "--budget-usd", "0.5"))
+        assert (status, provider.stats()["requests"]) == (1, calls), again
+        assert "starting" not in again
+        command = re.search(r"Raise --budget-usd above .* Resume for example with: {2}penstock (run .*)", told)
+        assert command is not None, told
+        assert command[1] in again
+        status, told = machine.penstock(*shlex.split(command[1]))
         assert status == 0, told + machine.logs()
-        assert "budget $100.00" in told
+        assert "limits of the job are now: budget $" in told
         assert f"resuming: {spent} of 400" in told
         assert provider.stats()["requests"] <= 400 + 5
     assert machine.report()["succeeded"] == 400
@@ -331,7 +246,8 @@ def test_a_missing_source_and_an_unwritable_folder_are_refused(machine: Machine)
 def test_a_job_reads_from_s3_and_writes_to_s3(
     tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Source and results may both be in a bucket; the report lies beside them, and a missing bucket is told at once."""
+    """Source and results may both be in a bucket; the report lies beside them, another job is kept from
+    overwriting them, and a missing bucket is told at once (D6)."""
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.setenv(f"AWS_{name}", "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -349,6 +265,8 @@ def test_a_job_reads_from_s3_and_writes_to_s3(
         assert sorted(json.loads(line)["custom_id"] for line in lines) == sorted(f"doc-{n}" for n in range(40))
         report = json.loads(client.get_object(Bucket="night", Key="out/report.json")["Body"].read())
         assert (report["succeeded"], report["total"]) == (40, 40)
+        status, told = machine.penstock(*job, "--job", "another")
+        assert (status, "result files of job 'reviews'" in told) == (2, True), told
         job[3] = "s3://no-such-bucket/out"
         status, told = machine.penstock(*job[:-1], "state-2")
         assert status == 2

@@ -69,7 +69,7 @@ def test_without_tables_the_exit_status_says_so(tmp_path: Path) -> None:
     with Fleet(tmp_path) as fleet:
         empty = f"sqlite:///{tmp_path}/empty.db"
         processes = [fleet.control(database_url=empty), fleet.worker(database_url=empty)]
-        assert [process.wait(30) for process in processes] == [1, 1]
+        assert [process.wait(30) for process in processes] == [2, 2]
 
 
 def test_a_control_process_is_watched_as_workers_are(fleet: Fleet, tmp_path: Path) -> None:

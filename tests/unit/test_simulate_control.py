@@ -76,7 +76,7 @@ def test_a_refusal_means_to_our_pacing_what_its_name_says(kind: str, like: str) 
         "rate_limit_exceeded": Signal.THROTTLED,
         "slow_down": Signal.RAMP if like == "openai" else Signal.THROTTLED,
         "invalid_api_key": Signal.UNAUTHORIZED,
-        "permission_denied": Signal.UNAUTHORIZED,
+        "permission_denied": Signal.REFUSED,
         "server_is_overloaded": Signal.OVERLOADED,
         "overloaded_error": Signal.OVERLOADED,
         "resource_unavailable": Signal.OVERLOADED,

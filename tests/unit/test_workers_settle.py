@@ -17,9 +17,9 @@ from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
 from penstock_workers import insist
 from penstock_workers.backlog import AWAY_FRESH_S, UNSETTLED_MAX_S, Backlog
-from penstock_workers.causes import REPEATED_EACH_S, Causes
 from penstock_workers.engine import Acked, Delivery, SetAside, Verdict
 from penstock_workers.failpoints import Failpoints
+from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
 from penstock_workers.flight import Flight, JobView
 from penstock_workers.insist import Insistence, Waiting
 from penstock_workers.metrics.tally import Tally
@@ -217,7 +217,7 @@ def test_liveness_fails_when_something_waits_too_long_for_a_store_that_answers(
 ) -> None:
     """An outage ends no worker however long it lasts; a store that answers and takes nothing does, after the limit (B5)."""
     clock = Clock()
-    writer = Insistence("SQL", ThreadPoolExecutor(1), Causes(logging.getLogger()), cap_s=1)
+    writer = Insistence("SQL", ThreadPoolExecutor(1), FailureLog(logging.getLogger()), cap_s=1)
     backlog = Backlog("outcomes wait", (writer,), clock=clock)
     backlog.put()
     clock.now += UNSETTLED_MAX_S
@@ -234,11 +234,11 @@ def test_liveness_fails_when_something_waits_too_long_for_a_store_that_answers(
 def test_a_cause_is_told_in_full_once_and_then_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     """Twenty jobs that fail alike, ten times a second for half a minute, make two lines and one traceback (A14)."""
     clock = Clock()
-    causes = Causes(logging.getLogger("test"), clock=clock)
+    failures = FailureLog(logging.getLogger("test"), clock=clock)
     with caplog.at_level(logging.WARNING):
         for _ in range(10 * int(REPEATED_EACH_S) + 1):
             for job in range(20):
-                causes.tell(
+                failures.tell(
                     "a job cannot be steered", redis.ReadOnlyError(f"READONLY job_{job}"), "next tick tries again"
                 )
             clock.now += 0.1

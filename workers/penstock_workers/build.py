@@ -13,6 +13,7 @@ from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
 from penstock_workers.admission import Admission, QuotaAdmission, Unpaced
 from penstock_workers.backlog import Backlog
 from penstock_workers.bodies import Bodies
+from penstock_workers.causes import Causes
 from penstock_workers.control import Control, ControlEngine, start_control
 from penstock_workers.decide import RetryPolicy
 from penstock_workers.engine import Bridge, Delivery, ItemEngine
@@ -89,6 +90,7 @@ class WorkerEngine:
             failpoints=self._failpoints,
             concurrency=settings.concurrency,
             pause_after_run=settings.pause_after_run,
+            causes=Causes(stores.hot.failing.note),
         )
         await self._runner.start(bridge)
         self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe)

@@ -1,61 +1,103 @@
-"""Failures that come again and again, told in a few lines: each cause in full once, then now and then with its number.
+"""Why calls fail, told where people look: the worker's log, and Redis for `penstock status`, `limits` and the panel.
 
-A store that is away fails every call of every thread, several times a second, for as long as it takes. A log that repeats
-that drowns what else happens, and fills the disk that may be the cause.
+A good answer costs nothing here. Failures are added up in memory and written every ``FLUSH_S``; the log has a line at the
+first of a kind and then one in ``LOG_EVERY_S``, with the count.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import re
 import time
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
 
-from penstock_ledger import in_words
+from penstock_ledger import Cause
+from penstock_ledger.log_lines import one_line
+from penstock_workers.flight import Flight
+from penstock_workers.judge import Failure, Reply
 
-REPEATED_EACH_S = 30.0  # one line per cause, however often it comes
-FORGOTTEN_S = 600.0  # a cause that was silent for so long is told in full again
-CAUSES_KEPT = 64  # different ones at a time
+log = logging.getLogger(__name__)
 
-_PARTICULAR = re.compile(r"\S*\d\S*")  # ids, ports, times: what differs between failures of one cause
+FLUSH_S: Final = 2.0
+LOG_EVERY_S: Final = 60.0
+KINDS_MAX: Final = 500
+"""Jobs times classes remembered between two lines in the log, and between two writes."""
+LOGGED_CHARS: Final = 300
 
-
-@dataclass(slots=True)
-class _Cause:
-    told_at: float
-    seen_at: float
-    untold: int = 0
+Note = Callable[[Iterable[Cause]], None]
+Kind = tuple[str, str, str]  # provider, job, class
 
 
 class Causes:
-    """Belongs to one thread, or one event loop."""
+    """``note`` is called on the item loop; ``write`` runs in a thread. Without a ``write`` only the log is told."""
 
-    def __init__(self, log: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._log = log
-        self._clock = clock
-        self._known: OrderedDict[tuple[str, str], _Cause] = OrderedDict()
+    def __init__(self, write: Note | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._write, self._clock = write, clock
+        self._fresh: dict[Kind, Cause] = {}  # not written yet
+        self._logged: dict[Kind, tuple[float, int]] = {}  # when the log was told last, and how many it was not told of
+        self._task: asyncio.Task[None] | None = None
 
-    def tell(self, what: str, error: BaseException, then: str, *, level: int = logging.WARNING) -> None:
-        """``what`` fails with ``error``; ``then`` says what happens next.
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="causes of failures")
 
-        One line with its traceback the first time, then a line per ``REPEATED_EACH_S`` that says how often.
-        """
-        now = self._clock()
-        words = in_words(error)
-        name = (what, _PARTICULAR.sub("#", words))
-        cause = self._known.pop(name, None)
-        if cause is None or now - cause.seen_at > FORGOTTEN_S:
-            self._known[name] = _Cause(now, now)
-            if len(self._known) > CAUSES_KEPT:
-                self._known.popitem(last=False)
-            self._log.log(level, "%s: %s; %s", what, words, then, exc_info=error)
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.flush()
+
+    def note(self, flight: Flight, happened: Failure | Reply) -> None:
+        """What came of one call."""
+        if isinstance(happened, Reply):
             return
-        self._known[name] = cause
-        cause.seen_at = now
-        cause.untold += 1
-        if now - cause.told_at >= REPEATED_EACH_S:
-            times, seconds = cause.untold, now - cause.told_at
-            self._log.log(level, "%s: %s; %d times in %.0f s; %s", what, words, times, seconds, then)
-            cause.told_at, cause.untold = now, 0
+        now = self._clock()
+        kind = (flight.job.spec.provider, flight.key.job_id, happened.name)
+        cause = self._fresh.get(kind)
+        if cause is not None:
+            self._fresh[kind] = replace(cause, text=happened.detail, count=cause.count + 1, last=now)
+        elif len(self._fresh) < KINDS_MAX:
+            self._fresh[kind] = Cause(*kind[:2], kind[2], happened.detail, 1, now, now)
+        self._log(kind, happened, now)
+
+    async def flush(self) -> None:
+        """Tell Redis; one that is away hears it the next time."""
+        if self._write is None or not self._fresh:
+            return
+        causes, self._fresh = self._fresh, {}
+        try:
+            await asyncio.to_thread(self._write, list(causes.values()))
+        except Exception as error:
+            log.debug("causes of failures are not told yet (%s); the next time is in %.0f s", error, FLUSH_S)
+            for kind, cause in causes.items():
+                newer = self._fresh.get(kind)
+                self._fresh[kind] = cause if newer is None else _sum(cause, newer)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await self.flush()
+
+    def _log(self, kind: Kind, failure: Failure, now: float) -> None:
+        told_at, untold = self._logged.pop(kind, (float("-inf"), 0))
+        if now - told_at < LOG_EVERY_S:
+            self._logged[kind] = (told_at, untold + 1)
+            return
+        self._logged[kind] = (now, 0)  # at the end: the first is the one that was told longest ago
+        if len(self._logged) > KINDS_MAX:
+            del self._logged[next(iter(self._logged))]
+        more = f", and {untold} more since the last such line" if untold else ""
+        provider, job, name = kind
+        log.warning(
+            "job %s: a call to provider %s failed: %s: %s%s",
+            job,
+            provider,
+            name,
+            one_line(failure.detail[:LOGGED_CHARS]),
+            more,
+        )
+
+
+def _sum(earlier: Cause, newer: Cause) -> Cause:
+    return replace(newer, count=earlier.count + newer.count, since=earlier.since)

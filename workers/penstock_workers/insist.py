@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from penstock_ledger import Trouble, in_words, trouble_of
 from penstock_ratelimit import full_jitter
-from penstock_workers.causes import Causes
+from penstock_workers.failure_log import FailureLog
 
 RETRY_FIRST_S = 0.2
 
@@ -46,13 +46,13 @@ class Insistence:
     ``waiting`` says what it waits for: written on the loop, read by any thread.
     """
 
-    def __init__(self, store: str, thread: Executor, causes: Causes, *, cap_s: float) -> None:
+    def __init__(self, store: str, thread: Executor, failure_log: FailureLog, *, cap_s: float) -> None:
         self.store = store
         self.waiting: Waiting | None = None
         self.refusals = 0  # things that the store will never take
         self.failures = 0  # tries that failed and were repeated
         self._thread = thread
-        self._causes = causes
+        self._failure_log = failure_log
         self._cap_s = cap_s
 
     async def write(self, do: Callable[[Sequence[T]], R], group: Sequence[T]) -> Written[T, R]:
@@ -92,7 +92,7 @@ class Insistence:
         wait_s = full_jitter(failures, base_s=RETRY_FIRST_S, cap_s=self._cap_s)
         self.failures += 1
         self.waiting = Waiting(self.store, trouble_of(error), in_words(error), since, failures + 1, now)
-        self._causes.tell(
+        self._failure_log.tell(
             f"{self.store} does not take what it is told of items",
             error,
             f"{number} items wait here, next try in {wait_s:.1f} s",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock_ledger import in_words, storable
 from penstock_ledger.model import DeadLetter
-from penstock_workers.causes import Causes
+from penstock_workers.failure_log import FailureLog
 from penstock_workers.outcome import Dead, Done, Parked, Retry, Unreadable
 from penstock_workers.shelves import Settled
 
@@ -30,7 +30,7 @@ class Refusals:
     """Chooses, and tells it: a line per cause, with the first item that it came with."""
 
     def __init__(self, log: logging.Logger) -> None:
-        self._causes = Causes(log)
+        self._failure_log = FailureLog(log)
 
     def by_sql(self, settled: Settled, error: Exception) -> Instead:
         """A result or a dead letter that SQL refuses becomes a plain dead letter; anything else is set aside."""
@@ -67,6 +67,6 @@ class Refusals:
 
     def _tell(self, store: str, settled: Settled, error: Exception, then: str) -> None:
         kind, name = type(settled.outcome).__name__.lower(), settled.flight.delivery.task_id[:200]
-        self._causes.tell(
+        self._failure_log.tell(
             f"{store} will never take an outcome ({kind})", error, f"item {name!r} {then}", level=logging.ERROR
         )

@@ -19,6 +19,7 @@ from penstock_ratelimit import NeverFits, QuotaHeld
 from penstock_workers.admission import Admission
 from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.bodies import Bodies
+from penstock_workers.causes import Causes
 from penstock_workers.decide import RetryPolicy, decide
 from penstock_workers.engine import Bridge, Delivery
 from penstock_workers.errors import EndpointRefused, HookMissing, HookStuck, PricesMissing, UnknownProvider
@@ -68,6 +69,7 @@ class ItemRunner:
         failpoints: Failpoints,
         concurrency: int,
         pause_after_run: int = 20,
+        causes: Causes | None = None,
     ) -> None:
         self._lane = lane
         self._jobs = jobs
@@ -82,6 +84,7 @@ class ItemRunner:
         self._hooks = hooks
         self._schemas = SchemaChecks()
         self._runs = Runs(pause_after_run)
+        self._causes = causes or Causes()
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._bridge: Bridge | None = None
         self._draining = False
@@ -182,7 +185,9 @@ class ItemRunner:
         if isinstance(tried, NoAnswer) and not tried.sent:
             flight.calls = 0
         flight.last_answer, flight.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
-        return name_failure(tried, time.time())
+        happened = name_failure(tried, time.time())
+        self._causes.note(flight, happened)
+        return happened
 
     async def _accept(self, flight: Flight, happened: Failure | Reply) -> Failure | Reply:
         """See whether a reply is what the job asked for: its schema, its own hook. Nobody waits for this in the engine."""
@@ -197,6 +202,7 @@ class ItemRunner:
         await self._lane.start()
         self._starts.start()
         self._settler.start(bridge)
+        self._causes.start()
 
     def accept(self, delivery: Delivery) -> None:
         task = asyncio.create_task(self._fly(delivery))
@@ -238,6 +244,7 @@ class ItemRunner:
         await self._quarantine.close()
         self._hooks.close()
         await self._admission.close()
+        await self._causes.close()
         await self._lane.close()
 
     def resize(self, concurrency: int) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock_workers.backlog import Backlog
-from penstock_workers.causes import Causes
 from penstock_workers.engine import Acked, Bridge, GivenBack, Retried, SetAside, Verdict
 from penstock_workers.failpoints import Failpoints
+from penstock_workers.failure_log import FailureLog
 from penstock_workers.gather import Gatherer
 from penstock_workers.insist import Insistence
 from penstock_workers.metrics.tally import Tally
@@ -50,9 +50,9 @@ class Settler:
         self._gatherer: Gatherer[Settled] = Gatherer(self._commit, group_max=group_max, linger_s=linger_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settle")
         self._refusals = Refusals(log)
-        causes = Causes(log)
-        self._sql = Insistence("SQL", self._thread, causes, cap_s=STORE_RETRY_CAP_S)
-        self._redis = Insistence("Redis", self._thread, causes, cap_s=STORE_RETRY_CAP_S)
+        failure_log = FailureLog(log)
+        self._sql = Insistence("SQL", self._thread, failure_log, cap_s=STORE_RETRY_CAP_S)
+        self._redis = Insistence("Redis", self._thread, failure_log, cap_s=STORE_RETRY_CAP_S)
         self.backlog = Backlog("outcomes wait to be stored", (self._sql, self._redis))
         self._bridge: Bridge | None = None
         self.groups = 0

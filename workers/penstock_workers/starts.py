@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from penstock_ledger import Begin, BeginVerdict, Begun, OutcomeStore, RedisLedger, SettleBatch, in_words
 from penstock_workers.backlog import Backlog
-from penstock_workers.causes import Causes
+from penstock_workers.failure_log import FailureLog
 from penstock_workers.flight import Flight
 from penstock_workers.gather import Gatherer
 from penstock_workers.insist import Insistence
@@ -46,7 +46,7 @@ class Starts:
         self._strays = strays
         self._gatherer: Gatherer[_Waiting] = Gatherer(self._ask, group_max=GROUP_MAX, linger_s=0)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="begin")
-        self._ledger = Insistence("the ledger of starts", self._thread, Causes(log), cap_s=REDIS_RETRY_CAP_S)
+        self._ledger = Insistence("the ledger of starts", self._thread, FailureLog(log), cap_s=REDIS_RETRY_CAP_S)
         self.backlog = Backlog("starts wait to be counted", (self._ledger,))
 
     def start(self) -> None:

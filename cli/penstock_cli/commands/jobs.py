@@ -39,7 +39,7 @@ def status(
     with books(state) as ledger:
         watched = Watch(ledger, ledger.jobs.get(job))
         if as_json:
-            typer.echo(_as_json(ledger, watched.job))
+            typer.echo(_as_json(ledger, watched.job, watched.look()))
             return
         console = make_console()
         if not watch:
@@ -62,7 +62,7 @@ def _print_status(console: Console, job: Job, figures: Figures, option: str) -> 
 
     from penstock_cli.engines import engines_line
     from penstock_cli.pauses import pause_lines
-    from penstock_cli.progress import final_line, line
+    from penstock_cli.progress import final_line, line, told_reasons
     from penstock_cli.text import one_line, safe
 
     reason = f" ({one_line(job.reason, REASON_CHARS)})" if job.reason else ""
@@ -70,11 +70,13 @@ def _print_status(console: Console, job: Job, figures: Figures, option: str) -> 
     for told in pause_lines(job, option):
         console.print(Text(told), soft_wrap=True)
     console.print(Text(final_line(figures) if job.state.final else line(figures)), soft_wrap=True)
+    for told in told_reasons(figures):
+        console.print(Text(told), soft_wrap=True)
     if figures.engines is not None and not job.state.final:
         console.print(Text(engines_line(figures.engines)), soft_wrap=True)
 
 
-def _as_json(ledger: Books, job: Job) -> str:
+def _as_json(ledger: Books, job: Job, figures: Figures) -> str:
     import orjson
 
     from penstock_cli.engines import engines_of
@@ -88,6 +90,8 @@ def _as_json(ledger: Books, job: Job) -> str:
         "reason": job.reason,
         "resume_at": job.resume_at,
         "generation": job.generation,
+        "reasons": figures.reasons,
+        "last_failure": figures.cause,
     }
     if engines is not None:
         extra["engines"] = engines.to_json()

@@ -65,12 +65,14 @@ class Reader:
     def look(self) -> list[Look]:
         """Raises UsageProblem when the one quota that was asked for is not there."""
         from penstock_cli.quota_view import LEARNED_SHOWN, Look, lift_command
+        from penstock_ledger import CauseBook
         from penstock_ratelimit.watch import MAX_LEARNED, read_quotas
 
         views = read_quotas(self._client, self._prefix, None if self.quota is None else [self.quota])
         if self.quota is not None and not views:
             raise _unknown(self._client, self.quota, self._prefix)
         before = self._remember(views)
+        book = CauseBook(self._client)
         shown = LEARNED_SHOWN if self.quota is None else MAX_LEARNED
         return [
             Look(
@@ -78,6 +80,7 @@ class Reader:
                 view.since(before[view.quota_id]) if view.quota_id in before else None,
                 lift_command(view.quota_id, self._option),
                 shown,
+                book.of(view.quota_id),
             )
             for view in views
         ]

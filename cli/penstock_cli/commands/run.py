@@ -67,6 +67,24 @@ def run(
             help="Folder of the queue and the ledger (default: OUT/.penstock).", rich_help_panel=options.MACHINE
         ),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check source and options, show the first requests and an estimate; nothing is called.",
+            rich_help_panel=options.MACHINE,
+        ),
+    ] = False,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Only so many documents, spread over the source, as a job of its own in OUT/sample-…; "
+            "the run of all takes its results over.",
+            rich_help_panel=options.MACHINE,
+        ),
+    ] = None,
     no_progress: Annotated[
         bool, typer.Option("--no-progress", help="Lines instead of a live panel.", rich_help_panel=options.MACHINE)
     ] = False,
@@ -78,6 +96,7 @@ def run(
     Exit status: 0 all succeeded, 3 finished with dead letters,
     2 bad usage or input, 1 failed, 130 interrupted.
     """
+    from penstock_cli import local
     from penstock_cli.jobspec import default_job_key
     from penstock_cli.local import RunRequest, default_state, run_local
     from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
@@ -114,5 +133,6 @@ def run(
         workers=workers or (DEFAULT_ENGINES if lane in LANES_WITH_A_MODEL_OF_THEIR_OWN else DEFAULT_WORKERS),
         concurrency=concurrency,
         panel=not no_progress,
+        sample=sample,
     )
-    raise typer.Exit(run_local(request))
+    raise typer.Exit(local.dry_run(request) if dry_run else run_local(request))

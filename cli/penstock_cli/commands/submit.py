@@ -38,6 +38,7 @@ def submit(
     How the provider is reached (URL, key, limits, prices) is the workers'
     setting, not the job's: name one of theirs with --provider.
     """
+    from penstock_cli.connect import refuse_without_database
     from penstock_cli.hook_check import check_hooks
     from penstock_cli.jobspec import in_flags, job_spec
     from penstock_producer import Producer, SpecError
@@ -69,7 +70,9 @@ def submit(
         )
     )
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
-    with Producer(ProducerSettings.load()) as producer:
+    settings = ProducerSettings.load()
+    refuse_without_database(settings)
+    with Producer(settings) as producer:
         try:
             accepted = producer.submit(source, spec, job_key=job)
         except SpecError as error:

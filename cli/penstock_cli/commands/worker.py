@@ -33,11 +33,15 @@ def worker(
     parent = parent_pid()
     if parent is not None:
         end_with_parent(parent)
+    from penstock_cli.worker_check import check
     from penstock_workers.__main__ import run_worker
+    from penstock_workers.settings import WorkerSettings
 
-    hosted = {
+    given = {
         "model": model,
         "engine": parse_pairs("--engine", engine or []),
         "lora": parse_pairs("--lora", lora or []),
     }
-    run_worker(lane, concurrency=concurrency, name=name, hosted={key: value for key, value in hosted.items() if value})
+    hosted = {key: value for key, value in given.items() if value}
+    check(WorkerSettings.load(lane=lane, concurrency=concurrency, **({lane: hosted} if hosted else {})))
+    run_worker(lane, concurrency=concurrency, name=name, hosted=hosted)

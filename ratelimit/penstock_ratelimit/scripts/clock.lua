@@ -12,7 +12,7 @@ end
 local MAX_STANDSTILL_US = 1000000
 
 local TIMES = {'lt', 'nb', 'ng', 'mga', 'ra', 'bu', 'bat', 'hat', 'ok'}
-local TIMES_OF_DIM = {'t:', 'sa:'}
+local TIMES_OF_DIM = {'t:', 'sa:', 'h:'}
 
 -- returns now, and how far stored times have to move back
 local function guarded(now, last_seen)

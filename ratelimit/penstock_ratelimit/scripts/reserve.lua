@@ -11,6 +11,7 @@
 --   m:<dim>  mean time that one item takes of this dimension, us: the last 50 items of the fleet
 --   k:<dim>  units charged so far, settlements and refunds included
 --   p: f: sr: sk: sa:<dim>  what the provider said is left, see sightings.lua
+--   h:<dim>  when a header last told its limit                             written by confirm
 --   n        tickets granted so far        ng  latest start time granted
 --   nb       nobody starts before this time
 --   lt       latest time seen                                              also written by install

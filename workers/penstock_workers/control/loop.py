@@ -14,11 +14,11 @@ from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
 from penstock_workers.amqp.homecoming import Homecoming
 from penstock_workers.amqp.shovel import start_shovel
-from penstock_workers.causes import Causes
 from penstock_workers.control.counted import Counted
 from penstock_workers.control.lookout import Lookout
 from penstock_workers.control.recover import Recovery
 from penstock_workers.control.steer import Steering
+from penstock_workers.failure_log import FailureLog
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 from penstock_workers.stores import open_stores
@@ -48,7 +48,7 @@ class Control:
         self._tracing = tracing
         self._turned_at = time.monotonic()
         self._jobs = JobStore(database)
-        self._causes = Causes(log)
+        self._failure_log = FailureLog(log)
         outcomes = OutcomeStore(database)
         self._hot = hot
         self._recovery = Recovery(self._jobs, outcomes, hot)
@@ -90,7 +90,7 @@ class Control:
                 self._counted.ticks["ok"] += 1
             except Exception as error:
                 wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + wait_s
-                self._causes.tell("control: a round failed", error, f"next look in {wait_s:.1f} s")
+                self._failure_log.tell("control: a round failed", error, f"next look in {wait_s:.1f} s")
                 faults += 1
                 self._counted.ticks["failed"] += 1
             self._counted.tick_s = time.monotonic() - began
@@ -117,7 +117,7 @@ class Control:
         try:
             self._steering.steer(job)
         except Exception as error:
-            self._causes.tell(
+            self._failure_log.tell(
                 "control: a job could not be steered",
                 error,
                 f"{job.job_id} is tried again with the next tick",
@@ -129,7 +129,7 @@ class Control:
         try:
             self._lookout.look(live)
         except Exception as error:
-            self._causes.tell("control: the fleet's figures are missing", error, "they come back by themselves")
+            self._failure_log.tell("control: the fleet's figures are missing", error, "they come back by themselves")
 
 
 @contextlib.contextmanager

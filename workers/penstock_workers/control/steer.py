@@ -16,6 +16,7 @@ from penstock_producer.spec import JobSpec
 from penstock_producer.wire import item_tag, queue_name
 from penstock_ratelimit.quota_hash import lift_hold
 from penstock_workers.control.books import Books, Unbalanced
+from penstock_workers.control.budget import MICROUSD, affordable, mean_cost
 from penstock_workers.control.counted import Counted
 from penstock_workers.control.finish import Finisher
 from penstock_workers.control.reconcile import Reconciler
@@ -34,7 +35,6 @@ CANCEL_WAIT_S = (
     900.0  # for calls under way of a cancelled job: longer than any call, its retries in the worker included
 )
 WRITE_OFF_MAX = 2_000  # documents of a cancelled job written off per tick
-MICROUSD = 1_000_000
 
 
 @dataclass(slots=True)
@@ -72,6 +72,9 @@ class Steering:
         self._books = Books(self._jobs, self._outcomes)
         self._cancelling: dict[str, float] = {}  # jobs that are being cancelled -> monotonic time of our first look
         self._led: dict[tuple[str, int], _Led] = {}
+        self._affordable: dict[
+            str, int | None
+        ] = {}  # documents that a live job's budget still pays for; None: no bound
         self._paused: dict[
             str, float | None
         ] = {}  # jobs that were paused when last looked at -> when that ends by itself
@@ -131,6 +134,7 @@ class Steering:
         """Let go of feeds whose jobs are no longer live, and see who shares the queues."""
         self._room.look_around(live)
         names = {job.job_id for job in live}
+        self._affordable = {job_id: left for job_id, left in self._affordable.items() if job_id in names}
         self._books.forget_others(names)
         self._cancelling = {job_id: since for job_id, since in self._cancelling.items() if job_id in names}
         self._paused = {job_id: ends_at for job_id, ends_at in self._paused.items() if job_id in names}
@@ -174,6 +178,7 @@ class Steering:
         try:
             if not feed.exhausted:
                 room, led.feeder.urgent = self._room.for_feed(job, feed.generation, ordered=led.feeder.ordered)
+                room = self._within_budget(job, room)
                 if room:
                     fed = led.feeder.step(min(room, FEED_MAX))
                     self._counted.add("fed", lane, fed.published)
@@ -190,6 +195,15 @@ class Steering:
         except SourceError as error:
             self._move(job, JobState.FAILED, str(error))
 
+    def _within_budget(self, job: Job, room: int) -> int:
+        """At most what the budget pays for; several feeds of one job share that."""
+        left = self._affordable.get(job.job_id)
+        if left is None:
+            return room
+        room = min(room, left)
+        self._affordable[job.job_id] = left - room
+        return room
+
     def _over_limits(self, job: Job) -> bool:
         """Hold the job to its deadline and its budget."""
         spec = JobSpec.accepted(job.spec)
@@ -197,11 +211,28 @@ class Steering:
             reason = f"deadline_exceeded: the job is older than its deadline of {spec.deadline_s:g} s"
             return self._move(job, JobState.CANCELLING, reason)
         if spec.budget_usd is None:
+            self._affordable.pop(job.job_id, None)
             return False
-        spent = self._hot.stats(job.job_id).get("cost_microusd", 0) / MICROUSD
-        if spent < spec.budget_usd:
+        return self._over_budget(job, spec.budget_usd)
+
+    def _over_budget(self, job: Job, budget_usd: float) -> bool:
+        """Note what the budget still pays for; pause the job when that is nothing, unless it has all its outcomes."""
+        stats = self._hot.stats(job.job_id)
+        generations = range(1, job.generation + 1)
+        under_way = sum(self._hot.outstanding_of([(job.job_id, generation) for generation in generations]))
+        self._affordable[job.job_id] = affordable(budget_usd, stats, under_way)
+        spent = stats.get("cost_microusd", 0) / MICROUSD
+        if spent < budget_usd and (under_way or self._affordable[job.job_id] != 0):
             return False
-        reason = f"budget_exhausted: {spent:.4f} of {spec.budget_usd:g} USD are spent; resume with a higher budget_usd"
+        counts = self._outcomes.counts(job.job_id)
+        if counts.succeeded + counts.dead == job.total:
+            self._affordable[job.job_id] = None  # nothing is left to be paid: the feed finds its end
+            return False
+        mean = mean_cost(stats) or 0.0
+        reason = (
+            f"budget_exhausted: {spent:.4f} of {budget_usd:g} USD are spent, and a document costs about {mean:.4g}; "
+            "resume with a higher budget_usd"
+        )
         return self._move(job, JobState.PAUSED, reason)
 
     def _cancel(self, job: Job, feeds: list[tuple[Feed, _Led]]) -> None:

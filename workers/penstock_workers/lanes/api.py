@@ -20,6 +20,10 @@ from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, Pro
 CONNECT_TIMEOUT_S = 10.0  # a server that does not even accept in this time is down, whatever the item's own deadline
 SMALL_ANSWER_BYTES = 64 * 1024  # up to here nothing is asked or counted: nearly every answer, 16 MiB in 256 slots
 KEEPALIVE_S = 30.0
+CERTIFICATE_FIX = (
+    "this machine does not trust the server's certificate: give workers the file of its authority in SSL_CERT_FILE, "
+    "or correct the address"
+)
 
 
 class ApiLane:
@@ -64,6 +68,13 @@ class ApiLane:
         try:
             async with asyncio.timeout(request.timeout_s) as patience:
                 return await self._post(request, started, patience)
+        except aiohttp.ClientConnectorCertificateError as error:
+            return NoAnswer(
+                "connect_failed",
+                f"{error.host}:{error.port}: {error.certificate_error}; {CERTIFICATE_FIX}",
+                _since(started),
+                sent=False,
+            )
         except aiohttp.ClientConnectorError as error:
             return NoAnswer("connect_failed", str(error), _since(started), sent=False)
         except aiohttp.ConnectionTimeoutError as error:

@@ -1,0 +1,73 @@
+"""What a run would ask and cost, without asking."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock_cli.dry_run import Estimate, estimate
+from penstock_cli.main import app
+from penstock_producer.sources.base import Document
+
+RUN = [
+    "run",
+    "docs.jsonl",
+    "--out",
+    "out",
+    "--base-url",
+    "http://127.0.0.1:9/v1",
+    "--model",
+    "m",
+    "--prompt",
+    "S {text}",
+]
+
+
+def document(**body: object) -> Document:
+    return Document("a", json.dumps(body).encode(), "", 1, {})
+
+
+def test_an_estimate_is_scaled_to_all_documents() -> None:
+    """Tokens are those of the documents measured, times how many more there are (D14)."""
+    measured = [document(max_tokens=10, text="x" * 372), document(max_tokens=30, text="x" * 372)]
+    assert [len(one.body) for one in measured] == [402, 402]
+    assert estimate(measured, 200) == Estimate(20_100, 4_000, capped=True)
+    assert not estimate([*measured, document(text="open end")], 3).capped
+    assert estimate([], 0) == Estimate(0, 0, capped=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "unused")
+    rows = [json.dumps({"id": f"d{number}", "text": f"review {number}"}) for number in range(200)]
+    (tmp_path / "docs.jsonl").write_text("\n".join([*rows, '{"id": "bad"}', ""]))
+    return tmp_path
+
+
+def test_a_dry_run_shows_requests_counts_and_money(folder: Path) -> None:
+    """The first rendered requests, the counts, bad rows by line, tokens and their price; no call, no file (D14)."""
+    prices = ["--param", "max_tokens=20", "--usd-per-mtok-in", "1000", "--usd-per-mtok-out", "1000"]
+    told = CliRunner().invoke(app, [*RUN, "--dry-run", *prices])
+    assert told.exit_code == 0, told
+    assert "200 documents, and 1 unusable rows" in told.output
+    assert "docs.jsonl line 201" in told.output
+    assert '"content":"S review 0"' in told.output
+    assert "at most 4,000 out" in told.output
+    assert "at most $4.00 out" in told.output
+    assert [path.name for path in folder.iterdir()] == ["docs.jsonl"]
+
+
+def test_a_dry_run_without_prices_says_how_to_give_them(folder: Path) -> None:
+    """Money is not guessed at (D14)."""
+    assert "unknown without --usd-per-mtok-in" in CliRunner().invoke(app, [*RUN, "--dry-run"]).output
+
+
+def test_a_dry_run_refuses_what_a_run_refuses(folder: Path) -> None:
+    """An unusable source is the same error with the same exit status (D14)."""
+    (folder / "docs.jsonl").write_text('{"id": "a"\n')
+    error = CliRunner().invoke(app, [*RUN, "--dry-run"]).exception
+    assert "invalid_json" in str(error)

@@ -1,0 +1,40 @@
+"""Result files belong to one job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock_cli import files
+from penstock_cli.errors import UsageProblem
+
+
+def report(folder: Path, job: object) -> None:
+    (folder / "report.json").write_text(json.dumps({"job": job, "total": 3}))
+
+
+def test_files_of_another_job_are_not_overwritten(tmp_path: Path) -> None:
+    """A second job in the same --out is refused before anything starts, with a folder that would do (D6)."""
+    report(tmp_path, "reviews")
+    with pytest.raises(UsageProblem, match=r"job 'reviews'.* job 'letters' would overwrite.*-letters$") as caught:
+        files.refuse_other_jobs(str(tmp_path), "letters")
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["output.jsonl", "errors.jsonl", "report.json"])
+def test_files_of_something_else_are_not_overwritten(tmp_path: Path, name: str) -> None:
+    """A file of that name that no report of ours goes with is left alone (D6)."""
+    (tmp_path / name).write_text("mine\n")
+    with pytest.raises(UsageProblem, match=name):
+        files.refuse_other_jobs(str(tmp_path), "letters")
+
+
+def test_the_same_job_and_an_empty_folder_are_fine(tmp_path: Path) -> None:
+    """Resuming writes its own files again (D6)."""
+    files.refuse_other_jobs(str(tmp_path / "new"), "letters")
+    files.refuse_other_jobs(str(tmp_path), "letters")
+    report(tmp_path, "letters")
+    (tmp_path / "output.jsonl").write_text("")
+    files.refuse_other_jobs(str(tmp_path), "letters")

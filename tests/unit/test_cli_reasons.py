@@ -1,0 +1,109 @@
+"""What `status`, `limits` and the panel say of a job that is slow or stands still."""
+
+from __future__ import annotations
+
+import io
+import time
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from penstock_cli.figures import Figures
+from penstock_cli.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel
+from penstock_cli.quota_view import Look, lines, troubles
+from penstock_cli.reasons import CAUSE_FRESH_S, bound, latest_cause, told_cause, unserved
+from penstock_cli.watch import STALL_NOTICE_S, Stall
+from penstock_ledger import Cause, WorkerSeen
+from penstock_ratelimit.quota_hash import Breaker
+from penstock_ratelimit.watch import QuotaView
+
+NOW = 1_790_000_000.0
+CAUSE = Cause("openai", "job1", "connect_failed", "certificate verify failed\x1b[31m\nfake", 1234, NOW - 60, NOW - 4)
+VIEW = QuotaView(
+    quota_id="openai", at=NOW, dimensions=(), processes=1, waiting=248, in_flight=8, concurrency=8, concurrency_most=256,
+    climbing=True, granted=10, throttled=0, ramps=0, failures=0, holds=0, margin=0.995, declared_margin=0.995, share=1.0,
+    breaker=Breaker.CLOSED, open_left_s=0.0, probes_won=0, hold="", held_s=0.0, pause_left_s=0.0, answered_ago_s=1.0,
+    retry_budget=100.0, learned=(),
+)  # fmt: skip
+
+
+def test_a_cause_tells_class_count_since_when_and_the_words() -> None:
+    """On one line, its control characters as escapes (A9)."""
+    since = time.strftime("%H:%M:%S", time.localtime(NOW - 60))
+    told = told_cause(CAUSE, NOW)
+    assert told.startswith(f"connect_failed (1,234 times since {since}, last 4.0 s ago): certificate verify failed")
+    assert "\x1b" not in told
+    assert "\n" not in told
+
+
+def test_an_old_failure_says_nothing_of_now() -> None:
+    """What failed long ago is not shown as the cause of anything (A9)."""
+    assert latest_cause([CAUSE], NOW) == CAUSE
+    assert latest_cause([CAUSE], NOW + CAUSE_FRESH_S) is None
+    assert latest_cause([], NOW) is None
+
+
+def test_the_stall_notice_says_why() -> None:
+    """Who watches a job that stands still reads the words of the last failure, not only a number of tries (A9)."""
+    clock = [0.0]
+    stall = Stall(lambda: clock[0])
+    stall.notice(Figures(total=10))
+    clock[0] = STALL_NOTICE_S
+    notice = stall.notice(Figures(total=10, retries=10, cause=told_cause(CAUSE, NOW)))
+    assert notice is not None
+    assert "10 tries have failed since" in notice
+    assert "connect_failed" in notice
+    assert "certificate verify failed" in notice
+
+
+def test_limits_shows_why_calls_of_a_provider_fail() -> None:
+    """`penstock limits` names the job and the words (A9)."""
+    text = "\n".join(lines(Look(VIEW, None, "lift", causes=[CAUSE]), NOW))
+    assert "! calls of job job1 fail: connect_failed (1,234 times since" in text
+    assert not list(troubles(Look(VIEW, None, "lift"), NOW))
+
+
+def test_the_panel_and_the_lines_show_reasons_and_the_last_failure() -> None:
+    """A log has each reason when it is new, and the failure once a minute; the panel always (A9)."""
+    figures = Figures(total=10, reasons=("no worker serves lane api",), cause="timeout (once): no answer")
+    clock, console = [0.0], Console(file=io.StringIO(), width=200)
+    shown = Lines(console, lambda: clock[0])
+    while clock[0] < CAUSE_EVERY_S:
+        shown.show(figures)
+        clock[0] += LINE_EVERY_S
+    shown.show(figures)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert (text.count("no worker serves lane api"), text.count("the last failure: timeout")) == (1, 2)
+    box = Console(file=io.StringIO(), width=100)
+    box.print(panel(figures, "job"))
+    assert isinstance(box.file, io.StringIO)
+    assert "no worker serves lane api" in box.file.getvalue()
+    assert "the last failure: timeout" in box.file.getvalue()
+
+
+@pytest.mark.parametrize(("seen", "served"), [
+    ([], False),
+    ([WorkerSeen("w", 1.0, {"lane": "gpu"})], False),
+    ([WorkerSeen("w", 30.0, {"lane": "embed"})], False),
+    ([WorkerSeen("w", 1.0, {"lane": "gpu"}), WorkerSeen("x", 1.0, {"lane": "embed"})], True),
+])  # fmt: skip
+def test_a_lane_that_no_worker_serves_is_named_with_its_command(seen: list[WorkerSeen], served: bool) -> None:
+    """Workers of other lanes, or that fell silent, do not count (D16)."""
+    told = unserved(seen, "embed")
+    assert told == (None if served else "no worker serves lane embed: start one with  penstock worker --lane embed")
+
+
+@pytest.mark.parametrize(("view", "told"), [
+    (VIEW, "8 in flight, climbing while answers stay good, 256 at most"),
+    (replace(VIEW, climbing=False), "8 in flight: more made the provider no faster, or were refused"),
+    (replace(VIEW, concurrency=None, share=0.25), "starting gently after a stop: 25% of the provider's limits"),
+    (replace(VIEW, waiting=0), None),
+    (replace(VIEW, pause_left_s=5.0), None),
+    (replace(VIEW, concurrency=256), None),
+])  # fmt: skip
+def test_a_slow_start_says_what_bounds_it(view: QuotaView, told: str | None) -> None:
+    """Eight in flight of 256 slots is explained, and a quota that nobody waits for is silent (D21)."""
+    found = bound(view)
+    assert found == told or (told is not None and found is not None and found.startswith(told))

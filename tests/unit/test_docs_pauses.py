@@ -1,0 +1,52 @@
+"""The table of pauses in docs/production.md says what the code does."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from penstock_ratelimit.discovery import ABSURD, FORGET_S
+from penstock_ratelimit.dispatcher import ASK_AGAIN_S
+from penstock_workers.judge import _ASTRAY, FATES, Act
+from penstock_workers.runs import PROVEN_WAIT_S, UNPROVEN_WAIT_S
+from penstock_workers.settings import WorkerSettings
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAUSES = (DOCS / "production.md").read_text().split("## Why a job stands still")[1].split("## Runbook")[0]
+DISCOVERY = (DOCS / "ratelimit.md").read_text().split("**What headers taught expires:**")[1].split("\n\n")[0]
+
+
+def default(name: str) -> object:
+    return WorkerSettings.model_fields[name].default
+
+
+def test_every_row_has_a_cause_a_scope_an_end_and_a_command() -> None:
+    """No pause is told of without all four (A2)."""
+    rows = [line.strip("|").split("|") for line in PAUSES.splitlines() if line.startswith("| ")]
+    assert len(rows) > 8
+    assert all(len(row) == 4 and all(cell.strip() for cell in row) for row in rows)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({name for name, fate in FATES.items() if fate.act is Act.PAUSE} | _ASTRAY | {"daily_limit"})
+)
+def test_every_failure_that_pauses_is_in_the_table(name: str) -> None:
+    """Who reads a reason in `penstock status` finds it there (A3, A7)."""
+    assert f"`{name}`" in PAUSES
+
+
+def test_the_numbers_are_those_of_the_code() -> None:
+    """Limits in prose are the constants and defaults (A2, A7, A11)."""
+    assert f"{default('pause_after_run')} in a row" in PAUSES
+    assert f"`max_retry_after_s` ({default('max_retry_after_s'):g} s)" in PAUSES
+    assert f"within {ASK_AGAIN_S:g} s" in PAUSES
+    assert f"({PROVEN_WAIT_S:g} s, or {UNPROVEN_WAIT_S:g} s in a job" in PAUSES
+    assert f"for {FORGET_S:g} s is forgotten" in DISCOVERY
+    assert f"{ABSURD:g} times slower" in DISCOVERY
+    breaker = (files("penstock_ratelimit") / "scripts" / "breaker.lua").read_text()
+    assert "LONGEST_OPEN_US, SHORTEST_OPEN_US = 5e6, 120e6" in breaker
+    assert "LOST_IN_A_ROW = 8" in breaker
+    assert "at most 120 s" in PAUSES
+    assert "8 times in a row" in PAUSES
