@@ -9,6 +9,7 @@ work went on within `RESUME_S` of the fault's end without a person, unless a per
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import time
@@ -113,7 +114,8 @@ HOOKS = "fault_hooks"
 
 def make_fleet(folder: Path, database_url: str | None) -> Fleet:
     """Its workers find the hooks of this folder, and trust the provider's authority."""
-    variables = {"PYTHONPATH": str(Path(__file__).parent), "SSL_CERT_FILE": str(authority(folder))}
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    variables = {"PYTHONPATH": path, "SSL_CERT_FILE": str(authority(folder))}
     settings = {"hook_modules": json.dumps([HOOKS])}
     return Fleet(folder, database_url=database_url, settings=settings, variables=variables)
 
