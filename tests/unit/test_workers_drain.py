@@ -7,18 +7,35 @@ from typing import Any, cast
 
 import pytest
 
+from penstock_ledger import DatabaseUnavailable
 from penstock_producer.spec import JobSpec
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.decide import RetryPolicy
 from penstock_workers.engine import Delivery
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.flight import Flight, JobView
+from penstock_workers.metrics import catalogue
 from penstock_workers.outcome import Released
 from penstock_workers.runner import ItemRunner
 from penstock_workers.settings import ProviderSettings
 
 DRAIN_S = 600.0
 KWARGS = {"v": 1, "job": "j", "gen": 1, "doc": "d", "body": {}}
+
+
+class AwayLedger:
+    """A ledger that does not answer for the first seconds."""
+
+    def __init__(self) -> None:
+        self.answers_at = 60.0
+
+    def known(self, job_id: str) -> JobView | None:
+        return None
+
+    async def get(self, job_id: str) -> JobView:
+        if asyncio.get_running_loop().time() < self.answers_at:
+            raise DatabaseUnavailable("db/night", "connection refused")
+        return JobView(job_id, JobSpec(), ProviderSettings(), 1)
 
 
 class PausedProvider:
@@ -65,5 +82,28 @@ def test_a_worker_that_ends_during_a_pause_gives_its_documents_back_at_once() ->
         assert asyncio.get_running_loop().time() - began == pytest.approx(0, abs=0.1)
         assert len(parts.outcomes) == 10
         assert all(isinstance(outcome, Released) for outcome in parts.outcomes)
+
+    run_virtual(main())
+
+
+def test_a_document_whose_job_cannot_be_read_waits_for_the_database() -> None:
+    """It is neither set aside nor dead: a worker that meets its first document during an outage goes on after it (A4)."""
+    parts = PausedProvider()
+
+    async def main() -> None:
+        double = cast(Any, parts)
+        runner = ItemRunner(
+            lane=double, jobs=cast(Any, AwayLedger()), bodies=double, admission=double, quarantine=double, code=double,
+            starts=double, settler=double, policy=RetryPolicy(), failpoints=Failpoints(), concurrency=5,
+        )  # fmt: skip
+        runner.accept(Delivery("j:d", KWARGS, {}))
+        await asyncio.sleep(30)
+        assert (len(runner), parts.outcomes) == (1, [])
+        assert catalogue.ADMITTING(0, "api") in set(runner.figures("api"))
+        await asyncio.sleep(60)
+        assert (len(runner), parts.outcomes) == (1, [])  # it has its job, and waits for the quota
+        assert catalogue.ADMITTING(1, "api") in set(runner.figures("api"))
+        await runner.drain(DRAIN_S)
+        assert isinstance(parts.outcomes[0], Released)
 
     run_virtual(main())

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock_ledger import JobNotFound
 from penstock_producer.errors import BadMessage, BadReference, ProducerError, SpecError, UnknownMessageVersion
@@ -38,6 +38,7 @@ from penstock_workers.job_code import JobCode
 from penstock_workers.jobbook import JobBook
 from penstock_workers.judge import Failure, Reply, name_failure
 from penstock_workers.lanes.base import Lane
+from penstock_workers.ledger_reads import LedgerReads
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.outcome import Dead, Outcome, Parked, Released, Unreadable
@@ -49,6 +50,8 @@ from penstock_workers.slots import Slots
 from penstock_workers.starts import Starts
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class TurnedAway(Exception):
@@ -100,7 +103,8 @@ class ItemRunner:
         self._bridge: Bridge | None = None
         self._draining = False
         self._admitting: set[asyncio.Task[Any]] = set()  # of items in a slot that wait for their turn
-        self._apart: set[asyncio.Task[Any]] = set()  # of suspects that wait for a place
+        self._apart: set[asyncio.Task[Any]] = set()  # of items that are read, and of suspects that wait for a place
+        self._reads = LedgerReads()
 
     # -- the recipe ----------------------------------------------------------------------------------------------
 
@@ -136,17 +140,28 @@ class ItemRunner:
             raise TurnedAway(Unreadable(str(error))) from error
         job_id = flight.key.job_id
         try:
-            flight.job = self._jobs.known(job_id) or await self._jobs.get(job_id)
+            flight.job = self._jobs.known(job_id) or await self._read("a job", lambda: self._jobs.get(job_id))
         except JobNotFound as error:
             raise TurnedAway(Unreadable(str(error))) from error
         except (UnknownProvider, EndpointRefused, PricesMissing, SpecError) as error:
             raise TurnedAway(Parked(str(error), pauses=True)) from error
         try:
-            flight.body = flight.given = flight.message.body or await self._bodies.fetch(flight)
+            flight.body = flight.given = flight.message.body or await self._read(
+                "a document", lambda: self._bodies.fetch(flight)
+            )
         except BadReference as error:  # the message is wrong: its job must not stop for it
             raise TurnedAway(Unreadable(str(error))) from error
         except ProducerError as error:
             raise TurnedAway(Parked(f"source_unavailable: {error}", pauses=True)) from error
+
+    async def _read(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """From the ledger or a source, for as long as the ledger may be away."""
+        task = self._may_wait()
+        self._apart.add(task)
+        try:
+            return await self._reads.read(what, ask)
+        finally:
+            self._apart.discard(task)
 
     async def _prepare(self, flight: Flight) -> None:
         """Whatever can be done before it is the item's turn: the job's own hook, templates, tokens."""

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from penstock_ledger import Begin, BeginVerdict, Begun, OutcomeStore, RedisLedger, SettleBatch, in_words
 from penstock_ledger.model import ItemKey
-from penstock_ratelimit import full_jitter
 from penstock_workers.backlog import Backlog
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.flight import Flight
@@ -78,17 +77,7 @@ class Starts:
         await returned
 
     async def _take_back(self, group: Sequence[tuple[ItemKey, asyncio.Future[None]]]) -> None:
-        released = SettleBatch(released=[key for key, _ in group])
-        attempt = 0
-        while True:
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._hot.settle, released)
-                break
-            except Exception as error:
-                wait_s = full_jitter(attempt, base_s=0.2, cap_s=REDIS_RETRY_CAP_S)
-                log.warning("%d starts are still counted (%s); again in %.1f s", len(group), error, wait_s)
-                attempt += 1
-                await asyncio.sleep(wait_s)
+        await self._release([key for key, _ in group])
         for _, returned in group:
             if not returned.done():
                 returned.set_result(None)
@@ -103,10 +92,14 @@ class Starts:
         ]
         for waiting, error in written.refused:
             self._tell(waiting, _Answer(Unreadable(f"its start cannot be counted: {in_words(error)}"), 0))
-        released = SettleBatch(released=[flight.key for flight in abandoned if flight is not None])
-        if released.released:
-            await self._ledger.write(lambda batches: [self._hot.settle(batch) for batch in batches], [released])
+        await self._release([flight.key for flight in abandoned if flight is not None])
         self.backlog.done(more=len(self._gatherer) > 0)
+
+    async def _release(self, keys: list[ItemKey]) -> None:
+        """Take their starts back."""
+        if keys:
+            batch = SettleBatch(released=keys)
+            await self._ledger.write(lambda batches: [self._hot.settle(one) for one in batches], [batch])
 
     def _begin(self, group: Sequence[_Waiting]) -> list[_Answer]:
         """One script call; then, where a message was seen before, one look into SQL before anything is paid twice."""
