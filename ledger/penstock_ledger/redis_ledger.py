@@ -282,7 +282,8 @@ class RedisLedger:
 
     def is_paused(self, job_id: str) -> bool:
         """What workers were last told."""
-        return self._client.get(f"{keys.job_scope(job_id)}:state") == _STATES[JobState.PAUSED]
+        told: object = self._client.get(f"{keys.job_scope(job_id)}:state")
+        return told == _STATES[JobState.PAUSED]
 
     def forget(self, job_id: str) -> None:
         """Delete all keys of a job. Walks over the whole key space in small steps: for jobs that are over."""

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from fleet import until
 
 from penstock_workers.children.child import Cause, Child, Limits
 from penstock_workers.children.crew import DEATHS_ALLOWED, Crew, Guilty
@@ -263,13 +263,12 @@ async def test_what_hooks_have_started_ends_with_a_killed_worker(modules: Path) 
     pids = json.loads(await worker.stdout.readline())["pids"]
     assert all(map(is_running, pids))
     worker.kill()
-    await worker.wait()
-    until = time.monotonic() + 10
-    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < until:
-        await asyncio.sleep(0.02)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert left == []
+    try:
+        until(lambda: not any(map(is_running, pids)), 10, "its child and what that has started are gone")
+    finally:
+        for pid in filter(is_running, pids):
+            os.kill(pid, signal.SIGKILL)
+        await worker.wait()  # its output ends with the last of them
 
 
 def is_running(pid: int) -> bool:
