@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from faults import CONCURRENCY, HOOKS, SLOTS, Scenario, Stage, start_provider
 from fleet import until
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 
 from penstock_ledger import keys
 from penstock_ledger.model import ItemKey, JobState
@@ -208,8 +208,9 @@ def database_away(stage: Stage) -> None:
             stage.hold(12)
             other.execute("rollback")
         return
-    name = stage.fleet.database_url.rpartition("/")[2].partition("?")[0]
-    engine = create_engine(_sync_url(stage).replace(f"/{name}", "/postgres"), isolation_level="AUTOCOMMIT")
+    url = make_url(_sync_url(stage))
+    name = url.database
+    engine = create_engine(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
     with engine.connect() as other:
         other.execute(text(f'alter database "{name}" allow_connections false'))
         try:
