@@ -34,6 +34,6 @@ def advice(ledger: Books, job: Job, report: Report, *, url: str | None = None, a
     alike = [f"{documents} failed{' alike' * (report.dead > 1)} ({status}{letter.reason}): {said}"]
     if letter.reason not in ASTRAY:
         return alike
-    replay = f"penstock dlq replay {argument(job.job_key)}{ledger.option()}"
-    then = f"{replay}, and after it, put right:  {again}" if again else replay
-    return [*alike, f"{to_check(letter.reason, job.spec.get('provider', 'default'), url)}; then  {then}"]
+    check = to_check(letter.reason, job.spec.get("provider", "default"), url)
+    replay = f"when that is put right, send them again:  penstock dlq replay {argument(job.job_key)}{ledger.option()}"
+    return [*alike, check, replay, *([f"and after that, corrected:  {again}"] if again else [])]

@@ -45,7 +45,8 @@ def test_a_wrong_address_is_told_at_the_end_of_a_small_job(ended: tuple[Producer
     producer._outcomes.settle([], [died(job, doc_id) for doc_id in "abc"])
     told = CliRunner().invoke(app, ["report", "tickets"]).output
     assert "all 3 documents failed alike (404, not_found): HTTP 404: no such route" in told
-    assert "check --base-url of provider default, the endpoint and the model; then  penstock dlq replay tickets" in told
+    assert "check --base-url of provider default, the endpoint and the model\n" in told
+    assert "send them again:  penstock dlq replay tickets\n" in told
 
 
 def test_the_run_names_its_address_and_its_command(ended: tuple[Producer, Job]) -> None:
@@ -53,9 +54,10 @@ def test_the_run_names_its_address_and_its_command(ended: tuple[Producer, Job]) 
     producer, job = ended
     producer._outcomes.settle([], [died(job, doc_id) for doc_id in "abc"])
     ledger = Books(producer._database, None, None)
-    _, line = advice(ledger, job, report(producer, job), url="http://h/v2", again="penstock run in.jsonl")
-    assert "(providers.default.base_url is http://h/v2)" in line
-    assert line.endswith("penstock dlq replay tickets, and after it, put right:  penstock run in.jsonl")
+    told = advice(ledger, job, report(producer, job), url="http://h/v2", again="penstock run in.jsonl")
+    assert "(providers.default.base_url is http://h/v2)" in told[1]
+    assert told[2].endswith("penstock dlq replay tickets")
+    assert told[3].endswith("corrected:  penstock run in.jsonl")
 
 
 @pytest.mark.parametrize("other", ["a result", "another reason"])
