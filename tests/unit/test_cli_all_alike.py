@@ -12,7 +12,7 @@ from penstock_cli.connect import Books
 from penstock_cli.main import app
 from penstock_cli.report import Report, build
 from penstock_ledger import DeadLetter, ItemKey, Result
-from penstock_ledger.model import Job
+from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
 
 SPEC = {"model": "m", "prompt": "{text}"}
@@ -47,6 +47,17 @@ def test_a_wrong_address_is_told_at_the_end_of_a_small_job(ended: tuple[Producer
     assert "all 3 documents failed alike (404, not_found): HTTP 404: no such route" in told
     assert "check --base-url of provider default, the endpoint and the model\n" in told
     assert "send them again:  penstock dlq replay tickets\n" in told
+
+
+def test_status_of_an_ended_job_says_so_too(ended: tuple[Producer, Job]) -> None:
+    """Who looks at a fleet's job with `status` reads why nothing came of it, and the next command (D9)."""
+    producer, job = ended
+    producer._outcomes.settle([], [died(job, doc_id) for doc_id in "abc"])
+    producer._jobs.set_state(job.job_id, JobState.COMPLETED, expect={JobState.RUNNING})
+    told = CliRunner().invoke(app, ["status", "tickets"]).output
+    assert "all 3 documents failed alike (404, not_found)" in told
+    assert "check --base-url of provider default" in told
+    assert "list them:  penstock dlq list tickets\n" in told
 
 
 def test_the_run_names_its_address_and_its_command(ended: tuple[Producer, Job]) -> None:
