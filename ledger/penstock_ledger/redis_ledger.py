@@ -280,6 +280,11 @@ class RedisLedger:
         else:
             self._client.set(f"{keys.job_scope(job_id)}:state", seen_as)
 
+    def is_paused(self, job_id: str) -> bool:
+        """What workers were last told."""
+        told: object = self._client.get(f"{keys.job_scope(job_id)}:state")
+        return told == _STATES[JobState.PAUSED]
+
     def forget(self, job_id: str) -> None:
         """Delete all keys of a job. Walks over the whole key space in small steps: for jobs that are over."""
         names = self._client.scan_iter(match=f"{_no_glob(keys.job_scope(job_id))}:*", count=SCAN_STEP)

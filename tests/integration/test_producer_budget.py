@@ -95,6 +95,9 @@ def test_the_command_line_refuses_a_budget_without_prices(
     """`submit --budget-usd` stops with the settings to fill in (D1)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
+    database = open_database(url)
+    database.migrate()
+    database.close()
     typed = ["submit", str(source), "--prompt", "{text}", "--model", "m", "--budget-usd", "2"]
     refused = CliRunner().invoke(app, typed)
     assert isinstance(refused.exception, UsageProblem)

@@ -328,6 +328,20 @@ def test_resuming_by_hand_ends_the_providers_pause(house: House, ends_in_s: floa
     assert house.redis.hmget("penstock:{q:default}", "hold", "nb") == [None, None]
 
 
+def test_a_control_process_that_started_during_a_pause_lifts_the_hold(house: House) -> None:
+    """A job that is resumed after its control process was replaced does not pause again over the old hold, though the dead
+    one still has the lease of its feed (A2)."""
+    job = house.submit(3)
+    house.control.tick()
+    house.jobs.set_state(job.job_id, JobState.PAUSED, reason="", expect={JobState.RUNNING})
+    hold_quota(house, "an empty wallet")
+    house.control.tick()
+    house.jobs.set_state(job.job_id, JobState.RUNNING, expect={JobState.PAUSED})
+    newly_started = Control(house.settings, house.database, house.hot, owner="after a crash")
+    newly_started.tick()
+    assert house.redis.hget("penstock:{q:default}", "hold") is None
+
+
 def test_documents_of_a_resumed_job_come_back_after_the_hold_is_lifted(house: House) -> None:
     """Another control process that sees the resume first brings nothing back, which the hold would pause again (A2)."""
     other = Control(house.settings, house.database, house.hot, owner="other")

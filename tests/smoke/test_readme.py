@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -192,14 +193,22 @@ def exports(place: Place, command: str) -> None:
 
 
 def of_a_clone(_: Place, command: str) -> None:
-    """Files and profiles that it names are there."""
+    """The profiles that it names are there."""
     words = shlex.split(command, comments=True)
-    if words[0] == "cp":
-        assert (ROOT / words[1]).exists()
-        return
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"].values()
     known = {profile for service in services for profile in service.get("profiles", ())}
     assert {words[at + 1] for at, word in enumerate(words) if word == "--profile"} <= known
+
+
+def of_the_example(place: Place, command: str) -> None:
+    """Run beside a copy of the example, which then has passwords."""
+    program = shlex.split(command, comments=True)[1]
+    (place.folder / program).parent.mkdir()
+    for name in (".env.example", program):
+        shutil.copy(ROOT / name, place.folder / name)
+    status, told = place.run([sys.executable, program])
+    assert status == 0, told
+    assert "CHANGE_ME" not in (place.folder / ".env").read_text()
 
 
 def of_the_chart(_: Place, command: str) -> None:
@@ -255,7 +264,8 @@ FATES: dict[str, Callable[[Place, str], None]] = {
     r"penstock submit s3:": succeeds,
     r"penstock status": follows,
     r"penstock (worker|submit).*--lane gpu": parses,
-    r"(cp|docker compose) ": of_a_clone,
+    r"python3 docker/": of_the_example,
+    r"docker compose ": of_a_clone,
     r"(kubectl|helm) ": of_the_chart,
 }
 

@@ -127,6 +127,10 @@ def test_impossible_sources_are_errors_of_ours(tmp_path: Path, source: str) -> N
         ("s3_endpoint_url", "http://host:99999"), ("s3_endpoint_url", "http://"),
         ("providers", {"default": {"base_url": "http://host:99999/v1"}}),
         ("providers", {"default": {"base_url": "http://:8000/v1"}}),
+        ("providers", {"default": {"metrics_url": "http://host:99999/metrics"}}),
+        ("providers", {"default": {"metrics_url": "host/metrics"}}),
+        ("providers", {"default": {"proxy": "http://host:99999"}}),
+        ("gpu", {"upstream_url": "http://host:99999/v1"}),
     ],
 )  # fmt: skip
 def test_bad_ports_are_errors_of_the_settings(monkeypatch: pytest.MonkeyPatch, setting: str, value: Any) -> None:

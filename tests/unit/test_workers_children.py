@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -13,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from fleet import until
 
 from penstock_workers.children.child import Cause, Child, Limits
 from penstock_workers.children.crew import DEATHS_ALLOWED, Crew, Guilty
@@ -53,8 +57,13 @@ def eats(item, response):
 def hangs(item, response):
     if item.doc_id == "poison": time.sleep(1000)
     return response
+def starts_others(item, response):
+    popen = subprocess.Popen(["sleep", "1000"])
+    forked = os.fork()  # it holds open whatever this process has
+    while not forked: time.sleep(1)
+    return {"pids": [os.getpid(), popen.pid, forked]}
 def garbles(item, response):
-    for fd in range(3, 30):
+    for fd in range(3, 4096):  # a child has the worker's number for its end, and the worker many files
         try: os.write(fd, b"\\xff" * 64)
         except OSError: pass
     return response
@@ -229,3 +238,42 @@ async def test_a_child_that_cannot_start_is_no_fault_of_a_call(modules: Path) ->
     with pytest.raises(ChildBroken, match="did not start"):
         await crew.ask(after("pid"))
     await crew.close()
+
+
+WORKER = """
+import asyncio, json, os, sys
+from penstock_workers.children.child import Child, Limits
+from penstock_workers.children.frames import After
+
+async def work():
+    options = {"worker": os.getpid(), "path": sys.path + [sys.argv[1]], "hook_s": 10}
+    child = await Child.start(options, Limits(500_000_000, 10))
+    said = await child.ask(After("hooks_in_child:starts_others", "job", 1, "doc", "/v1/x", b"{}", b"{}"))
+    print(said.body.decode(), flush=True)
+    await asyncio.sleep(100)
+
+asyncio.run(work())
+"""
+
+
+async def test_what_hooks_have_started_ends_with_a_killed_worker(modules: Path) -> None:
+    """Neither the child nor the processes that a hook started or forked outlive a worker that gets SIGKILL (A1)."""
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, str(modules), stdout=subprocess.PIPE)
+    assert worker.stdout is not None
+    pids = json.loads(await worker.stdout.readline())["pids"]
+    assert all(map(is_running, pids))
+    worker.kill()
+    try:
+        until(lambda: not any(map(is_running, pids)), 10, "its child and what that has started are gone")
+    finally:
+        for pid in filter(is_running, pids):
+            os.kill(pid, signal.SIGKILL)
+        await worker.wait()  # its output ends with the last of them
+
+
+def is_running(pid: int) -> bool:
+    """A zombie that its new parent has not fetched yet does not count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

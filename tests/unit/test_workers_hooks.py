@@ -24,7 +24,7 @@ from penstock_workers.children import frames
 from penstock_workers.children.frames import After, Before, Have
 from penstock_workers.children.marks import Marks, new_file
 from penstock_workers.engine import Delivery
-from penstock_workers.errors import HookMissing, HookStuck
+from penstock_workers.errors import ChildBroken, HookMissing, HookStuck
 from penstock_workers.flight import Flight, JobView
 from penstock_workers.hook_calls import HookCalls
 from penstock_workers.hook_imports import HOOKS_KEPT, HookImports
@@ -408,3 +408,34 @@ async def test_a_module_is_imported_once_for_all_that_ask(tmp_path: Path, monkey
         await imports.get(1, f"counted_hooks:f{number}")
     assert (len(imports._found), "counted_hooks:f0" in imports._found) == (HOOKS_KEPT, True)
     sys.modules.pop("counted_hooks")
+
+
+class NoProcess(Here):
+    """A machine on which no process can be started, the first so many times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(10)
+        self.left = times
+
+    async def ask(self, call: Have | Before | After, line: int = 0) -> frames.Reply:
+        if self.left:
+            self.left -= 1
+            raise ChildBroken("no process could be started for hooks and schemas: out of memory")
+        return await super().ask(call, line)
+
+
+async def test_a_paid_answer_waits_for_a_process(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that was paid for is not thrown away, to be paid for again, because no process can be started at that moment;
+    only after a minute its job pauses (A1)."""
+    monkeypatch.setattr(job_code, "START_AGAIN_S", (0.0, 0.0))
+    short: Any = NoProcess(2)
+    said = await JobCode(short, short, short).accept(flight(postprocess=f"{module}:enrich"), REPLY)
+    assert isinstance(said, Reply)
+    gone: Any = NoProcess(99)
+    with pytest.raises(ChildBroken):
+        await JobCode(gone, gone, gone).accept(flight(postprocess=f"{module}:enrich"), REPLY)
+    assert gone.left == 96
+    unpaid: Any = NoProcess(99)
+    with pytest.raises(ChildBroken):
+        await JobCode(unpaid, unpaid, unpaid).preprocess(flight(preprocess=f"{module}:louder"))
+    assert unpaid.left == 98, "nothing is lost by pausing before the call"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.exceptions import InvalidTaskError
 from celery_worker import Settings
 
 from penstock_ledger.model import ItemKey
@@ -193,3 +194,60 @@ def test_a_submitted_job_shows_its_key_only(app: Celery) -> None:
     )  # the log lines of Celery read these
     assert (request.argsrepr, request.kwargsrepr) == ("()", "{'job_key': 'nightly'}")
     assert SECRET not in repr((request.info(), request))
+
+
+def door_request(app: Celery, payload: Any, **headers: Any) -> DoorRequest:
+    given = {"id": "task-1", "task": "penstock.submit", "retries": 0, **headers}
+    message = SimpleNamespace(
+        headers=given, body=json.dumps(payload), payload=payload, delivery_info={}, properties={},
+        content_type="application/json", content_encoding="utf-8",
+    )  # fmt: skip
+    return DoorRequest(message, app=app, task=app.tasks["penstock.submit"], body=message.body, headers=given)
+
+
+def test_a_task_of_a_door_sends_no_other_tasks(app: Celery) -> None:
+    """Links, chains, chords, time limits and stamps of a sender reach neither what runs its task nor what reports it
+    (B30)."""
+    other = {"task": "penstock.item", "args": [], "kwargs": {}, "options": {"queue": "penstock.api"}}
+    embed = {
+        "callbacks": [other],
+        "errbacks": [other],
+        "chain": [other],
+        "chord": other,
+        "id": "another",
+        "is_eager": True,
+    }
+    request = door_request(
+        app, [["/data/a.jsonl", {}], {"job_key": "nightly"}, embed],
+        group="g", timelimit=[1, 1], stamped_headers=["s"], stamps={"s": 1}, shadow="other", reply_to="x",
+    )  # fmt: skip
+    context = request._context
+    assert [context.callbacks, context.errbacks, context.chain, context.chord, context.group] == [None] * 5
+    assert request.body == (["/data/a.jsonl", {}], {"job_key": "nightly"}, {})
+    assert request.content_type is None, "the body is not parsed again, with what was left out"
+    assert (request.id, request.name, request.time_limits, request.stamps) == (
+        "task-1",
+        "penstock.submit",
+        (None, None),
+        {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("payload", "headers"),
+    [
+        ([[], {}, {}], {"eta": "9999-12-31T23:59:59+00:00"}),
+        ([[], {}, {}], {"id": 5}),
+        ([[], {}, {}], {"id": None}),
+        ([[], {}, {}], {"id": "x" * 256}),
+        ("text", {}),
+        ([[]], {}),
+        (["args", {}, {}], {}),
+        ([[], [1], {}], {}),
+    ],
+)
+def test_odd_tasks_of_doors_are_refused_before_they_wait(app: Celery, payload: Any, headers: dict[str, Any]) -> None:
+    """A task for later would fill the memory of its process, and one of another shape would end in Celery's own code;
+    both are kept aside (B8)."""
+    with pytest.raises(InvalidTaskError):
+        door_request(app, payload, **headers)

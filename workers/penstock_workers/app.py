@@ -78,7 +78,15 @@ def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = No
     app.register_task(ItemTask())
     for task in door_tasks(settings):
         app.register_task(task)
+    _leave_out_celerys_own(app)
     return app
+
+
+def _leave_out_celerys_own(app: PenstockApp) -> None:
+    """`celery.map`, `celery.chunks` and the like run and send other tasks for those who reach the broker; we need none."""
+    app.finalize(auto=True)
+    for name in [name for name in app.tasks if name.startswith("celery.")]:
+        app.tasks.unregister(name)
 
 
 def broker_url(settings: WorkerSettings) -> str:

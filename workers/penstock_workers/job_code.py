@@ -5,6 +5,7 @@ An answer that was paid for stays here while a child that died over it is tried 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
@@ -18,7 +19,8 @@ from penstock_workers.children.child import CHECK_S, Cause
 from penstock_workers.children.crew import Crew, Guilty
 from penstock_workers.children.frames import After, Before, Call, Check, Fault, Fine, Have, Missing, Refused, Usable
 from penstock_workers.children.frames import Reply as Said
-from penstock_workers.errors import HookMissing, HookStuck, SchemaUnusable, WorkerError
+from penstock_workers.errors import ChildBroken, HookMissing, HookStuck, SchemaUnusable, WorkerError
+from penstock_workers.failure_log import FailureLog
 from penstock_workers.flight import Flight
 from penstock_workers.judge import DETAIL_CHARS, Failure, Reply
 
@@ -29,6 +31,9 @@ STUCK_MAX = (
     16  # calls of a hook in a row that took too long; with more of them the hook is broken, not one of its documents
 )
 KEPT = 200  # hooks and schemas that are known to be usable: one schema and two hooks per job
+# Between tries to start a process for an answer that is paid for: a minute in which memory or processes may come free. Then
+# its job pauses, and the document is paid for again when that is over.
+START_AGAIN_S = (1.0, 4.0, 10.0, 15.0, 30.0)
 HELD_S = 10.0  # for so long a hook that is broken is not tried again: its job is about to pause
 
 
@@ -42,6 +47,7 @@ class JobCode:
         self._schemas: OrderedDict[str, bytes] = OrderedDict()  # by job
         self._broken: dict[str, tuple[float, WorkerError]] = {}  # until when, and why; as many as ``_usable``
         self._overtimes: Counter[str] = Counter()  # by hook, in a row
+        self._failures = FailureLog(log)
         self._told: set[str] = set()  # hooks whose traceback is in the log; as many as were ever imported
 
     async def ready(self, flight: Flight) -> None:
@@ -176,6 +182,17 @@ class JobCode:
     # -- both ----------------------------------------------------------------------------------------------------------
 
     async def _ask(self, crew: Crew, flight: Flight, call: Call) -> Said:
+        """Raises ChildBroken at once before anything is paid for, and for what is paid for when it waited in vain."""
+        if isinstance(call, After | Check):
+            for pause_s in START_AGAIN_S:
+                try:
+                    return await self._ask_once(crew, flight, call)
+                except ChildBroken as error:
+                    self._failures.tell("an answer waits for a process to check it in", error, "it is tried again")
+                    await asyncio.sleep(pause_s)
+        return await self._ask_once(crew, flight, call)
+
+    async def _ask_once(self, crew: Crew, flight: Flight, call: Call) -> Said:
         return await (self._suspects.ask(call, flight.line) if flight.confined else crew.ask(call))
 
     async def _once(self, name: str, look: Callable[[], Awaitable[None]]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from time import time
 from typing import Any
 
+from celery.exceptions import InvalidTaskError
 from celery.worker.request import Request
 
 from penstock_ledger.log_lines import several_lines
@@ -15,6 +16,7 @@ from penstock_workers.sampling import EventSample
 
 ROUTINE = frozenset({"task-started", "task-succeeded"})  # what all items have in common; the rest is always told
 WORDS = ("exception", "traceback", "reason")  # fields of an event that hold what somebody said
+TASK_ID_MAX_CHARS = 255  # of a door's task: it becomes a part of keys, log lines and, without a job_key, the job's key
 ID_MAX_CHARS = 64  # of a document's or a job's id, beside the task id
 
 
@@ -47,15 +49,40 @@ class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
 
 
 class DoorRequest(QuietRequest):
-    """A task of a remote door. Celery's own log lines read the headers, where clients put a kilobyte of arguments."""
+    """A task of a remote door. What its sender may say besides the arguments is in ``HEADERS``; the rest is not passed on.
+
+    Celery lets a message name tasks to send when it has ended (links, chains, chords), to any queue: the worker would
+    write them with its own rights to Redis, which its sender does not have. Its time limit is the operator's, and a task
+    for later would stay in memory until then. Celery's own log lines read two headers in which clients put a kilobyte of
+    arguments.
+    """
 
     SHOWN = ("job_key", "job")
+    HEADERS: tuple[str, ...] = ("id", "task", "root_id", "parent_id", "retries", "expires", "ignore_result")
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self, message: Any, *, body: Any = None, headers: Any = None, decoded: bool = False, **more: Any
+    ) -> None:
+        """Raises InvalidTaskError for a message that is of another shape, or for later."""
+        given = message.headers if headers is None else headers
+        payload = body if decoded else message.payload
+        kept = {name: given.get(name) for name in self.HEADERS}
+        _check(kept, payload, later=given.get("eta") is not None)
+        super().__init__(message, body=(payload[0], payload[1], {}), headers=kept, decoded=True, **more)
         self._argsrepr, self._kwargsrepr = self.argsrepr, self.kwargsrepr
-        self._request_dict |= {"argsrepr": self._argsrepr, "kwargsrepr": self._kwargsrepr, "shadow": None}
-        self.name = self._type
+        self._request_dict |= {"argsrepr": self._argsrepr, "kwargsrepr": self._kwargsrepr}
+
+
+def _check(headers: Mapping[str, Any], payload: Any, *, later: bool) -> None:
+    task_id = headers["id"]
+    if not isinstance(task_id, str) or not 0 < len(task_id) <= TASK_ID_MAX_CHARS:
+        raise InvalidTaskError(f"a task's id is text of 1 to {TASK_ID_MAX_CHARS} characters")
+    if later:
+        raise InvalidTaskError("tasks of doors are done at once: send them without eta and countdown")
+    if not isinstance(payload, list | tuple) or len(payload) < 2:
+        raise InvalidTaskError("a task's body is [args, kwargs, …]")
+    if not isinstance(payload[0], list | tuple) or not isinstance(payload[1], dict):
+        raise InvalidTaskError("a task's args are a list, and its kwargs an object")
 
 
 class ItemRequest(QuietRequest):

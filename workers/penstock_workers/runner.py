@@ -33,7 +33,7 @@ from penstock_workers.errors import (
     UnknownProvider,
 )
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.flight import NOTHING_SPENT, Flight, Spent
+from penstock_workers.flight import NOTHING_SPENT, Flight, JobView, Spent
 from penstock_workers.job_code import JobCode
 from penstock_workers.jobbook import JobBook
 from penstock_workers.judge import Failure, Reply, name_failure
@@ -140,19 +140,23 @@ class ItemRunner:
             raise TurnedAway(Unreadable(str(error))) from error
         job_id = flight.key.job_id
         try:
-            flight.job = self._jobs.known(job_id) or await self._read("a job", lambda: self._jobs.get(job_id))
+            flight.job = self._jobs.known(job_id) or await self._job(job_id)
         except JobNotFound as error:
             raise TurnedAway(Unreadable(str(error))) from error
         except (UnknownProvider, EndpointRefused, PricesMissing, SpecError) as error:
             raise TurnedAway(Parked(str(error), pauses=True)) from error
         try:
-            flight.body = flight.given = flight.message.body or await self._read(
-                "a document", lambda: self._bodies.fetch(flight)
-            )
+            flight.body = flight.given = flight.message.body or await self._body(flight)
         except BadReference as error:  # the message is wrong: its job must not stop for it
             raise TurnedAway(Unreadable(str(error))) from error
         except ProducerError as error:
             raise TurnedAway(Parked(f"source_unavailable: {error}", pauses=True)) from error
+
+    async def _job(self, job_id: str) -> JobView:
+        return await self._read("a job", lambda: self._jobs.get(job_id))
+
+    async def _body(self, flight: Flight) -> bytes:
+        return await self._read("a document", lambda: self._bodies.fetch(flight))
 
     async def _read(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         """From the ledger or a source, for as long as the ledger may be away."""

@@ -79,15 +79,18 @@ class ProviderSettings(ProviderFacts):
         remember_url(url)
         return check_url(url, ("http", "https")).rstrip("/")
 
+    @field_validator("metrics_url")
+    @classmethod
+    def _check_metrics_url(cls, url: str | None) -> str | None:
+        return check_url(url, ("http", "https")) if url else None
+
     @field_validator("proxy")
     @classmethod
     def _check_proxy(cls, url: str | None) -> str | None:
         if not url:
             return None
-        if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
-            raise ValueError("write http://host:port, or https://host:port, of the proxy")
         remember_url(url)
-        return url
+        return check_url(url, ("http", "https"))
 
     def api_key(self, name: str) -> str | None:
         """The key itself, read when a worker starts. Raises MissingApiKey and PlainHttp."""
@@ -161,7 +164,8 @@ class GpuSettings(BaseModel):
     def _check_upstream(self) -> Self:
         if self.upstream_url is None:
             return self
-        if not self.upstream_url.startswith(("http://", "https://")) or not self.upstream_url.endswith("/v1"):
+        check_url(self.upstream_url, ("http", "https"))
+        if not self.upstream_url.endswith("/v1"):
             raise ValueError("upstream_url: give a vLLM server's address with its /v1, as in http://127.0.0.1:8000/v1")
         given = [name for name in ("model", "lora", "engine") if getattr(self, name)]
         if given:

@@ -13,9 +13,11 @@ import gc
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Coroutine, Generator
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,11 +207,29 @@ def _end_with_worker(worker: int) -> None:
         os._exit(0)
 
 
+def _end_group_with_us() -> subprocess.Popen[bytes] | None:
+    """What hooks have started would outlive this process when its worker is killed: a shell waits for our end, and ends them.
+
+    It hears of it by a signal, or where there is none by the end of a pipe, which processes forked by hooks hold open, too.
+    """
+    if os.getpgrp() != os.getpid():
+        return None  # started by hand: the group is not ours to end
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+    with contextlib.suppress(OSError):  # an image without a shell
+        return subprocess.Popen(
+            ["/bin/sh", "-c", "trap 'kill -9 0' TERM; read _; kill -9 0"],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            preexec_fn=prctl and partial(prctl, PR_SET_PDEATHSIG, signal.SIGTERM),
+        )  # fmt: skip
+    return None
+
+
 def main() -> None:
     fd, marks_fd, options = int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Options)
     os.set_inheritable(fd, False)  # what hooks start must not hold it open
     os.set_inheritable(marks_fd, False)
     _end_with_worker(options.worker)
+    _keeper = _end_group_with_us()  # held: its pipe closes with it
     sys.path[:] = options.path
     try:
         asyncio.run(_main(fd, Marks(marks_fd), options))

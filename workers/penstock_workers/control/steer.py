@@ -78,10 +78,12 @@ class Steering:
         self._paused: dict[
             str, float | None
         ] = {}  # jobs that were paused when last looked at -> when that ends by itself
+        self._running: set[str] = set()  # jobs that ran when last looked at
         self._quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
 
     def steer(self, job: Job) -> None:
         """One bounded step for one job."""
+        self._lift_hold(job)  # before workers hear that it runs: its items would meet the hold and pause it again
         self._hot.set_job_state(job.job_id, job.state)
         if job.state is JobState.PAUSED:
             self._paused[job.job_id] = job.resume_at
@@ -93,8 +95,7 @@ class Steering:
             return
         if self._over_limits(job):
             return
-        self._lift_hold(job, leads=bool(feeds))
-        if feeds:  # the leader, after the hold is lifted: items that came back sooner would pause the job again
+        if feeds:  # the leader
             self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)
         for feed, led in feeds:
             self._advance(job, feed, led)
@@ -108,18 +109,25 @@ class Steering:
         if self._move(job, JobState.RUNNING, None):
             log.info("job %s goes on by itself: its pause is over (%s)", job.job_id, job.reason)
 
-    def _lift_hold(self, job: Job, *, leads: bool) -> None:
-        """Whoever resumes a job says that its provider's account is in order; before its items come back to the queue.
+    def _lift_hold(self, job: Job) -> None:
+        """Whoever resumes a job says that its provider's account is in order.
 
-        A job that went on by itself says nothing of the account: somebody else's hold stays.
+        Redis still calls the job paused until a control process sees that it was resumed, so one that has started since
+        knows it as well. A job that went on by itself says nothing of the account: somebody else's hold stays.
         """
-        if job.job_id not in self._paused:
+        if job.state is not JobState.RUNNING:
+            self._running.discard(job.job_id)
             return
-        ends_at = self._paused.pop(job.job_id)
+        if job.job_id in self._running:
+            return
+        self._running.add(job.job_id)
+        ends_at = self._paused.pop(job.job_id, None)
         if ends_at is not None and time.time() >= ends_at:
             return
+        if not self._hot.is_paused(job.job_id) or self._jobs.get(job.job_id).state is not JobState.RUNNING:
+            return  # the second: it was paused after this tick had read it
         provider = str(job.spec.get("provider", DEFAULT_PROVIDER))
-        if leads and lift_hold(self._quotas, provider):
+        if lift_hold(self._quotas, provider):
             log.info("job %s was resumed: the hold on provider %s is lifted", job.job_id, provider)
 
     @property
@@ -137,6 +145,7 @@ class Steering:
         self._affordable = {job_id: left for job_id, left in self._affordable.items() if job_id in names}
         self._books.forget_others(names)
         self._cancelling = {job_id: since for job_id, since in self._cancelling.items() if job_id in names}
+        self._running &= names
         self._paused = {job_id: ends_at for job_id, ends_at in self._paused.items() if job_id in names}
         for job_id, generation in [name for name in self._led if name[0] not in names]:
             del self._led[(job_id, generation)]
