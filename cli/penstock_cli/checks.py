@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock_cli.connect import without_password
+from penstock_cli.connect import refuse_without_database, without_password
 from penstock_cli.errors import CliError
 from penstock_cli.failures import message
 from penstock_cli.text import safe
@@ -66,7 +66,12 @@ def _examine(state: Path | None, *, knock: bool, migrate: bool) -> Iterator[Find
     except Exception as error:
         yield Finding(Verdict.BAD, "settings", safe(message(error)))
         return
-    yield from _database(database_url, migrate=migrate)
+    try:
+        if state is None and not migrate:
+            refuse_without_database(settings)  # looking must not create a file
+        yield from _database(database_url, migrate=migrate)
+    except CliError as error:
+        yield Finding(Verdict.BAD, "database", safe(str(error)))
     if redis_url is None:
         yield Finding(Verdict.GOOD, "redis", "the private Redis is not running; `penstock run` starts it")
     else:

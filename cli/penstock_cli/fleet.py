@@ -18,7 +18,7 @@ from penstock_cli.embedded import EmbeddedRedis
 from penstock_cli.errors import RedisNotRunning, UsageProblem
 from penstock_cli.figures import Figures, KeptFigures
 from penstock_cli.pauses import ends_by_itself, lift_provider, pause_lines
-from penstock_cli.progress import Wait
+from penstock_cli.progress import HURRIES, Wait
 from penstock_cli.reach import knock
 from penstock_cli.redis_keeper import RedisKeeper
 from penstock_cli.settings import child_environment
@@ -293,6 +293,7 @@ class Fleet:
         self._looked_at = now
         held = self._calls_held()
         calls = "calls" if held is None else f"{count(held)} call{'s' * (held != 1)}"
+        self._progress.hint(HURRIES)
         self._progress.note(
             "stopping:",
             f"{calls} in flight may finish, {duration(left_s)} at most. Ctrl-C again ends at once: "

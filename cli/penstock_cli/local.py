@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli import files
+from penstock_cli.all_alike import advice
 from penstock_cli.commandline import remember, this_command, this_command_with
 from penstock_cli.connect import Books, books
 from penstock_cli.disk import free_bytes, is_full, megabytes
@@ -163,11 +164,16 @@ def _sampled(request: RunRequest, progress: Progress) -> RunRequest:
 
 def _understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     """Flags and settings, checked without a look at anything else. Raises UsageProblem and SettingsError."""
+    from penstock_producer import SpecError
+    from penstock_producer.acceptance import check_acceptable
     from penstock_producer.sources.convert import refuse_unreadable
-    from penstock_workers.lanes.make import make_lane
+    from penstock_workers.lanes.make import check_lane, make_lane
     from penstock_workers.settings import WorkerSettings
 
     spec = job_spec(request.job)
+    if not files.is_remote(request.source):
+        refuse_unreadable(request.source)  # before anything that takes time, or asks for a key
+    check_lane(spec.lane)
     check_hooks((spec.preprocess, spec.postprocess))
     settings = WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency)
     settings = (
@@ -176,11 +182,13 @@ def _understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
         else with_own_model(settings, spec)
     )
     settings = _with_hooks(settings, spec)
+    try:
+        check_acceptable(spec, settings)
+    except SpecError as error:
+        raise in_flags(error) from error
     if _asks_a_provider(spec):
         settings.provider(spec.provider).api_key(spec.provider)  # raises MissingApiKey, PlainHttp
-    make_lane(settings)  # raises UnknownLane, MissingApiKey, ModelMissing here rather than in a worker's log
-    if not files.is_remote(request.source):
-        refuse_unreadable(request.source)
+    make_lane(settings)  # raises MissingApiKey, ModelMissing here rather than in a worker's log
     return spec, settings
 
 
@@ -347,7 +355,10 @@ def _concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     places = files.write_outputs(ledger, job, plan.request.out)
     screen.close()
     command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
-    reports.show(report, plan.console, dlq_command=command, files={**places, "report": place})
+    asks = _asks_a_provider(plan.spec)
+    url = plan.settings.provider(plan.spec.provider).shown_url if asks else None
+    told = advice(ledger, job, report, url=url, again=this_command())
+    reports.show(report, plan.console, dlq_command=command, advice=told, files={**places, "report": place})
     return report.exit_status
 
 

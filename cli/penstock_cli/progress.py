@@ -20,6 +20,7 @@ NOTE_EVERY_S = 30.0  # the same note again, with how it goes, where lines stay
 PANEL_PER_S = 4.0
 PANEL_WIDTH = 78
 RESUMES = "Ctrl-C stops; the same command resumes"  # below the panel of `penstock run`
+HURRIES = "Ctrl-C again ends at once"  # likewise, while it stops
 
 
 class Wait(NamedTuple):
@@ -36,6 +37,10 @@ class Progress(Protocol):
 
     def note(self, text: str | None, more: str = "") -> None:
         """What is going on or waited for right now, until the next note; ``more`` is what changes while it goes on."""
+        ...
+
+    def hint(self, text: str) -> None:
+        """What Ctrl-C does from now on; shown where something is drawn anew."""
         ...
 
     def say(self, message: str) -> None:
@@ -92,6 +97,9 @@ class Lines:
         if text:
             self.say(_noted(text, more))
 
+    def hint(self, text: str) -> None:
+        pass
+
     def say(self, message: str) -> None:
         self._console.print(safe(message), soft_wrap=True)
 
@@ -123,6 +131,9 @@ class Panel:
 
     def note(self, text: str | None, more: str = "") -> None:
         self._note = safe(_noted(text, more)) if text else ""
+
+    def hint(self, text: str) -> None:
+        self._hint = text
 
     def say(self, message: str) -> None:
         self._console.print(safe(message))

@@ -146,7 +146,8 @@ def tallies(look: Look) -> list[str]:
         parts.append(f"{count(view.ramps)} of the 429s for a rise too fast")
     if view.holds:
         parts.append(f"account stopped {count(view.holds)} times")
-    parts.append(f"using {view.margin:.1%} of the limits")
+    if view.dimensions:
+        parts.append(f"using {view.margin:.1%} of the limits")
     return parts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,14 @@ def build(job: Job, counts: Counts, *, stats: Mapping[str, int], seconds: float 
     )
 
 
-def show(report: Report, console: Console, *, dlq_command: str, files: Mapping[str, str] | None = None) -> None:
+def show(
+    report: Report,
+    console: Console,
+    *,
+    dlq_command: str,
+    advice: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
+) -> None:
     """The report for people: shares, the reasons of the dead letters, what it took, and where the files are."""
     from rich.table import Table
     from rich.text import Text
@@ -91,6 +98,8 @@ def show(report: Report, console: Console, *, dlq_command: str, files: Mapping[s
         for reason, number in report.dead_by_reason.items():
             table.add_row(Text(count(number), justify="right"), Text(safe(reason)))
         console.print(table)
+        for text in advice:
+            console.print(Text(text, style="yellow"), soft_wrap=True)
         console.print(Text.assemble("list them:  ", (dlq_command, "bold")), soft_wrap=True)
     for text in _effort(report):
         console.print(text, style="dim")

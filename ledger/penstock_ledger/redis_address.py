@@ -172,6 +172,8 @@ def without_secrets(url: str) -> str:
     query = parts.query
     if any(name in _SECRETS for name, _ in parse_qsl(query)):
         query = "&".join(f"{name}={'…' if name in _SECRETS else value}" for name, value in parse_qsl(query))
+    if not parts.netloc:  # a file: urlunsplit would drop two of the slashes of sqlite:////srv/p.db
+        return url.replace(parts.query, query) if parts.query else url
     return urlunsplit(parts._replace(netloc=f"{user}{colon}{'…' * bool(colon)}{at}{hosts}", query=query))
 
 

@@ -140,3 +140,8 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    """What completion in a shell or an editor offers: names that nothing has asked for yet, too."""
+    return sorted(__all__)

@@ -149,7 +149,7 @@ def as_sent(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fix(name: str, known: Mapping[str, Param]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, [*known, *_FIELDS_OF_THE_BODY], n=1)
     meant = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known)[:_NAMES_SHOWN])}, …;"
     return f"{meant} One of your provider's own is written {UNCHECKED}{name}"
 

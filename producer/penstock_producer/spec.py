@@ -142,6 +142,13 @@ class JobSpec(BaseModel):
                 raise SpecError(problems)
         return spec
 
+    @field_validator("lane", mode="before")
+    @classmethod
+    def _check_lane(cls, lane: Any) -> Any:
+        if lane not in LANES:
+            raise ValueError("lanes are api, gpu and embed")  # acceptance.py says of batch that it is not built yet
+        return lane
+
     @field_validator("endpoint")
     @classmethod
     def _check_endpoint(cls, endpoint: str) -> str:

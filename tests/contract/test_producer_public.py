@@ -56,6 +56,11 @@ def test_what_a_producer_raises_and_returns_is_exported() -> None:
     assert penstock_producer.__all__ == sorted(set(penstock_producer.__all__))
 
 
+def test_a_shell_completes_the_public_names() -> None:
+    """`dir(penstock_producer)` shows what can be imported from it, although nothing is imported yet (D33)."""
+    assert dir(penstock_producer) == sorted(penstock_producer.__all__)
+
+
 def test_a_closed_job_and_a_cancelled_one_are_told_apart_by_name() -> None:
     """`JobClosed` says that the job was closed, `JobCancelled` that it was cancelled (C7)."""
     assert issubclass(penstock_producer.JobClosed, penstock_producer.JobError)

@@ -66,6 +66,24 @@ def test_a_dry_run_without_prices_says_how_to_give_them(folder: Path) -> None:
     assert "unknown without --usd-per-mtok-in" in CliRunner().invoke(app, [*RUN, "--dry-run"]).output
 
 
+def test_a_budget_without_prices_is_refused_before_anything_is_made(folder: Path) -> None:
+    """A dry run says what the run would say of its budget (D1, D14)."""
+    told = CliRunner().invoke(app, [*RUN, "--dry-run", "--budget-usd", "3"])
+    assert str(told.exception).startswith("--budget-usd: 3 USD would never be reached")
+
+
+def test_a_wrong_file_name_is_told_before_the_key_and_the_provider(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who mistypes the file hears of it first, not of a key, a model or a server that it would not have needed (D25)."""
+    monkeypatch.delenv("UNSET_KEY", raising=False)
+    typed = ["run", "dosc.jsonl", *RUN[2:], "--api-key-env", "UNSET_KEY"]
+    told = CliRunner().invoke(app, typed)
+    assert "dosc.jsonl" in str(told.exception), told.exception
+    assert "UNSET_KEY" not in str(told.exception)
+    assert [path.name for path in folder.iterdir()] == ["docs.jsonl"]
+
+
 def test_a_dry_run_refuses_what_a_run_refuses(folder: Path) -> None:
     """An unusable source is the same error with the same exit status (D14)."""
     (folder / "docs.jsonl").write_text('{"id": "a"\n')

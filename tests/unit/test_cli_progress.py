@@ -11,7 +11,8 @@ from rich.console import Console
 from penstock_cli.commands import jobs
 from penstock_cli.disk import ENOUGH_BYTES, LOW_BYTES, DiskGuard, is_full
 from penstock_cli.figures import Figures
-from penstock_cli.progress import NOTE_EVERY_S, RESUMES, Lines, Panel, for_console
+from penstock_cli.fleet import Fleet
+from penstock_cli.progress import HURRIES, NOTE_EVERY_S, RESUMES, Lines, Panel, for_console
 
 
 def terminal() -> Console:
@@ -47,6 +48,22 @@ def test_a_note_stands_below_the_figures_until_the_next_one() -> None:
     assert "12 calls in flight may finish, 30 s at most." in shown(console, panel)
     panel.note(None)
     assert "in flight may finish" not in shown(console, panel)
+
+
+def test_below_the_panel_stands_what_the_next_ctrl_c_does() -> None:
+    """After the first Ctrl-C the panel no longer offers what was done already (D20)."""
+    console = terminal()
+    progress = Panel(console, "reviews")
+    fleet = Fleet.__new__(Fleet)
+    vars(fleet).update(_looked_at=float("-inf"), _progress=progress, _asked_to_stop=lambda: False)
+    fleet._draining(30.0)
+    assert RESUMES in shown(console, progress), "the end of a job is no interrupt"
+    vars(fleet).update(_asked_to_stop=lambda: True, _calls_held=lambda: 3, _no_room=lambda: "")
+    fleet._draining(30.0)
+    text = shown(console, progress)
+    assert "3 calls in flight may finish" in text
+    assert HURRIES in text
+    assert RESUMES not in text
 
 
 def test_lines_say_a_note_once_and_again_after_a_while() -> None:

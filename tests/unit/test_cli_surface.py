@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from penstock_cli.quota_view import Look, tallies, troubles
 from penstock_cli.text import aligned
 from penstock_ledger.model import ItemKey, Result
 from penstock_producer import Producer, ProducerSettings
-from penstock_ratelimit.watch import Breaker, QuotaView
+from penstock_ratelimit.watch import Breaker, DimensionView, QuotaView
 
 LOOK = Look(
     QuotaView(
@@ -135,7 +136,11 @@ def test_limits_are_told_in_plain_words() -> None:
     """What `penstock limits` counts is said as requests, answers and limits, not by the names of our parts (D38)."""
     told = " · ".join([*tallies(LOOK), *(trouble.text for trouble in troubles(LOOK, 0.0))])
     assert "120 started · 7 answered 429 · 3 failed · 2 of the 429s for a rise too fast" in told
-    assert "using 97.0% of the limits" in told
+    assert "of the limits" not in told, "there are none"
+    limited = replace(
+        LOOK, view=replace(LOOK.view, dimensions=(DimensionView("requests", 60.0, 1.0, 60.0, 0.0, 0.0, 0.0),))
+    )
+    assert "using 97.0% of the limits" in " · ".join(tallies(limited))
     assert "3 trial requests decide" in told
     for word in ("granted", "probe", "margin", "too steep", "somebody"):
         assert word not in told

@@ -52,6 +52,15 @@ def test_no_job_goes_where_no_fleet_looks(empty: Path) -> None:
     assert [path.name for path in empty.iterdir()] == ["docs.jsonl"]
 
 
+def test_the_doctor_makes_no_database_and_says_what_to_set(empty: Path) -> None:
+    """`doctor` with nothing configured says what to set, and a later look says so, too (D7)."""
+    told = CliRunner().invoke(app, ["doctor", "--no-provider"])
+    assert told.exit_code == 1
+    assert "bad  database    nothing is configured: set database_url" in told.output
+    assert list(empty.iterdir()) == []
+    assert "nothing is configured" in refused("jobs")
+
+
 def test_a_database_file_that_is_not_there_is_named(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A configured SQLite file that does not exist is not created by a look (D7)."""
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", f"sqlite:///{empty}/typo.db")

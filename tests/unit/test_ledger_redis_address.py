@@ -57,6 +57,8 @@ def test_passwords_are_never_shown() -> None:
     """Neither in what is printed, nor in errors, nor in the configuration that Flower and `inspect conf` show."""
     assert without_secrets(THREE) == THREE.replace("p%40w", "…").replace("hush", "…")
     assert without_secrets("redis://h:1/0?db=3") == "redis://h:1/0?db=3"
+    assert without_secrets("sqlite:////srv/p.db") == "sqlite:////srv/p.db"
+    assert without_secrets("sqlite:///p.db?password=x&cache=a") == "sqlite:///p.db?password=…&cache=a"
     with pytest.raises(SettingsError) as refused:
         ProducerSettings.load(redis_url=THREE.replace("service=jobs&", ""))
     conf = create_app(WorkerSettings(redis_url=THREE)).conf

@@ -62,12 +62,12 @@ class Failure:
     @property
     def astray(self) -> bool:
         """The request may have gone to a wrong place, or may not go there at all: true of one document, or of all."""
-        if self.name in _ASTRAY:
+        if self.name in ASTRAY:
             return True
         return self.page and self.signal is not Signal.THROTTLED and self.status is not None and self.status < 500
 
 
-_ASTRAY = frozenset({"redirected", "not_found", "forbidden", "client_error", "foreign_page"})
+ASTRAY = frozenset({"redirected", "not_found", "forbidden", "client_error", "foreign_page"})
 
 
 FATES: Mapping[str, Fate] = {

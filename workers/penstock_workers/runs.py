@@ -106,7 +106,9 @@ class Runs:
             await self._wait(run, flight.sent_at)
         if not run.is_long or flight.sent_at <= run.proven_at:
             return None
-        return Parked(f"{run.in_words()}; the last said: {happened.detail}; {_fix(flight, happened)}", pauses=True)
+        return Parked(
+            f"{run.in_words()}; the last said: {happened.detail}; {_fix(flight, happened)}, then resume", pauses=True
+        )
 
     def close(self) -> None:
         """The worker drains: documents whose fate is open go back, as if they had not been sent."""
@@ -152,10 +154,13 @@ def _what(failure: Failure) -> str:
 
 
 def _fix(flight: Flight, failure: Failure) -> str:
-    name, url = flight.job.spec.provider, flight.job.provider.base_url
-    if failure.name == "forbidden":
-        return (
-            f"the key may not use this model or project, or a firewall is in between (provider {name}, {url}): "
-            "change either, then resume"
-        )
-    return f"check --base-url (providers.{name}.base_url is {url}), the endpoint and the model, then resume"
+    return to_check(failure.name, flight.job.spec.provider, flight.job.provider.base_url)
+
+
+def to_check(failure: str, provider: str, url: str | None) -> str:
+    """What a person should look at when all answers were of this kind; ``url`` is None where it is not known."""
+    if failure == "forbidden":
+        at = f"provider {provider}" if url is None else f"provider {provider}, {url}"
+        return f"the key may not use this model or project, or a firewall is in between ({at}): change either"
+    at = f"of provider {provider}" if url is None else f"(providers.{provider}.base_url is {url})"
+    return f"check --base-url {at}, the endpoint and the model"

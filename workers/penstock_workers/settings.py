@@ -192,7 +192,7 @@ class EmbedSettings(BaseModel):
 class WorkerSettings(ProducerSettings):
     """Everything a worker process needs to know. Make one with ``load()``."""
 
-    lane: Lane | Literal["control"] = "api"
+    lane: Literal[Lane, "control"] = "api"
     concurrency: Annotated[int, Field(ge=1, le=10_000)] = 256  # items in flight in one process, on one loop
     prefetch_multiplier: Annotated[int, Field(ge=1, le=16)] = 2  # claimed = running + waiting for the group commit
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 25.0  # below the shortest spot notice (30 s)

@@ -264,8 +264,8 @@ def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:
     if found is not None:
         raise UsageProblem(f"document {safe(doc_id)} of {safe(job.job_key)} succeeded; it has no dead letter")
     raise UsageProblem(
-        f"document {safe(doc_id)} of {safe(job.job_key)} has no outcome; `penstock dlq list {argument(job.job_key)}` "
-        "shows those with a dead letter"
+        f"document {safe(doc_id)} of {safe(job.job_key)} has no outcome; those with a dead letter:  "
+        f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     )
 
 

@@ -43,7 +43,7 @@ def status(
             return
         console = make_console()
         if not watch:
-            _print_status(console, watched.job, watched.look(), ledger.option())
+            _print_status(console, watched.job, watched.look(), ledger)
             return
         try:
             with for_console(console, watched.job.job_key, panel=True, hint=WATCH_HINT) as progress:
@@ -54,10 +54,10 @@ def status(
         except Interrupted:
             raise typer.Exit(EXIT_INTERRUPTED) from None  # the hint has said what it means
         finally:
-            _print_status(console, watched.job, watched.look(), ledger.option())
+            _print_status(console, watched.job, watched.look(), ledger)
 
 
-def _print_status(console: Console, job: Job, figures: Figures, option: str) -> None:
+def _print_status(console: Console, job: Job, figures: Figures, ledger: Books) -> None:
     from rich.text import Text
 
     from penstock_cli.engines import engines_line
@@ -66,14 +66,28 @@ def _print_status(console: Console, job: Job, figures: Figures, option: str) -> 
     from penstock_cli.text import one_line, safe
 
     reason = f" ({one_line(job.reason, REASON_CHARS)})" if job.reason else ""
-    console.print(Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"))
-    for told in pause_lines(job, option):
+    console.print(
+        Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"), soft_wrap=True
+    )
+    for told in pause_lines(job, ledger.option()):
         console.print(Text(told), soft_wrap=True)
     console.print(Text(final_line(figures) if job.state.final else line(figures)), soft_wrap=True)
     for told in told_reasons(figures):
         console.print(Text(told), soft_wrap=True)
     if figures.engines is not None and not job.state.final:
         console.print(Text(engines_line(figures.engines)), soft_wrap=True)
+    if job.state.final and figures.dead:
+        for told in _what_died(job, ledger):
+            console.print(Text(told), soft_wrap=True)
+
+
+def _what_died(job: Job, ledger: Books) -> list[str]:
+    from penstock_cli.all_alike import advice
+    from penstock_cli.report import build
+    from penstock_cli.text import argument
+
+    alike = advice(ledger, job, build(job, ledger.outcomes.counts(job.job_id), stats={}))
+    return [*alike, f"list them:  penstock dlq list {argument(job.job_key)}{ledger.option()}"]
 
 
 def _as_json(ledger: Books, job: Job, figures: Figures) -> str:

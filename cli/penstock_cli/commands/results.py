@@ -18,6 +18,7 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
     import orjson
 
     from penstock_cli import report as reports
+    from penstock_cli.all_alike import advice
     from penstock_cli.connect import books
     from penstock_cli.terminal import console as make_console
     from penstock_cli.text import argument
@@ -34,7 +35,7 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
             typer.echo(orjson.dumps(figures.to_json()).decode())
         else:
             command = f"penstock dlq list {argument(found.job_key)}{ledger.option()}"
-            reports.show(figures, make_console(), dlq_command=command)
+            reports.show(figures, make_console(), dlq_command=command, advice=advice(ledger, found, figures))
     raise typer.Exit(figures.exit_status)
 
 

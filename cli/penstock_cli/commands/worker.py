@@ -35,8 +35,10 @@ def worker(
         end_with_parent(parent)
     from penstock_cli.worker_check import check
     from penstock_workers.__main__ import run_worker
+    from penstock_workers.lanes.make import check_lane
     from penstock_workers.settings import WorkerSettings
 
+    check_lane(lane)
     given = {
         "model": model,
         "engine": parse_pairs("--engine", engine or []),
