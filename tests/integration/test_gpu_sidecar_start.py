@@ -84,7 +84,8 @@ async def test_nobody_there_is_waited_for_up_to_the_limit() -> None:
 @pytest.mark.parametrize(
     ("gpu", "complaint"),
     [
-        ({"upstream_url": "127.0.0.1:8000"}, "give a vLLM server's address with its /v1"),
+        ({"upstream_url": "127.0.0.1:8000"}, "upstream_url: start it with http:// or https://"),
+        ({"upstream_url": "http://127.0.0.1:x/v1"}, "upstream_url: .*port"),
         ({"upstream_url": "http://127.0.0.1:8000"}, "with its /v1"),
         ({"upstream_url": "http://127.0.0.1:8000/v1", "model": "/m", "lora": {"a": "/b"}}, "leave out model, lora"),
     ],

@@ -164,7 +164,10 @@ class GpuSettings(BaseModel):
     def _check_upstream(self) -> Self:
         if self.upstream_url is None:
             return self
-        check_url(self.upstream_url, ("http", "https"))
+        try:
+            check_url(self.upstream_url, ("http", "https"))
+        except ValueError as error:
+            raise ValueError(f"upstream_url: {error}") from None
         if not self.upstream_url.endswith("/v1"):
             raise ValueError("upstream_url: give a vLLM server's address with its /v1, as in http://127.0.0.1:8000/v1")
         given = [name for name in ("model", "lora", "engine") if getattr(self, name)]
