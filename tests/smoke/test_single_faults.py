@@ -52,7 +52,8 @@ def test_poison_is_buried_and_its_neighbours_live(tmp_path: Path) -> None:
         assert account.dead == {"doc-30": "worker_crashed"}
         assert "doc-30" not in account.calls
         assert fleet.deaths == 2
-        assert account.extra_calls <= fleet.deaths * 16
+        children = 1  # that doc-30 ended beside other suspects, which are called again; the next one it ends alone
+        assert account.extra_calls <= (fleet.deaths + children) * 16
         letter = next(fleet.producer.dead_letters(job.job_id))
         assert "alone" in letter.last_error
 
