@@ -27,7 +27,7 @@ from servers import RedisServer
 from penstock_ledger.model import ItemKey
 from penstock_producer.borders import DoorSettings
 from penstock_producer.wire import encode_item
-from penstock_workers.engine import Acked, Bridge, Delivery, GivenBack, Retried
+from penstock_workers.celery_app.bridge import Acked, Bridge, Delivery, GivenBack, Retried
 from penstock_workers.metrics.samples import Sample
 
 QUEUE = "penstock.api"
@@ -278,7 +278,7 @@ def main() -> None:
     from celery.signals import worker_ready
 
     from penstock_workers import pool, pulse
-    from penstock_workers.app import create_app
+    from penstock_workers.celery_app.app import create_app
 
     settings = Settings(**json.loads(sys.argv[1]))
     probes = settings.probe_dir and Path(settings.probe_dir)
