@@ -277,7 +277,7 @@ def until(condition: Callable[[], Any], timeout_s: float = 20, explain: Callable
 def main() -> None:
     from celery.signals import worker_ready
 
-    from penstock_workers import pool, pulse
+    from penstock_workers.celery_app import pool, pulse
     from penstock_workers.celery_app.app import create_app
 
     settings = Settings(**json.loads(sys.argv[1]))
