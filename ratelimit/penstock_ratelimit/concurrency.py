@@ -3,8 +3,9 @@
 Three things move the limit, each by a rule of its own:
 
 refusals   An overloaded or throttling server takes 30 % off, once per episode: refusals of requests that were sent before
-           the last cut belong to it (inspect_ai#5137 froze by letting Retry-After extend the episode). Failures without
-           an answer halve it, but only as a run of them: a lone 500 says nothing about load.
+           the last cut belong to it (inspect_ai#5137 froze by letting Retry-After extend the episode). A stray refusal
+           among many good answers (``strays``) changes nothing. Failures without an answer halve the limit, but only as
+           a run of them: a lone 500 says nothing about load.
 goodput    vLLM refuses nothing and queues without bound (vllm#13395), and its latency follows the length of the answers, so
            latency says little. What counts is tokens per second: more in flight is right while it brings more. After
            each window: grow while goodput rose by 2 % or more, stay while it is flat, go back when it fell. Where the
@@ -14,8 +15,9 @@ queueing   Several processes at one server would each win goodput from the other
            as long as in the best window known, requests wait in the server's queue, and 15 % come off. Where vLLM's own
            gauges are reachable, they say it directly: waiting above 10 % of running.
 
-Growth doubles the limit per window until the first time that it did not pay or was refused, then adds 10 %. Nothing grows
-while less than half of the limit is in use: what was not tried proves nothing (Gradient2 of Netflix's concurrency-limits).
+Growth doubles the limit per round trip of answers, as TCP does, until it did not pay twice in a row or was refused; then it
+adds 10 % per window of a second or more. Nothing grows while less than half of the limit is in use: what was not tried
+proves nothing (Gradient2 of Netflix's concurrency-limits).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock_ratelimit.refusals import Signal
+from penstock_ratelimit.strays import Patience
 
 REFUSED_CUT: Final = 0.7
 FAILED_CUT: Final = 0.5
@@ -37,8 +40,14 @@ STEP: Final = 1.1
 RISE: Final = 1.02
 """Goodput that grew by less did not grow: it wavers as much by chance."""
 FALL: Final = 0.95
+CLIMB_ANSWERS: Final = 1
+"""While the limit doubles, a window is a round trip: one answer per place,"""
+CLIMB_PART: Final = 0.75
+"""and as long as this part of what an answer takes: the answers of one round trip do not come in one instant."""
+CLIMB_WINDOW_S: Final = 0.05
+"""And no shorter: answers of some milliseconds come in bunches of the worker's own loop."""
 WINDOW_ANSWERS: Final = 2
-"""A window has so many answers per place at least, or its goodput is chance."""
+"""Afterwards a window has so many answers per place at least: a step of 10 % is small beside chance."""
 WINDOW_S: Final = 1.0
 """And lasts so long: the server's own steps must not show."""
 WINDOW_MAX_S: Final = 30.0
@@ -64,7 +73,9 @@ class AdaptiveConcurrency:
         self._in_flight = self._most_in_flight = 0
         self._cut_at = float("-inf")
         self._failures = 0
+        self._patience = Patience()
         self._gauge_at = float("-inf")
+        self._unpaid = False  # the last doubling did not pay in its first window
         self._held = 0  # windows since the limit last moved
         self._before: tuple[float, float] | None = None  # limit and goodput before the last growth
         self._best_pace = float("inf")  # seconds per token
@@ -94,7 +105,7 @@ class AdaptiveConcurrency:
         now = self._clock()
         since_cut = now - latency_s >= self._cut_at
         if signal in (Signal.OVERLOADED, Signal.THROTTLED, Signal.RAMP):
-            if since_cut:
+            if since_cut and (signal is Signal.RAMP or not self._patience.is_stray()):
                 self._cut(REFUSED_CUT, now)
         elif signal is Signal.TRANSIENT:
             self._failures += since_cut
@@ -102,6 +113,7 @@ class AdaptiveConcurrency:
                 self._cut(FAILED_CUT, now)
         else:
             self._failures = 0
+            self._patience.answered_well(self._in_flight)
             self._answers += 1
             self._goods += output_tokens or 1.0
             self._busy_s += latency_s
@@ -123,7 +135,7 @@ class AdaptiveConcurrency:
 
     def _move(self, limit: float) -> None:
         self._limit = min(float(self._maximum), limit)
-        self._held = 0
+        self._held, self._unpaid = 0, False
         self._open_window()
 
     def _open_window(self) -> None:
@@ -131,9 +143,16 @@ class AdaptiveConcurrency:
         self._answers, self._goods, self._busy_s = 0, 0.0, 0.0
         self._most_in_flight = self._in_flight
 
+    def _is_whole(self, age: float) -> bool:
+        """Whether the window has seen enough to judge the limit by it."""
+        if self._growth == SLOW_START:
+            round_trip = self._busy_s / self._answers
+            return self._answers >= CLIMB_ANSWERS * self.limit and age >= max(CLIMB_PART * round_trip, CLIMB_WINDOW_S)
+        return self._answers >= WINDOW_ANSWERS * self.limit and age >= WINDOW_S
+
     def _close_window(self, now: float) -> None:
         age = now - self._window_at
-        enough = self._answers >= WINDOW_ANSWERS * self.limit and age >= WINDOW_S
+        enough = self._is_whole(age)
         if not enough and age < WINDOW_MAX_S:
             return
         pace = self._busy_s / self._goods
@@ -150,6 +169,10 @@ class AdaptiveConcurrency:
             self._move(self._limit * SLOW_START)
             return
         if before is not None and goodput < before[1] * RISE:
+            if self._growth == SLOW_START and not self._unpaid:
+                self._before, self._unpaid = before, True  # a round trip is short: look once more
+                self._open_window()
+                return
             self._growth = STEP
             self._move(before[0] if goodput < before[1] * FALL else self._limit)
             return

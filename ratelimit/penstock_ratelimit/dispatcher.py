@@ -22,7 +22,8 @@ from penstock_ratelimit.news import News
 from penstock_ratelimit.outlook import Outlook
 from penstock_ratelimit.profiles import PROFILES
 from penstock_ratelimit.quota_hash import QuotaHash, Reserve, Reserved, Verdict
-from penstock_ratelimit.refusals import Signal
+from penstock_ratelimit.refusals import WINS, Signal
+from penstock_ratelimit.strays import LIMITED_S, Patience, may_be_stray
 from penstock_ratelimit.tickets import Grant, Heard, QuotaStats, Tally, Ticket, refund
 from penstock_ratelimit.waiting import Waiter, WaitingRoom
 from penstock_ratelimit.window import MAX_WINDOW, Window
@@ -58,6 +59,8 @@ class Dispatcher:
         self._discovery = Discovery(quota)
         self._expiry = Expiry(self._discovery, quota_hash)
         self._agreement = Agreement(quota, quota_hash, self.tally)
+        self._patience = Patience()
+        self._limited_until = -inf  # loop time: the last start that the limits put off
         self._away = False  # Redis did not answer last time
         self._processes, self._pace_s = 0, 0.0  # of the quota, and seconds per item, as last heard
         self._retry_at = 0.0  # loop time: Redis said "later" to the head of the line
@@ -78,9 +81,9 @@ class Dispatcher:
             raise self._failure
         if ask.retry:
             self._news.retry()
-        if self._starts_freely():
+        if not self._room.has_line and self._starts_freely():
             return self._free_ticket()
-        waiter = Waiter(ask.costs, ask.certain, self._terms, self._loop.create_future(), ask.flow)
+        waiter = Waiter(ask, self._terms, self._loop.create_future())
         self._room.arrive(waiter)
         self._nudge()
         try:
@@ -97,7 +100,7 @@ class Dispatcher:
         self._pause(seconds)
 
     def may_retry(self) -> bool:
-        return self._outlook.health.retry_budget > RETRIES_LEAVE or not self._room.has_line
+        return self._outlook.health.retry_budget > RETRIES_LEAVE or not self._room.has_first_tries
 
     async def lift(self) -> None:
         """End a hold for the whole fleet. Raises what the client raises when Redis is away."""
@@ -148,16 +151,27 @@ class Dispatcher:
 
     def _heed(self, ticket: Ticket, heard: Heard) -> None:
         now = self._loop.time()
+        if heard.signal in WINS:
+            self._patience.answered_well(self._gate.in_flight)
         if heard.headers is not None:
             always = heard.pause_s is not None
             for dim, seen in self._discovery.read(
                 heard.headers, ticket, self._terms, now=now, always=always, good=heard.signal is Signal.OK
             ).items():
                 self._news.see(dim, seen, now=now)
-        if heard.pause_s is not None:
+        stray = self._is_stray(ticket, heard)
+        if stray:
+            self.tally.throttled += 1
+        elif heard.pause_s is not None:
             self.not_before(pause_seconds(heard.pause_s))
-        if self._news.hear(heard, ticket.grant.generation, now=now) or self._discovery.proposal is not None:
+        due = self._news.hear(heard, ticket.grant.generation, now=now, stray=stray)
+        if due or self._discovery.proposal is not None:
             self._wake.set()
+
+    def _is_stray(self, ticket: Ticket, heard: Heard) -> bool:
+        """Whether a refusal holds back its own item only: a lone one, while the limits keep nobody waiting."""
+        limited = self._share is not None or ticket.since <= self._limited_until + LIMITED_S
+        return may_be_stray(heard) and not limited and self._patience.is_stray()
 
     def _pause(self, seconds: float) -> None:
         if not self._outlook.pause(seconds, self._loop.time()):
@@ -188,6 +202,7 @@ class Dispatcher:
             proposal, self._discovery.proposal = self._discovery.proposal, None
             await self._expiry.confirm([])  # before others see limits of which they were never told
             await self._agreement.propose(proposal)
+        self._let_in_freely()
         batch = self._batch()
         if batch or self._outlook.untold or self._news_is_due():
             self._apply(await self._call(batch), batch)
@@ -212,7 +227,7 @@ class Dispatcher:
         )
 
     def _open_places(self) -> int:
-        return self._gate.room(proven=self._outlook.health.proven)
+        return self._gate.room()
 
     def _price(self, waiter: Waiter) -> bool:
         """Price a caller by the terms in force, if they changed since it came; False when it can never fit now."""
@@ -264,7 +279,10 @@ class Dispatcher:
             return
         until = self._outlook.learn(reply, now)
         self._news.enter(reply.health.generation)
+        self._gate.hear(proven=reply.health.proven)
         self._hand_out(reply, batch, now)
+        if self._terms.dims and batch and (reply.retry_s > 0 or max(reply.waits_s) > 0):
+            self._limited_until = now + max(reply.waits_s, default=0.0)
         self._processes, self._pace_s = reply.processes, reply.pace_s
         self._window.resize(reply.pace_s, reply.processes)
         self._retry_at = now + min(reply.retry_s, ASK_AGAIN_S) if batch else 0.0
@@ -337,6 +355,7 @@ class Dispatcher:
             waiter.future.set_exception(error)
 
     def _nudge(self) -> None:
+        self._let_in_freely()
         if self._share is not None or self._discovery.proposal is not None or (self._room.has_line and self._may_ask()):
             self._wake.set()
 
@@ -361,9 +380,8 @@ class Dispatcher:
         """Without limits nobody is asked while all is well; what the fleet learns is heard within a second."""
         return (
             not self._terms.dims
-            and (self._agreement.version != "" or self._away)
+            and ((self._outlook.heard and self._agreement.version != "") or self._away)
             and self._outlook.clear(self._loop.time())
-            and not self._room.has_line
             and self._open_places() > 0
         )
 
@@ -371,9 +389,20 @@ class Dispatcher:
         self._gate.enter()
         self._gate.depart()
         self.tally.granted += 1
+        self._hear_soon()
+        return Ticket(self, (), (), Grant(self._outlook.health.generation))
+
+    def _let_in_freely(self) -> None:
+        """Those in line take the places that are open, without a call to Redis for each."""
+        while self._room.has_line and self._starts_freely() and (waiter := self._room.next()):
+            if self._price(waiter):
+                waiter.grant = Grant(self._outlook.health.generation)
+                self._issue(waiter, 0.0, self._loop.time())
+                self._hear_soon()
+
+    def _hear_soon(self) -> None:
         if self._news.ask_again(now=self._loop.time()):
             self._wake.set()
-        return Ticket(self, (), (), Grant(self._outlook.health.generation))
 
     # --- heartbeats, the end -----------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class Gate:
         )
         self.in_flight = 0
         self._probing_since = 0.0  # loop time
+        self._proven = False  # as last heard from Redis, or a good answer since
 
     @property
     def opens_at(self) -> float | None:
@@ -50,9 +51,13 @@ class Gate:
     def climbing(self) -> bool:
         return self.control is not None and self.control.climbing
 
-    def room(self, *, proven: bool) -> int:
+    def hear(self, *, proven: bool) -> None:
+        """Whether one of the fleet was answered well, as Redis has it."""
+        self._proven = proven
+
+    def room(self) -> int:
         """How many more may be granted now."""
-        if self._probe and not proven and not self._probe_is_accepted():
+        if self._probe and not self._proven and not self._probe_is_accepted():
             return 1 - self.in_flight
         return UNBOUNDED if self.control is None else self.control.limit - self.in_flight
 
@@ -77,6 +82,8 @@ class Gate:
     def arrive(self, since: float, heard: Heard | None) -> None:
         """Its request, sent at ``since`` (loop time), is over."""
         self.in_flight -= 1
+        if heard is not None and heard.signal is Signal.OK:
+            self._proven = True  # Redis is told with the next call
         if self.control is not None:
             signal = Signal.REFUSED if heard is None else heard.signal
             tokens = 0.0 if heard is None else heard.output_tokens

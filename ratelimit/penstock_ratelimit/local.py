@@ -12,6 +12,8 @@ from penstock_ratelimit.errors import LimiterClosed, QuotaHeld, UnknownQuota
 from penstock_ratelimit.limiter import Ask, LaneLimiter
 from penstock_ratelimit.limits import Quota, Terms, by_id, pause_seconds
 from penstock_ratelimit.profiles import PROFILES, Profile
+from penstock_ratelimit.refusals import WINS
+from penstock_ratelimit.strays import LIMITED_S, Patience, may_be_stray
 from penstock_ratelimit.tickets import Heard, QuotaStats, Tally, Ticket
 
 
@@ -44,6 +46,8 @@ class LocalLane:
         self._held = ""
         self._failure: LimiterClosed | None = None
         self._paused_until = 0.0  # loop time
+        self._patience = Patience()
+        self._limited_at = -math.inf  # loop time: the last start that the limits put off
         self._resume = asyncio.Event()
         self._head = asyncio.Lock()  # only the head waits at the buckets: aiolimiter would serve small amounts first
         self._buckets: tuple[Bucket, ...] = ()
@@ -87,6 +91,7 @@ class LocalLane:
             need = min(amount, bucket.max_rate)
             if not bucket.has_capacity(need):
                 await bucket.wait_for(need)
+                self._limited_at = self.now()
                 return False
         return True
 
@@ -117,10 +122,19 @@ class LocalLane:
         self._in_flight -= 1
         if heard is None:
             return
-        if heard.pause_s is not None:
+        if heard.signal in WINS:
+            self._patience.answered_well(self._in_flight)
+        if self._is_stray(ticket, heard):
+            self.tally.throttled += 1
+        elif heard.pause_s is not None:
             self.not_before(pause_seconds(heard.pause_s))
         if heard.hold:
             self._held = heard.hold
+
+    def _is_stray(self, ticket: Ticket, heard: Heard) -> bool:
+        """See ``strays``."""
+        limited = ticket.since <= self._limited_at + LIMITED_S
+        return may_be_stray(heard) and not limited and self._patience.is_stray()
 
     def not_before(self, seconds: float) -> None:
         self.tally.throttled += 1

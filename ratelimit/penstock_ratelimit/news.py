@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock_ratelimit.quota_hash import NOTHING, Report, Sighting
-from penstock_ratelimit.refusals import Signal
+from penstock_ratelimit.refusals import WINS, Signal
 from penstock_ratelimit.tickets import Heard
 
 IDLE_S: Final = 0.25
@@ -17,7 +17,6 @@ TROUBLE_S: Final = 0.05
 """Failures travel so soon: long enough to gather what failed together, short enough to stop the fleet."""
 
 _FAILURES = frozenset({Signal.OVERLOADED, Signal.TRANSIENT})
-_WINS = frozenset({Signal.OK, Signal.REFUSED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,22 @@ class News:
         self._load.settlements[dim] = self._load.settlements.get(dim, 0.0) + delta
         return self._due(now + (BUSY_S if busy else IDLE_S))
 
-    def hear(self, heard: Heard, generation: int, *, now: float) -> bool:
-        """How a request went that was granted in ``generation`` of the breaker. True when the due time moved."""
+    def hear(self, heard: Heard, generation: int, *, now: float, stray: bool = False) -> bool:
+        """How a request went that was granted in ``generation`` of the breaker. True when the due time moved.
+
+        ``stray``: a refusal that is counted and stops nobody.
+        """
         report, signal = self._load.report, heard.signal
         current = generation == report.generation
-        if signal in _WINS:
+        if signal in WINS:
             self._load.report = replace(report, wins=report.wins + current)
             return self._due(now + BUSY_S)
         if heard.hold:
             self._load.report = replace(report, hold=heard.hold)
             return self._due(now)
+        if stray:
+            self._load.report = replace(report, strays=report.strays + 1)
+            return self._due(now + BUSY_S)
         if signal in _FAILURES:
             self._load.report = replace(report, losses=report.losses + current)
         elif signal is Signal.RAMP:
@@ -127,5 +132,6 @@ def _sum(before: Report, since: Report) -> Report:
         losses=since.losses + before.losses * same,
         generation=since.generation,
         retries=before.retries + since.retries,
+        strays=before.strays + since.strays,
         hold=since.hold or before.hold,
     )

@@ -16,6 +16,8 @@ class Outlook:
     def __init__(self, quota_id: str) -> None:
         self._quota_id = quota_id
         self.health = Health()
+        self.heard = False
+        """Redis said at least once how things are."""
         self.paused_until = 0.0
         self.untold = False
         """A pause was heard here that Redis does not know yet."""
@@ -52,7 +54,7 @@ class Outlook:
 
         A pause that Redis was told of is Redis's from then on: when it is over there (``lift``), it is over here.
         """
-        before, self.health = self.health, reply.health
+        before, self.health, self.heard = self.health, reply.health, True
         if self.health.hold and not before.hold:
             log.error(
                 "quota %s: the account is held: %s. Nothing is lost; put it right, then: penstock limits --lift %s",

@@ -61,6 +61,8 @@ class Report:
     """Retries sent: each costs one of the budget; a win gives back a tenth."""
     hold: str = ""
     """Not empty: hold the account for this reason."""
+    strays: int = 0
+    """429s that hold back their own item only: counted, and nothing else."""
 
 
 NOTHING: Final = Report()
@@ -272,10 +274,10 @@ def _limits_of(ask: Reserve) -> tuple[int | float, ...]:
 
 
 def _report(seen: Report) -> tuple[int | str, ...]:
-    """Arguments 9 to 16."""
+    """Arguments 9 to 17."""
     if seen == NOTHING:
-        return ("",) * 8
-    return (1, seen.throttled, seen.ramp, seen.wins, seen.losses, seen.generation, seen.retries, seen.hold)
+        return ("",) * 9
+    return (1, seen.throttled, seen.ramp, seen.wins, seen.losses, seen.generation, seen.retries, seen.hold, seen.strays)
 
 
 def _health(

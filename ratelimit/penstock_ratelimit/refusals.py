@@ -51,6 +51,10 @@ class Signal(Enum):
     """Broken for now: other 5xx, timeouts, lost connections. For the breaker."""
 
 
+WINS: Final = frozenset({Signal.OK, Signal.REFUSED})
+"""Answers that show a server which works, whatever became of the request."""
+
+
 class Row(NamedTuple):
     """One row of the table: the failure's name (as in the workers' table of fates) and its signal."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
 
-from penstock_ratelimit.fairness import DEFAULT_FLOW, FairLine, Flow
+from penstock_ratelimit.fairness import FairLine
+from penstock_ratelimit.limiter import Ask
 from penstock_ratelimit.limits import Terms
 from penstock_ratelimit.tickets import UNSHARED
 
@@ -21,19 +22,10 @@ LEAST_COST_S: Final = 1e-6
 class Waiter:
     """One caller in ``acquire``. Owned by the dispatcher, except ``future``, which the caller may cancel."""
 
-    __slots__ = ("amounts", "certain", "costs", "flow", "future", "grant", "reserved", "terms")
+    __slots__ = ("amounts", "ask", "future", "grant", "reserved", "terms")
 
-    def __init__(
-        self,
-        costs: Mapping[str, float],
-        certain: Mapping[str, float] | None,
-        terms: Terms,
-        future: asyncio.Future[None],
-        flow: Flow = DEFAULT_FLOW,
-    ) -> None:
-        self.flow = flow
-        self.costs = costs
-        self.certain = certain
+    def __init__(self, ask: Ask, terms: Terms, future: asyncio.Future[None]) -> None:
+        self.ask = ask
         self.future = future
         self.grant = UNSHARED
         self.reserved = False
@@ -42,9 +34,9 @@ class Waiter:
 
     def price(self, terms: Terms) -> None:
         """Price it by these terms. Raises ``NeverFits`` and ``BadCost``."""
-        if self.certain:
-            terms.check_fits(self.certain)
-        self.amounts = terms.amounts(self.costs)
+        if self.ask.certain:
+            terms.check_fits(self.ask.certain)
+        self.amounts = terms.amounts(self.ask.costs)
         self.terms = terms
 
     @property
@@ -84,11 +76,16 @@ class WaitingRoom:
         return bool(self._line)
 
     @property
+    def has_first_tries(self) -> bool:
+        """Whether anybody in line sends for the first time: what is sent again gives way to these only."""
+        return any(not waiter.ask.retry and not waiter.gone for waiter in self._line)
+
+    @property
     def waiting(self) -> int:
         return sum(not waiter.gone for waiter in self._line) + sum(not waiter.gone for _, _, waiter in self._issued)
 
     def arrive(self, waiter: Waiter) -> None:
-        self._line.push(waiter, waiter.flow, waiter.cost_s)
+        self._line.push(waiter, waiter.ask.flow, waiter.cost_s)
 
     def put_back(self, waiters: list[Waiter]) -> None:
         """To the head of the line, in their order: a window at most, so those who come now wait for little."""

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_ratelimit.fairness import CLASS_STEP, FairLine, Flow, Priority
+from penstock_ratelimit.limiter import Ask
 from penstock_ratelimit.limits import PerMinute, PerSecond, Quota
 from penstock_ratelimit.testing import run_virtual
 from penstock_ratelimit.waiting import Waiter, WaitingRoom
@@ -356,7 +357,7 @@ TERMS = Quota("q", {"requests": PerSecond(10), "tokens": PerMinute(60_000)}, mar
 
 def waiter(flow: Flow, tokens: float = 0.0, requests: float = 1.0) -> Waiter:
     costs = {"requests": requests, "tokens": tokens}
-    return Waiter(costs, None, TERMS, asyncio.get_running_loop().create_future(), flow)
+    return Waiter(Ask(costs, flow=flow), TERMS, asyncio.get_running_loop().create_future())
 
 
 @pytest.mark.parametrize(("requests", "tokens", "seconds"), [(1, 0, 0.1), (1, 50, 0.1), (1, 500, 0.5), (0, 0, 1e-6)])
@@ -377,7 +378,7 @@ def test_the_room_shares_between_jobs_what_binds_each() -> None:
         for _ in range(100):
             room.arrive(waiter(Flow(job="short"), tokens=10))  # a tenth of a second: requests bind
         first = [room.next() for _ in range(55)]
-        assert sum(one is not None and one.flow.job == "long" for one in first) == pytest.approx(5, abs=1)
+        assert sum(one is not None and one.ask.flow.job == "long" for one in first) == pytest.approx(5, abs=1)
 
     run_virtual(main())
 

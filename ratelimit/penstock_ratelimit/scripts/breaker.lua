@@ -59,7 +59,7 @@ end
 -- A 429 to a probe shows that the server answers and decides nothing: the probe is free again.
 local function count_probes(b, key, report, now)
   if report.losses > 0 then return open(b, key, now) end
-  b.won, b.probes = b.won + report.wins, math.min(PROBES, b.probes + report.throttled + report.ramp)
+  b.won, b.probes = b.won + report.wins, math.min(PROBES, b.probes + report.throttled + report.strays + report.ramp)
   if b.won >= PROBES then close(b, now) end
 end
 

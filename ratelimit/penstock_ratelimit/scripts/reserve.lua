@@ -28,8 +28,8 @@
 --
 -- ARGV  1 now_us or ''   2 version   3 max_ahead_us   4 share_us (0 = any)   5 pause_us (0 = none)
 --       6 slope start   7 slope doubling_us   8 slope after idle_us (0 = never)
---       9 '1' when a report follows, else ''   then: throttled, ramp, wins, losses, generation, retries, hold
---       17 n dimensions   18 sightings   19 items
+--       9 '1' when a report follows, else ''   then: throttled, ramp, wins, losses, generation, retries, hold, strays
+--       18 n dimensions   19 sightings   20 items
 --       then n times: dim, settlement (+ charge, - refund); sightings times: index of dim, remaining, counter, age_us;
 --       then the items' costs, row by row, in the order of the dimensions
 -- No items: settle and report only.
@@ -50,10 +50,10 @@ local HOLD_RECHECK_US = 5e6 -- somebody may have lifted it
 local ROW = 5 -- fields per dimension
 
 local key, version, max_ahead, fair_share = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local n, sightings, items = tonumber(ARGV[17]), tonumber(ARGV[18]), tonumber(ARGV[19])
-local first_sighting, first_item = 19 + 2 * n, 19 + 2 * n + 4 * sightings
+local n, sightings, items = tonumber(ARGV[18]), tonumber(ARGV[19]), tonumber(ARGV[20])
+local first_sighting, first_item = 20 + 2 * n, 20 + 2 * n + 4 * sightings
 local dims = {}
-for i = 1, n do dims[i] = ARGV[18 + 2 * i] end
+for i = 1, n do dims[i] = ARGV[19 + 2 * i] end
 
 -- --- read ----------------------------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ local margin = margin_at(tonumber(state[6]), tonumber(state[7]), now)
 local slope = stored_slope(state[8], state[9], state[10])
 local hold, proven_at, budget = state[11] or '', tonumber(state[12]), tonumber(state[13]) or FULL_BUDGET
 local report = ARGV[9] ~= '' and {throttled = tonumber(ARGV[10]), ramp = tonumber(ARGV[11]), wins = tonumber(ARGV[12]),
-  losses = tonumber(ARGV[13]), generation = tonumber(ARGV[14]), retries = tonumber(ARGV[15]), hold = ARGV[16]}
+  losses = tonumber(ARGV[13]), generation = tonumber(ARGV[14]), retries = tonumber(ARGV[15]), hold = ARGV[16], strays = tonumber(ARGV[17])}
 local breaker = stored_breaker(state, before_breaker, report)
 
 local writes = {'lt', string.format('%.0f', now)}
@@ -101,7 +101,7 @@ local function settle()
   -- what the slope kept from being done since the last call
   local lost = now - last_seen - work_between(slope, last_seen, now)
   for i = 1, n do
-    local row, settlement = shared_fields + ROW * (i - 1), tonumber(ARGV[19 + 2 * i])
+    local row, settlement = shared_fields + ROW * (i - 1), tonumber(ARGV[20 + 2 * i])
     limit[i] = tonumber(state[row + 1]) / 1000000
     rate[i] = limit[i] * margin
     burst[i] = tonumber(state[row + 2]) * margin
@@ -146,7 +146,7 @@ local function count(name, times)
 end
 
 local function heed_refusals()
-  count('throttled', report.throttled)
+  count('throttled', report.throttled + report.strays)
   count('ramp', report.ramp)
   count('failed', report.losses)
   -- the margin in force counts from now on: what is in the buckets stays, in time
