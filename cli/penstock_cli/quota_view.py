@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_cli.reasons import bound, latest_cause, told_cause
 from penstock_cli.text import count, duration, one_line, rate
-from penstock_ratelimit.dispatcher import RETRIES_LEAVE
-from penstock_ratelimit.quota_hash import Breaker
+from penstock_ratelimit.for_penstock import RETRIES_LEAVE, Breaker
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock_ledger import Cause
-    from penstock_ratelimit.watch import DimensionView, LearnedView, QuotaView, Traffic
+    from penstock_ratelimit.for_penstock import DimensionView, LearnedView, QuotaView, Traffic
 
 PANEL_WIDTH = 78
 BAR_WIDTH = 18
@@ -248,7 +247,7 @@ def _bars(look: Look) -> RenderableType:
 
 
 def as_json(look: Look) -> dict[str, Any]:
-    """Everything there is, with units in the names; see ``penstock_ratelimit.watch``."""
+    """Everything there is, with units in the names; see ``penstock_ratelimit.store.watch``."""
     traffic = look.traffic
     return asdict(look.view) | {
         "breaker": look.view.breaker.name.lower(),

@@ -13,7 +13,7 @@ from penstock_ratelimit.tickets import Account, QuotaStats, Ticket
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class StartRequest:
     """What a caller wants to start."""
 
     costs: Mapping[str, float]
@@ -26,10 +26,10 @@ class Ask:
     """True when it was sent before: retries live on a budget."""
 
 
-class Lane(Account, Protocol):
+class QuotaLimiter(Account, Protocol):
     """One quota inside a limiter."""
 
-    async def acquire(self, ask: Ask) -> Ticket: ...
+    async def acquire(self, ask: StartRequest) -> Ticket: ...
 
     def not_before(self, seconds: float) -> None: ...
 
@@ -105,13 +105,13 @@ class Limiter(Protocol):
 class TicketScope:
     """``async with limiter.ticket(…) as t``: in doubt the ticket is charged, because something may have been sent."""
 
-    __slots__ = ("_ask", "_lane", "_ticket")
+    __slots__ = ("_ask", "_quota", "_ticket")
 
-    def __init__(self, lane: Lane, ask: Ask) -> None:
-        self._lane, self._ask = lane, ask
+    def __init__(self, quota: QuotaLimiter, ask: StartRequest) -> None:
+        self._quota, self._ask = quota, ask
 
     async def __aenter__(self) -> Ticket:
-        self._ticket = await self._lane.acquire(self._ask)
+        self._ticket = await self._quota.acquire(self._ask)
         return self._ticket
 
     async def __aexit__(
@@ -124,10 +124,10 @@ class TicketScope:
 class BoundQuota:
     """One quota of a limiter, for code that knows no other."""
 
-    __slots__ = ("_lane",)
+    __slots__ = ("_quota",)
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, quota: QuotaLimiter) -> None:
+        self._quota = quota
 
     def ticket(
         self,
@@ -138,25 +138,25 @@ class BoundQuota:
         **costs: float,
     ) -> TicketScope:
         """As ``Limiter.ticket``, with the costs by name: ``quota.ticket(requests=1, tokens=500)``."""
-        return TicketScope(self._lane, Ask(costs, certain, flow, retry))
+        return TicketScope(self._quota, StartRequest(costs, certain, flow, retry))
 
     def not_before(self, seconds: float) -> None:
-        self._lane.not_before(pause_seconds(seconds))
+        self._quota.not_before(pause_seconds(seconds))
 
     def may_retry(self) -> bool:
-        return self._lane.may_retry()
+        return self._quota.may_retry()
 
     async def lift(self) -> None:
-        await self._lane.lift()
+        await self._quota.lift()
 
     def stats(self) -> QuotaStats:
-        return self._lane.stats()
+        return self._quota.stats()
 
 
-class LaneLimiter:
-    """The part of a ``Limiter`` that is the same for all: finding the lane of a quota and passing the call on."""
+class QuotasLimiter:
+    """The part of a ``Limiter`` that is the same for all: finding the quota of a quota and passing the call on."""
 
-    def _lane(self, quota_id: str) -> Lane:
+    def _quota_limiter(self, quota_id: str) -> QuotaLimiter:
         """Raises ``UnknownQuota`` and ``LimiterClosed``."""
         raise NotImplementedError
 
@@ -170,7 +170,7 @@ class LaneLimiter:
         retry: bool = False,
     ) -> Coroutine[Any, Any, Ticket]:
         """See ``Limiter``."""
-        return self._lane(quota_id).acquire(Ask(costs, certain, flow, retry))
+        return self._quota_limiter(quota_id).acquire(StartRequest(costs, certain, flow, retry))
 
     def ticket(
         self,
@@ -182,24 +182,24 @@ class LaneLimiter:
         retry: bool = False,
     ) -> TicketScope:
         """See ``Limiter``."""
-        return TicketScope(self._lane(quota_id), Ask(costs, certain, flow, retry))
+        return TicketScope(self._quota_limiter(quota_id), StartRequest(costs, certain, flow, retry))
 
     def quota(self, quota_id: str) -> BoundQuota:
         """See ``Limiter``."""
-        return BoundQuota(self._lane(quota_id))
+        return BoundQuota(self._quota_limiter(quota_id))
 
     def not_before(self, quota_id: str, seconds: float) -> None:
         """See ``Limiter``."""
-        self._lane(quota_id).not_before(pause_seconds(seconds))
+        self._quota_limiter(quota_id).not_before(pause_seconds(seconds))
 
     def may_retry(self, quota_id: str) -> bool:
         """See ``Limiter``."""
-        return self._lane(quota_id).may_retry()
+        return self._quota_limiter(quota_id).may_retry()
 
     async def lift(self, quota_id: str) -> None:
         """See ``Limiter``."""
-        await self._lane(quota_id).lift()
+        await self._quota_limiter(quota_id).lift()
 
     def gauge(self, quota_id: str, running: float, waiting: float) -> None:
         """See ``Limiter``."""
-        self._lane(quota_id).gauge(running, waiting)
+        self._quota_limiter(quota_id).gauge(running, waiting)

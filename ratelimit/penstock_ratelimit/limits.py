@@ -135,7 +135,7 @@ class Quota:
 
     def _fill_in(self) -> None:
         """Take from the profile what was left out."""
-        from penstock_ratelimit.profiles import PROFILES  # profiles have slopes, which are defined here
+        from penstock_ratelimit.provider.profiles import PROFILES  # profiles have slopes, which are defined here
 
         profile = PROFILES.get(self.profile)
         if profile is None and PROFILES:

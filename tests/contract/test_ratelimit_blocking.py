@@ -27,8 +27,8 @@ from penstock_ratelimit import (
     Usage,
     blocking,
 )
-from penstock_ratelimit.blocking import BlockingLimiter
-from penstock_ratelimit.limiter import Ask, Lane
+from penstock_ratelimit.blocking.limiter import BlockingLimiter
+from penstock_ratelimit.limiter import QuotaLimiter, StartRequest
 from penstock_ratelimit.tickets import TicketState
 
 QUICK = Quota("quick", {"requests": PerSecond(100_000), "tokens": PerSecond(1e9)})
@@ -195,14 +195,14 @@ def test_a_signal_ends_the_wait_and_nothing_is_charged(limiter: BlockingLimiter)
 
 def test_what_is_asked_goes_on_to_the_limiter_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flow, certain part and retry decide there, not here."""
-    asked: list[Ask] = []
+    asked: list[StartRequest] = []
 
     class Spying(LocalLimiter):
-        def _lane(self, quota_id: str) -> Lane:
+        def _lane(self, quota_id: str) -> QuotaLimiter:
             lane = super()._lane(quota_id)
             acquire = lane.acquire
 
-            async def spy(ask: Ask) -> Ticket:
+            async def spy(ask: StartRequest) -> Ticket:
                 asked.append(ask)
                 return await acquire(ask)
 
@@ -215,14 +215,14 @@ def test_what_is_asked_goes_on_to_the_limiter_as_it_is(monkeypatch: pytest.Monke
         limiter.acquire("quick", {"requests": 1}, certain={"tokens": 5}, flow=flow, retry=True).release()
         with limiter.quota("quick").ticket(requests=1, flow=flow, retry=True):
             pass
-    assert asked[0] == Ask({"requests": 1}, {"tokens": 5}, flow, True)
-    assert asked[-1] == Ask({"requests": 1}, None, flow, True)
+    assert asked[0] == StartRequest({"requests": 1}, {"tokens": 5}, flow, True)
+    assert asked[-1] == StartRequest({"requests": 1}, None, flow, True)
 
 
 FORKS = """
 import os, sys
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.blocking import BlockingLimiter
+from penstock_ratelimit.blocking.limiter import BlockingLimiter
 
 limiter = BlockingLimiter([Quota("q", {"requests": PerSecond(1000)})], sys.argv[1])
 mine = limiter.acquire("q", {"requests": 1}, timeout=20)
@@ -271,7 +271,7 @@ FORGETS_TO_CLOSE = """
 import logging
 import sys
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.blocking import BlockingLimiter
+from penstock_ratelimit.blocking.limiter import BlockingLimiter
 
 logging.getLogger("asyncio").setLevel(logging.ERROR)  # below it, development mode tells of steps that a busy machine took
 limiter = BlockingLimiter([Quota("q", {"requests": PerSecond(1000)})], sys.argv[1])

@@ -9,7 +9,7 @@ from one_quota import BURST_S, Redis, both, tokens
 from servers import RedisServer
 
 from penstock_ratelimit.limits import Slope
-from penstock_ratelimit.quota_hash import Report
+from penstock_ratelimit.store.quota_hash import Report
 
 LONG = 11.0
 """A pause that is a restart."""

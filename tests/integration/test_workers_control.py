@@ -28,7 +28,7 @@ from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.quota_hash import QuotaHash, Report, Reserve
+from penstock_ratelimit.store.quota_hash import QuotaHash, Report, Reserve
 from penstock_ratelimit.testing import BlockingScripts
 from penstock_workers.control.budget import FIRST_DOCUMENTS
 from penstock_workers.control.loop import Control

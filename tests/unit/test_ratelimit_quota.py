@@ -11,7 +11,7 @@ import pytest
 
 from penstock_ratelimit import BadQuota, LocalLimiter, PerMinute, PerSecond, Quota
 from penstock_ratelimit.limits import DEFAULT_SLOPE, Slope, Terms
-from penstock_ratelimit.window import MAX_WINDOW, Window
+from penstock_ratelimit.shared.window import MAX_WINDOW, Window
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from penstock_cli.simulate.config import SimulatorConfig
 from penstock_cli.simulate.provider import Provider
 from penstock_cli.simulate.refusals import BY_NAME
 from penstock_cli.simulate.reply import Reply
-from penstock_ratelimit.refusals import Signal, classify
+from penstock_ratelimit.provider.refusals import Signal, classify
 
 BODY = json.dumps(
     {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "Read it. " * 40}]}

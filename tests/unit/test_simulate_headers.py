@@ -13,8 +13,8 @@ from penstock_cli.simulate.headers import WRITERS, HeaderStyle, go_duration
 from penstock_cli.simulate.limits import Limits
 from penstock_cli.simulate.presets import PRESETS
 from penstock_cli.simulate.retry import ABSURD_VALUES, RetryHeaders, RetryStyle
-from penstock_ratelimit.headers import STYLES, read_limits
-from penstock_ratelimit.profiles import PROFILES
+from penstock_ratelimit.provider.headers import STYLES, read_limits
+from penstock_ratelimit.provider.profiles import PROFILES
 
 WALL = 1_767_225_600.4  # 2026-01-01T00:00:00.4Z
 

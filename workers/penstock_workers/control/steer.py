@@ -14,7 +14,7 @@ from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.feeder import Feeder, open_feeder
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import item_tag, queue_name
-from penstock_ratelimit.quota_hash import lift_hold
+from penstock_ratelimit.for_penstock import lift_hold
 from penstock_workers.control.books import Books, Unbalanced
 from penstock_workers.control.budget import MICROUSD, affordable, mean_cost
 from penstock_workers.control.counted import Counted

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
-from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
+from penstock_ratelimit import Flow
+from penstock_ratelimit.for_penstock import DEFAULT_FLOW
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_producer.spec import JobSpec
-from penstock_ratelimit.fairness import Flow, Priority
+from penstock_ratelimit import Flow, Priority
 
 
 def flow_of(job_id: str, spec: JobSpec) -> Flow:

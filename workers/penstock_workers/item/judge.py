@@ -1,7 +1,7 @@
 """Every failure has a name and a fate. ``name_failure`` says what happened; ``FATES`` says what becomes of the item.
 
 What an answer that is no 2xx is called, and what it says about the server and the account, is told by one table of error
-codes: ``penstock_ratelimit.refusals``.
+codes: ``penstock_ratelimit.provider.refusals``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import orjson
 
 from penstock_ledger.redaction import redact
 from penstock_ratelimit import Signal, classify
-from penstock_ratelimit.refusals import is_page
+from penstock_ratelimit.for_penstock import is_page
 from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
 
 

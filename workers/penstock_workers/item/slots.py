@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock_ratelimit.fairness import DEFAULT_FLOW, FairLine, Flow
+from penstock_ratelimit import Flow
+from penstock_ratelimit.for_penstock import DEFAULT_FLOW, FairLine
 
 TURN = 1.0  # what a slot costs its flow: nobody knows yet how long the item will take
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 
-from penstock_ratelimit.discovery import declares_the_same, with_discovered
 from penstock_ratelimit.limits import Quota, Terms
-from penstock_ratelimit.quota_hash import InForce, QuotaHash
+from penstock_ratelimit.shared.discovery import declares_the_same, with_discovered
+from penstock_ratelimit.store.quota_hash import InForce, QuotaHash
 from penstock_ratelimit.tickets import Tally
 
 log = logging.getLogger("penstock.ratelimit")
 
 
-class Agreement:
+class TermsInForce:
     """One process's view of the terms in force, and its part in changing them. Calls raise what the client raises."""
 
     def __init__(self, quota: Quota, quota_hash: QuotaHash, tally: Tally) -> None:

@@ -14,7 +14,7 @@ import pytest
 from one_quota import Redis, tokens
 from servers import RedisServer
 
-from penstock_ratelimit.quota_hash import Report, Sighting
+from penstock_ratelimit.store.quota_hash import Remaining, Report
 
 RATE = 1000.0
 COST = 25.0
@@ -94,13 +94,13 @@ class Fleet:
         if self.demand < 1:
             room = min(room, self.rng.random() < self.demand * RATE * TURN_S / COST)
         items = [(COST,)] * room if now >= self.retry_at else []
-        seen = {"tokens": Sighting(self.seen[0], self.seen[1], now - self.seen[2])} if self.seen and self.looks else {}
+        seen = {"tokens": Remaining(self.seen[0], self.seen[1], now - self.seen[2])} if self.seen and self.looks else {}
         reply = self.redis.reserve(
             *items,
             ahead_s=30,
             pause_s=max(0.0, self.paused_until - now),
             report=Report(throttled=self.throttled),
-            sightings=seen,
+            remaining=seen,
         )
         self.seen, self.throttled = None, 0
         self.retry_at = now + reply.retry_s
@@ -218,64 +218,64 @@ def at_once(redis: Redis) -> float:
 def test_less_left_than_believed_takes_hold_at_once(redis_server: RedisServer) -> None:
     """A bucket of a minute with 2,200 left, of which two seconds are headroom: 200 may start, not 500."""
     redis = full(redis_server)
-    redis.reserve(sightings={"tokens": Sighting(60_000, 0, 0)})
+    redis.reserve(remaining={"tokens": Remaining(60_000, 0, 0)})
     redis.sleep(1)
-    redis.reserve(sightings={"tokens": Sighting(2_200, 0, 0)})
+    redis.reserve(remaining={"tokens": Remaining(2_200, 0, 0)})
     assert at_once(redis) == 200
 
 
 def test_more_left_than_believed_gives_nothing_at_once(redis_server: RedisServer) -> None:
     """However much the provider has left, no more than the burst starts."""
     redis = full(redis_server)
-    redis.reserve(*[(10,)] * 50, sightings={"tokens": Sighting(1e9, 0, 0)})
+    redis.reserve(*[(10,)] * 50, remaining={"tokens": Remaining(1e9, 0, 0)})
     redis.sleep(0.1)
-    redis.reserve(sightings={"tokens": Sighting(1e9, 0, 0)})
+    redis.reserve(remaining={"tokens": Remaining(1e9, 0, 0)})
     assert at_once(redis) == 100
 
 
 def test_what_was_charged_and_refilled_since_is_counted_in(redis_server: RedisServer) -> None:
     """200 left twelve seconds ago, 10,000 charged and 12,000 refilled since: 2,200, of which 2,000 are headroom."""
     redis = full(redis_server)
-    redis.reserve(sightings={"tokens": Sighting(60_000, 0, 0)})
+    redis.reserve(remaining={"tokens": Remaining(60_000, 0, 0)})
     redis.reserve(*[(1000,)] * 10)
     redis.sleep(12)
-    redis.reserve(sightings={"tokens": Sighting(200, 0, 12)})
+    redis.reserve(remaining={"tokens": Remaining(200, 0, 12)})
     assert at_once(redis) == pytest.approx(200, abs=10)
 
 
 def test_an_older_sighting_than_the_last_is_ignored(redis_server: RedisServer) -> None:
     """Answers come out of order; only the newest says what is left."""
     redis = full(redis_server)
-    redis.reserve(sightings={"tokens": Sighting(60_000, 0, 1)})
-    redis.reserve(sightings={"tokens": Sighting(0, 0, 20)})
+    redis.reserve(remaining={"tokens": Remaining(60_000, 0, 1)})
+    redis.reserve(remaining={"tokens": Remaining(0, 0, 20)})
     assert at_once(redis) == 500
 
 
 def test_what_ran_over_is_not_taken_for_others(redis_server: RedisServer) -> None:
     """A bucket that was full for a while let its refill run over: that is nobody's traffic."""
     redis = full(redis_server)
-    redis.reserve(sightings={"tokens": Sighting(1000, 0, 0)})
+    redis.reserve(remaining={"tokens": Remaining(1000, 0, 0)})
     redis.sleep(10)
-    redis.reserve(sightings={"tokens": Sighting(300, 700, 0)})
+    redis.reserve(remaining={"tokens": Remaining(300, 700, 0)})
     assert redis.field("f:tokens") < 100
 
 
 def test_what_others_took_lately_is_expected_to_go_on(redis_server: RedisServer) -> None:
     """Where little is left, the refill since an old sighting is credited without what others take of it."""
     redis = full(redis_server)
-    redis.reserve(sightings={"tokens": Sighting(60_000, 0, 0)})
+    redis.reserve(remaining={"tokens": Remaining(60_000, 0, 0)})
     redis.sleep(60)
-    redis.reserve(sightings={"tokens": Sighting(10_000, 0, 40)})
+    redis.reserve(remaining={"tokens": Remaining(10_000, 0, 40)})
     assert redis.field("f:tokens") == pytest.approx(1000)
     redis.sleep(10)
-    redis.reserve(sightings={"tokens": Sighting(2_200, 0, 40)})
+    redis.reserve(remaining={"tokens": Remaining(2_200, 0, 40)})
     assert at_once(redis) < 500
 
 
 def test_an_odd_header_cannot_stop_the_quota(redis_server: RedisServer) -> None:
     """Whatever it says is left, somebody tries within a quarter of a minute."""
     redis = full(redis_server)
-    redis.reserve(sightings={"tokens": Sighting(60_000, 0, 0)})
+    redis.reserve(remaining={"tokens": Remaining(60_000, 0, 0)})
     redis.sleep(1)
-    redis.reserve(sightings={"tokens": Sighting(-1e12, 0, 0)})
+    redis.reserve(remaining={"tokens": Remaining(-1e12, 0, 0)})
     assert redis.reserve((10,)).waits_s[0] <= 15

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import shlex
 
-from penstock_ratelimit.quota_hash import Breaker, Health, Reserved
+from penstock_ratelimit.store.quota_hash import Breaker, Health, Reserved
 
 log = logging.getLogger("penstock.ratelimit")
 
 
-class Outlook:
+class ProviderState:
     """Pauses heard here that Redis is to be told, and those heard there; the fleet's health report. Times are the loop's."""
 
     def __init__(self, quota_id: str) -> None:

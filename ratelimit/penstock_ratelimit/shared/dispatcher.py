@@ -9,24 +9,24 @@ from typing import Final
 
 from redis.exceptions import RedisError
 
-from penstock_ratelimit.agreement import Agreement
-from penstock_ratelimit.degraded import GRACE_S, RETRY_S, LocalShare
-from penstock_ratelimit.discovery import Discovery
-from penstock_ratelimit.endings import end
+from penstock_ratelimit.concurrency.in_flight import InFlight
 from penstock_ratelimit.errors import LimiterClosed, QuotaHeld, RateLimitError
-from penstock_ratelimit.expiry import Expiry
-from penstock_ratelimit.gate import Gate
-from penstock_ratelimit.limiter import Ask
+from penstock_ratelimit.limiter import StartRequest
 from penstock_ratelimit.limits import Quota, Terms, pause_seconds
-from penstock_ratelimit.news import News
-from penstock_ratelimit.outlook import Outlook
-from penstock_ratelimit.profiles import PROFILES
-from penstock_ratelimit.quota_hash import QuotaHash, Reserve, Reserved, Verdict
-from penstock_ratelimit.refusals import WINS, Signal
-from penstock_ratelimit.strays import LIMITED_S, Patience, may_be_stray
-from penstock_ratelimit.tickets import Grant, Heard, QuotaStats, Tally, Ticket, refund
-from penstock_ratelimit.waiting import Waiter, WaitingRoom
-from penstock_ratelimit.window import MAX_WINDOW, Window
+from penstock_ratelimit.provider.profiles import PROFILES
+from penstock_ratelimit.provider.refusals import WINS, Signal
+from penstock_ratelimit.provider.strays import LIMITED_S, Patience, may_be_stray
+from penstock_ratelimit.shared.degraded import GRACE_S, RETRY_S, LocalShare
+from penstock_ratelimit.shared.discovery import Discovery
+from penstock_ratelimit.shared.expiry import Expiry
+from penstock_ratelimit.shared.provider_state import ProviderState
+from penstock_ratelimit.shared.reports import ReportBuffer
+from penstock_ratelimit.shared.terms_in_force import TermsInForce
+from penstock_ratelimit.shared.waiting import Waiter, WaitingCallers
+from penstock_ratelimit.shared.window import MAX_WINDOW, Window
+from penstock_ratelimit.store.quota_hash import QuotaHash, Reserve, Reserved, ReserveStatus
+from penstock_ratelimit.tasks import cancel_and_wait
+from penstock_ratelimit.tickets import Feedback, Grant, QuotaStats, Tally, Ticket, refund
 
 log = logging.getLogger("penstock.ratelimit")
 
@@ -44,7 +44,7 @@ _AWAY = (RedisError, OSError)  # TimeoutError is an OSError
 
 
 class Dispatcher:
-    """Callers wait in ``_room``; ``_run`` is the only one who takes them to Redis, at most a window at a time."""
+    """Callers wait in ``_callers``; ``_run`` is the only one who takes them to Redis, at most a window at a time."""
 
     def __init__(self, quota: Quota, quota_hash: QuotaHash, process: str) -> None:
         self._quota, self._hash, self._process = quota, quota_hash, process
@@ -52,13 +52,13 @@ class Dispatcher:
         self.tally = Tally()
         self._loop = asyncio.get_running_loop()
         self._window = Window(quota.horizon_s)
-        self._room = WaitingRoom(self._loop, self._nudge)
-        self._news = News()
-        self._outlook = Outlook(quota.id)
-        self._gate = Gate(quota, self._loop.time)
+        self._callers = WaitingCallers(self._loop, self._nudge)
+        self._reports = ReportBuffer()
+        self._provider = ProviderState(quota.id)
+        self._in_flight = InFlight(quota, self._loop.time)
         self._discovery = Discovery(quota)
         self._expiry = Expiry(self._discovery, quota_hash)
-        self._agreement = Agreement(quota, quota_hash, self.tally)
+        self._agreed = TermsInForce(quota, quota_hash, self.tally)
         self._patience = Patience()
         self._limited_until = -inf  # loop time: the last start that the limits put off
         self._away = False  # Redis did not answer last time
@@ -72,19 +72,19 @@ class Dispatcher:
     @property
     def _terms(self) -> Terms:
         """Those in force."""
-        return self._agreement.terms
+        return self._agreed.terms
 
     # --- what callers use --------------------------------------------------------------------------------------------
 
-    async def acquire(self, ask: Ask) -> Ticket:
+    async def acquire(self, ask: StartRequest) -> Ticket:
         if self._failure is not None:
             raise self._failure
         if ask.retry:
-            self._news.retry()
-        if not self._room.has_line and self._starts_freely():
+            self._reports.add_retry()
+        if not self._callers.has_line and self._starts_freely():
             return self._free_ticket()
         waiter = Waiter(ask, self._terms, self._loop.create_future())
-        self._room.arrive(waiter)
+        self._callers.arrive(waiter)
         self._nudge()
         try:
             await waiter.future
@@ -92,7 +92,7 @@ class Dispatcher:
             self._give_back(waiter)
             raise
         waiter.reserved = False
-        self._gate.depart()
+        self._in_flight.sent()
         return Ticket(self, waiter.terms.dims, waiter.amounts, waiter.grant)
 
     def not_before(self, seconds: float) -> None:
@@ -100,29 +100,29 @@ class Dispatcher:
         self._pause(seconds)
 
     def may_retry(self) -> bool:
-        return self._outlook.health.retry_budget > RETRIES_LEAVE or not self._room.has_first_tries
+        return self._provider.health.retry_budget > RETRIES_LEAVE or not self._callers.has_first_tries
 
     async def lift(self) -> None:
         """End a hold for the whole fleet. Raises what the client raises when Redis is away."""
         await self._hash.lift()
 
     def gauge(self, running: float, waiting: float) -> None:
-        if self._gate.control is not None:
-            self._gate.control.gauge(running, waiting)
+        if self._in_flight.control is not None:
+            self._in_flight.control.gauge(running, waiting)
 
     def stats(self) -> QuotaStats:
-        health = self._outlook.health
+        health = self._provider.health
         return QuotaStats(
             allowed={dim: rate * health.share for dim, rate in zip(self._terms.dims, self._terms.rates, strict=True)},
             used=dict(self.tally.used),
-            waiting=self._room.waiting,
-            granted=self._room.granted + self.tally.granted,
+            waiting=self._callers.waiting,
+            granted=self._callers.granted + self.tally.granted,
             refunded=self.tally.refunded,
             throttled=self.tally.throttled,
-            in_flight=self._gate.in_flight,
-            concurrency=self._gate.limit,
-            concurrency_most=self._gate.most,
-            climbing=self._gate.climbing,
+            in_flight=self._in_flight.count,
+            concurrency=self._in_flight.limit,
+            concurrency_most=self._in_flight.most,
+            climbing=self._in_flight.climbing,
             calls=self.tally.calls,
             degraded=self._share is not None,
             breaker=health.breaker.name.lower(),
@@ -137,48 +137,48 @@ class Dispatcher:
     def adjust(self, dim: str, delta: float) -> None:
         self.tally.used[dim] = self.tally.used.get(dim, 0.0) + delta
         if self._share is not None:
-            self._share.lane.adjust(dim, delta)
+            self._share.quota.adjust(dim, delta)
             return
-        busy = self._room.has_line or self._room.unstarted > 0
-        if self._news.settle(dim, delta, now=self._loop.time(), busy=busy):
+        busy = self._callers.has_line or self._callers.unstarted > 0
+        if self._reports.add_settlement(dim, delta, now=self._loop.time(), busy=busy):
             self._wake.set()
 
-    def ended(self, ticket: Ticket, heard: Heard | None) -> None:
-        self._gate.arrive(ticket.since, heard)
-        if heard is not None:
-            self._heed(ticket, heard)
+    def ended(self, ticket: Ticket, feedback: Feedback | None) -> None:
+        self._in_flight.ended(ticket.since, feedback)
+        if feedback is not None:
+            self._take_in(ticket, feedback)
         self._nudge()
 
-    def _heed(self, ticket: Ticket, heard: Heard) -> None:
+    def _take_in(self, ticket: Ticket, feedback: Feedback) -> None:
         now = self._loop.time()
-        if heard.signal in WINS:
-            self._patience.answered_well(self._gate.in_flight)
-        if heard.headers is not None:
-            always = heard.pause_s is not None
+        if feedback.signal in WINS:
+            self._patience.answered_well(self._in_flight.count)
+        if feedback.headers is not None:
+            always = feedback.pause_s is not None
             for dim, seen in self._discovery.read(
-                heard.headers, ticket, self._terms, now=now, always=always, good=heard.signal is Signal.OK
+                feedback.headers, ticket, self._terms, now=now, always=always, good=feedback.signal is Signal.OK
             ).items():
-                self._news.see(dim, seen, now=now)
-        stray = self._is_stray(ticket, heard)
+                self._reports.add_remaining(dim, seen, now=now)
+        stray = self._is_stray(ticket, feedback)
         if stray:
             self.tally.throttled += 1
-        elif heard.pause_s is not None:
-            self.not_before(pause_seconds(heard.pause_s))
-        due = self._news.hear(heard, ticket.grant.generation, now=now, stray=stray)
+        elif feedback.pause_s is not None:
+            self.not_before(pause_seconds(feedback.pause_s))
+        due = self._reports.add_feedback(feedback, ticket.grant.generation, now=now, stray=stray)
         if due or self._discovery.proposal is not None:
             self._wake.set()
 
-    def _is_stray(self, ticket: Ticket, heard: Heard) -> bool:
+    def _is_stray(self, ticket: Ticket, feedback: Feedback) -> bool:
         """Whether a refusal holds back its own item only: a lone one, while the limits keep nobody waiting."""
         limited = self._share is not None or ticket.since <= self._limited_until + LIMITED_S
-        return may_be_stray(heard) and not limited and self._patience.is_stray()
+        return may_be_stray(feedback) and not limited and self._patience.is_stray()
 
     def _pause(self, seconds: float) -> None:
-        if not self._outlook.pause(seconds, self._loop.time()):
+        if not self._provider.pause(seconds, self._loop.time()):
             return
         if self._share is not None:
-            self._share.lane.pause(seconds)
-        self._recall(self._outlook.paused_until)
+            self._share.quota.pause(seconds)
+        self._recall(self._provider.paused_until)
         self._wake.set()
 
     # --- the task ----------------------------------------------------------------------------------------------------
@@ -195,16 +195,16 @@ class Dispatcher:
             self._stop(error)
 
     async def _turn(self) -> None:
-        if not self._agreement.version:
-            await self._agreement.install()
+        if not self._agreed.version:
+            await self._agreed.install()
             await self.beat()
         if self._discovery.proposal is not None:
             proposal, self._discovery.proposal = self._discovery.proposal, None
             await self._expiry.confirm([])  # before others see limits of which they were never told
-            await self._agreement.propose(proposal)
+            await self._agreed.propose(proposal)
         self._let_in_freely()
         batch = self._batch()
-        if batch or self._outlook.untold or self._news_is_due():
+        if batch or self._provider.untold or self._reports_are_due():
             self._apply(await self._call(batch), batch)
         else:
             await self._rest()
@@ -212,22 +212,22 @@ class Dispatcher:
     def _batch(self) -> list[Waiter]:
         """Callers to reserve for now: none while half a window is unstarted, or while Redis said "later"."""
         window = self._window.size if self._terms.dims else MAX_WINDOW
-        room = min(window - self._room.unstarted, self._open_places())
+        room = min(window - self._callers.unstarted, self._open_places())
         batch: list[Waiter] = []
-        while self._may_ask() and len(batch) < room and (waiter := self._room.next()):
+        while self._may_ask() and len(batch) < room and (waiter := self._callers.next()):
             if self._price(waiter):
                 batch.append(waiter)
         return batch
 
     def _may_ask(self) -> bool:
         return (
-            self._room.unstarted <= self._window.low_water
+            self._callers.unstarted <= self._window.low_water
             and self._loop.time() >= self._retry_at
             and self._open_places() > 0
         )
 
     def _open_places(self) -> int:
-        return self._gate.room()
+        return self._in_flight.places()
 
     def _price(self, waiter: Waiter) -> bool:
         """Price a caller by the terms in force, if they changed since it came; False when it can never fit now."""
@@ -242,11 +242,11 @@ class Dispatcher:
 
     async def _call(self, batch: list[Waiter]) -> Reserved:
         """Reserve for ``batch``; when that fails the callers are back in line and only charges are kept."""
-        load = self._news.take()
+        load = self._reports.take()
         now = self._loop.time()
-        pause_s = self._outlook.pause_to_tell(now)
+        pause_s = self._provider.pause_to_tell(now)
         ask = Reserve(
-            self._agreement.version,
+            self._agreed.version,
             self._terms,
             [waiter.amounts for waiter in batch],
             load.settlements,
@@ -254,32 +254,32 @@ class Dispatcher:
             share_s=2 * self._quota.horizon_s / max(self._processes, 1),
             pause_s=pause_s,
             report=load.report,
-            sightings=load.sightings(now),
+            remaining=load.remaining(now),
         )
         self.tally.calls += 1
         try:
             reply = await self._hash.reserve(ask)
         except BaseException:
             # whether the step was done is unknown: a refund given twice would be work too much, a charge is not
-            self._news.put_back(load, now=self._loop.time())
-            self._news.drop_refunds()
-            self._room.put_back(batch)
+            self._reports.put_back(load, now=self._loop.time())
+            self._reports.drop_refunds()
+            self._callers.put_back(batch)
             raise
-        if reply.verdict is Verdict.OK:
-            self._outlook.told(pause_s, reply, self._loop.time())
+        if reply.verdict is ReserveStatus.OK:
+            self._provider.told(pause_s, reply, self._loop.time())
         else:
-            self._news.put_back(load, now=self._loop.time())
+            self._reports.put_back(load, now=self._loop.time())
         return reply
 
     def _apply(self, reply: Reserved, batch: list[Waiter]) -> None:
         now = self._loop.time()
-        if reply.verdict is not Verdict.OK:
-            self._room.put_back(batch)
+        if reply.verdict is not ReserveStatus.OK:
+            self._callers.put_back(batch)
             self._follow(reply, now)
             return
-        until = self._outlook.learn(reply, now)
-        self._news.enter(reply.health.generation)
-        self._gate.hear(proven=reply.health.proven)
+        until = self._provider.learn(reply, now)
+        self._reports.enter(reply.health.generation)
+        self._in_flight.note(proven=reply.health.proven)
         self._hand_out(reply, batch, now)
         if self._terms.dims and batch and (reply.retry_s > 0 or max(reply.waits_s) > 0):
             self._limited_until = now + max(reply.waits_s, default=0.0)
@@ -295,12 +295,12 @@ class Dispatcher:
     def _follow(self, reply: Reserved, now: float) -> None:
         """Nothing was done: Redis forgot the quota, or other terms are in force."""
         if reply.in_force is not None:
-            self._agreement.adopt(reply.in_force)
+            self._agreed.adopt(reply.in_force)
             return
         log.warning("quota %s: Redis forgot it; installing it again with an empty bucket", self._quota.id)
-        self._news.drop_refunds()
-        self._outlook.forgotten(now)
-        self._agreement.version = ""
+        self._reports.drop_refunds()
+        self._provider.forgotten(now)
+        self._agreed.version = ""
 
     def _hand_out(self, reply: Reserved, batch: list[Waiter], now: float) -> None:
         counters = reply.counters
@@ -308,25 +308,25 @@ class Dispatcher:
             counters = tuple(before + amount for before, amount in zip(counters, waiter.amounts, strict=False))
             waiter.grant = Grant(reply.health.generation, counters)
             self._issue(waiter, wait_s, now)
-        self._room.put_back(batch[len(reply.waits_s) :])
-        self._room.arm()
+        self._callers.put_back(batch[len(reply.waits_s) :])
+        self._callers.arm()
 
     def _issue(self, waiter: Waiter, wait_s: float, now: float) -> None:
         waiter.reserved = True
-        self._gate.enter()
+        self._in_flight.granted()
         self.tally.charge(waiter.terms.dims, waiter.amounts)
         if waiter.gone:
             self._give_back(waiter)
         elif wait_s <= 0:
-            self._room.let_go(waiter)
+            self._callers.let_go(waiter)
         else:
-            self._room.let_go_at(waiter, now + wait_s)
+            self._callers.let_go_at(waiter, now + wait_s)
 
     def _give_back(self, waiter: Waiter) -> None:
         if waiter.reserved:
             waiter.reserved = False
-            self._room.forget(waiter)
-            self._gate.leave()
+            self._callers.forget(waiter)
+            self._in_flight.taken_back()
             refund(self, waiter.terms.dims, waiter.amounts)
             self._nudge()
 
@@ -336,7 +336,7 @@ class Dispatcher:
         That time is lost to all: giving it back would let the fleet burst afterwards. Only tickets for later are refunded
         to the quota; the others just do not count as used.
         """
-        for start_at, waiter in self._room.recall():
+        for start_at, waiter in self._callers.recall():
             if start_at >= until:
                 self._give_back(waiter)
             else:
@@ -344,25 +344,29 @@ class Dispatcher:
 
     def _void(self, waiter: Waiter) -> None:
         waiter.reserved = False
-        self._gate.leave()
+        self._in_flight.taken_back()
         self.tally.refunded += 1
         self.tally.charge(waiter.terms.dims, waiter.amounts, sign=-1)
 
     def _turn_away(self, error: Exception) -> None:
         """Everybody who waits gets ``error``; tickets that have not started are void."""
         self._recall(inf)
-        while waiter := self._room.next():
+        while waiter := self._callers.next():
             waiter.future.set_exception(error)
 
     def _nudge(self) -> None:
         self._let_in_freely()
-        if self._share is not None or self._discovery.proposal is not None or (self._room.has_line and self._may_ask()):
+        if (
+            self._share is not None
+            or self._discovery.proposal is not None
+            or (self._callers.has_line and self._may_ask())
+        ):
             self._wake.set()
 
     async def _rest(self) -> None:
         """Sleep until nudged, until news is due, or until Redis's "later"."""
         self._wake.clear()
-        times = [self._news.due_at, *((self._retry_at, self._gate.opens_at) if self._room.has_line else ())]
+        times = [self._reports.due_at, *((self._retry_at, self._in_flight.opens_at) if self._callers.has_line else ())]
         due = [at for at in times if at is not None and at > self._loop.time()]
         alarm = self._loop.call_at(min(due), self._wake.set) if due else None
         try:
@@ -371,8 +375,8 @@ class Dispatcher:
             if alarm is not None:
                 alarm.cancel()
 
-    def _news_is_due(self) -> bool:
-        return self._news.due_at is not None and self._loop.time() >= self._news.due_at
+    def _reports_are_due(self) -> bool:
+        return self._reports.due_at is not None and self._loop.time() >= self._reports.due_at
 
     # --- a quota without limits --------------------------------------------------------------------------------------
 
@@ -380,28 +384,28 @@ class Dispatcher:
         """Without limits nobody is asked while all is well; what the fleet learns is heard within a second."""
         return (
             not self._terms.dims
-            and ((self._outlook.heard and self._agreement.version != "") or self._away)
-            and self._outlook.clear(self._loop.time())
+            and ((self._provider.heard and self._agreed.version != "") or self._away)
+            and self._provider.clear(self._loop.time())
             and self._open_places() > 0
         )
 
     def _free_ticket(self) -> Ticket:
-        self._gate.enter()
-        self._gate.depart()
+        self._in_flight.granted()
+        self._in_flight.sent()
         self.tally.granted += 1
         self._hear_soon()
-        return Ticket(self, (), (), Grant(self._outlook.health.generation))
+        return Ticket(self, (), (), Grant(self._provider.health.generation))
 
     def _let_in_freely(self) -> None:
         """Those in line take the places that are open, without a call to Redis for each."""
-        while self._room.has_line and self._starts_freely() and (waiter := self._room.next()):
+        while self._callers.has_line and self._starts_freely() and (waiter := self._callers.next()):
             if self._price(waiter):
-                waiter.grant = Grant(self._outlook.health.generation)
+                waiter.grant = Grant(self._provider.health.generation)
                 self._issue(waiter, 0.0, self._loop.time())
                 self._hear_soon()
 
     def _hear_soon(self) -> None:
-        if self._news.ask_again(now=self._loop.time()):
+        if self._reports.ask_again(now=self._loop.time()):
             self._wake.set()
 
     # --- heartbeats, the end -----------------------------------------------------------------------------------------
@@ -410,17 +414,17 @@ class Dispatcher:
         """Say that we are here, and how we are. An outage is for ``_run`` to notice; the last count of processes stays."""
         try:
             self._processes = await self._hash.heartbeat(self._process, HEARTBEAT_TTL_S, self.stats().summary())
-            waiting = self._room.has_line and self._outlook.clear(self._loop.time())
+            waiting = self._callers.has_line and self._provider.clear(self._loop.time())
             await self._expiry.look(self._terms, now=self._loop.time(), pace_s=self._pace_s, waiting=waiting)
             self._nudge()
         except _AWAY as error:
             log.debug("quota %s: no heartbeat (%s); the last count of %d stays", self._quota.id, error, self._processes)
 
     async def aclose(self) -> None:
-        await end(self._task)
+        await cancel_and_wait(self._task)
         self._stop(LimiterClosed(self._quota.id))
         try:
-            if self._news.due_at is not None and self._agreement.version:
+            if self._reports.due_at is not None and self._agreed.version:
                 await self._call([])
             await self._hash.heartbeat(self._process, 0)
         except _AWAY as error:
@@ -437,7 +441,7 @@ class Dispatcher:
     async def _ride_out(self, error: BaseException) -> None:
         """Redis is away: callers wait; after a grace they live on the local share; back with an empty bucket."""
         log.warning("quota %s: Redis is away (%r); trying again until it is back", self._quota.id, error)
-        self._news.drop_refunds()
+        self._reports.drop_refunds()
         self._away = True
         grace_ends = self._loop.time() + (GRACE_S if self._terms.dims else 0.0)
         try:
@@ -453,7 +457,7 @@ class Dispatcher:
                 await self._share.aclose()
                 self._share = None
         self._away = False
-        self._outlook.forgotten(self._loop.time())
+        self._provider.forgotten(self._loop.time())
         self._retry_at = 0.0
         await self.beat()
         log.warning("quota %s: Redis is back; going on with an empty bucket", self._quota.id)
@@ -464,7 +468,7 @@ class Dispatcher:
 
     async def _is_back(self) -> bool:
         try:
-            await self._agreement.install(empty=True)
+            await self._agreed.install(empty=True)
         except _AWAY:
             return False
         return True
@@ -474,6 +478,6 @@ class Dispatcher:
         log.warning(
             "quota %s: still no Redis; living on a share of one in %d until it is back", self._quota.id, processes
         )
-        self._share = LocalShare(self._terms, self.profile, processes, self._room, self._wake)
-        paused_s = max(0.0, self._outlook.paused_until - self._loop.time())
+        self._share = LocalShare(self._terms, self.profile, processes, self._callers, self._wake)
+        paused_s = max(0.0, self._provider.paused_until - self._loop.time())
         self._share.open(self._price, lambda waiter: self._issue(waiter, 0.0, self._loop.time()), paused_s)

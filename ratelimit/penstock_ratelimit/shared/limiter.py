@@ -8,16 +8,16 @@ import socket
 import uuid
 from collections.abc import Callable, Iterable
 
-from penstock_ratelimit.dispatcher import HEARTBEAT_S, Dispatcher
-from penstock_ratelimit.endings import end
 from penstock_ratelimit.errors import LimiterClosed, UnknownQuota
-from penstock_ratelimit.limiter import LaneLimiter
+from penstock_ratelimit.limiter import QuotasLimiter
 from penstock_ratelimit.limits import Quota, by_id
-from penstock_ratelimit.quota_hash import QuotaHash, ScriptClient
+from penstock_ratelimit.shared.dispatcher import HEARTBEAT_S, Dispatcher
+from penstock_ratelimit.store.quota_hash import QuotaHash, ScriptClient
+from penstock_ratelimit.tasks import cancel_and_wait
 from penstock_ratelimit.tickets import QuotaStats
 
 
-class SharedLimiter(LaneLimiter):
+class SharedLimiter(QuotasLimiter):
     """A ``Limiter`` over Redis. Use it on one event loop; nothing is started before the first use of a quota.
 
     ``client`` is a ``redis.asyncio.Redis``; it stays the caller's to close. Of processes that declare different limits
@@ -47,10 +47,10 @@ class SharedLimiter(LaneLimiter):
     async def aclose(self) -> None:
         self._closed = True
         if self._heart is not None:
-            await end(self._heart)
+            await cancel_and_wait(self._heart)
         await asyncio.gather(*(dispatcher.aclose() for dispatcher in self._dispatchers.values()))
 
-    def _lane(self, quota_id: str) -> Dispatcher:
+    def _quota_limiter(self, quota_id: str) -> Dispatcher:
         dispatcher = self._dispatchers.get(quota_id)
         return dispatcher if dispatcher is not None else self._open(quota_id)
 

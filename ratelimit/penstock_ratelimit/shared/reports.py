@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from penstock_ratelimit.quota_hash import NOTHING, Report, Sighting
-from penstock_ratelimit.refusals import WINS, Signal
-from penstock_ratelimit.tickets import Heard
+from penstock_ratelimit.provider.refusals import WINS, Signal
+from penstock_ratelimit.store.quota_hash import NOTHING, Remaining, Report
+from penstock_ratelimit.tickets import Feedback
 
 IDLE_S: Final = 0.25
 """When nobody waits, settlements travel alone after so long."""
@@ -20,7 +20,7 @@ _FAILURES = frozenset({Signal.OVERLOADED, Signal.TRANSIENT})
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RemainingHere:
     """What a provider's header said of one dimension."""
 
     remaining: float
@@ -31,42 +31,42 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Load:
+class Pending:
     """One call's worth of news."""
 
     settlements: dict[str, float] = field(default_factory=dict)
     report: Report = NOTHING
-    seen: dict[str, Seen] = field(default_factory=dict)
+    seen: dict[str, RemainingHere] = field(default_factory=dict)
 
-    def sightings(self, now: float) -> dict[str, Sighting]:
-        return {dim: Sighting(seen.remaining, seen.counter, now - seen.at) for dim, seen in self.seen.items()}
+    def remaining(self, now: float) -> dict[str, Remaining]:
+        return {dim: Remaining(seen.remaining, seen.counter, now - seen.at) for dim, seen in self.seen.items()}
 
 
-class News:
+class ReportBuffer:
     """Gathers until a call takes it; what a failed call did not deliver is put back."""
 
     def __init__(self) -> None:
-        self._load = Load()
+        self._load = Pending()
         self.due_at: float | None = None
         """Loop time at which it travels alone; None when there is none."""
 
-    def settle(self, dim: str, delta: float, *, now: float, busy: bool) -> bool:
+    def add_settlement(self, dim: str, delta: float, *, now: float, busy: bool) -> bool:
         """Units to charge, or to refund when negative. True when the due time moved."""
         self._load.settlements[dim] = self._load.settlements.get(dim, 0.0) + delta
         return self._due(now + (BUSY_S if busy else IDLE_S))
 
-    def hear(self, heard: Heard, generation: int, *, now: float, stray: bool = False) -> bool:
+    def add_feedback(self, feedback: Feedback, generation: int, *, now: float, stray: bool = False) -> bool:
         """How a request went that was granted in ``generation`` of the breaker. True when the due time moved.
 
         ``stray``: a refusal that is counted and stops nobody.
         """
-        report, signal = self._load.report, heard.signal
+        report, signal = self._load.report, feedback.signal
         current = generation == report.generation
         if signal in WINS:
             self._load.report = replace(report, wins=report.wins + current)
             return self._due(now + BUSY_S)
-        if heard.hold:
-            self._load.report = replace(report, hold=heard.hold)
+        if feedback.hold:
+            self._load.report = replace(report, hold=feedback.hold)
             return self._due(now)
         if stray:
             self._load.report = replace(report, strays=report.strays + 1)
@@ -79,11 +79,11 @@ class News:
             self._load.report = replace(report, throttled=report.throttled + 1)
         return self._due(now + TROUBLE_S)
 
-    def retry(self) -> None:
+    def add_retry(self) -> None:
         """A request is sent again; it rides on the call that reserves for it."""
         self._load.report = replace(self._load.report, retries=self._load.report.retries + 1)
 
-    def see(self, dim: str, seen: Seen, *, now: float) -> None:
+    def add_remaining(self, dim: str, seen: RemainingHere, *, now: float) -> None:
         """The latest sighting of a dimension counts."""
         self._load.seen[dim] = seen
         self._due(now + BUSY_S)
@@ -97,13 +97,13 @@ class News:
         if generation != self._load.report.generation:
             self._load.report = replace(self._load.report, generation=generation, wins=0, losses=0)
 
-    def take(self) -> Load:
+    def take(self) -> Pending:
         load = self._load
-        self._load = Load(report=Report(generation=load.report.generation))
+        self._load = Pending(report=Report(generation=load.report.generation))
         self.due_at = None
         return load
 
-    def put_back(self, load: Load, *, now: float) -> None:
+    def put_back(self, load: Pending, *, now: float) -> None:
         """An undelivered load joins what came since."""
         for dim, delta in load.settlements.items():
             self._load.settlements[dim] = self._load.settlements.get(dim, 0.0) + delta
@@ -112,7 +112,7 @@ class News:
         self._due(now + BUSY_S)
 
     def drop_refunds(self) -> None:
-        """Refunds are perishable: an empty bucket owes nobody anything. So are sightings: they count from its counters."""
+        """Refunds are perishable: an empty bucket owes nobody anything. So are remaining: they count from its counters."""
         self._load.settlements = {dim: delta for dim, delta in self._load.settlements.items() if delta > 0}
         self._load.seen = {}
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
-from penstock_ratelimit.estimate import FADED, MEMORY, Estimator, Sketch
-from penstock_ratelimit.quota_hash import CALL_TIMEOUT_S, ScriptClient
+from penstock_ratelimit.estimates.estimator import FADED, MEMORY, Estimator, Sketch
+from penstock_ratelimit.store.quota_hash import CALL_TIMEOUT_S, ScriptClient
 
 log = logging.getLogger("penstock.ratelimit")
 
@@ -104,5 +104,5 @@ def read_sketch(text: bytes | str) -> Sketch | None:
 
 @cache
 def _script() -> str:
-    folder = files("penstock_ratelimit") / "scripts"
+    folder = files("penstock_ratelimit.store") / "scripts"
     return (folder / "clock.lua").read_text("utf-8") + (folder / "learn.lua").read_text("utf-8")

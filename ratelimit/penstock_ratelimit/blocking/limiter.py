@@ -11,15 +11,15 @@ from types import TracebackType
 from typing import Any, Final
 from weakref import WeakSet
 
+from penstock_ratelimit.blocking.loop_thread import LoopThread, RedisUrl
 from penstock_ratelimit.errors import LimiterClosed, UnknownQuota
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_ratelimit.limiter import Limiter, TicketScope
 from penstock_ratelimit.limits import Quota, by_id
 from penstock_ratelimit.local import LocalLimiter
-from penstock_ratelimit.loop_thread import LoopThread, RedisUrl
-from penstock_ratelimit.profiles import Usage
-from penstock_ratelimit.refusals import Signal
-from penstock_ratelimit.shared import SharedLimiter
+from penstock_ratelimit.provider.profiles import Usage
+from penstock_ratelimit.provider.refusals import Signal
+from penstock_ratelimit.shared.limiter import SharedLimiter
 from penstock_ratelimit.tickets import QuotaStats, Ticket, TicketState
 
 log = logging.getLogger("penstock.ratelimit")

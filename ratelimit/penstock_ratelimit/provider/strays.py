@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock_ratelimit.refusals import Signal
-from penstock_ratelimit.tickets import Heard
+from penstock_ratelimit.provider.refusals import Signal
+from penstock_ratelimit.tickets import Feedback
 
 GOOD_PER_STRAY: Final = 20
 LONGEST_STRAY_S: Final = 60.0
@@ -45,6 +45,6 @@ class Patience:
         return True
 
 
-def may_be_stray(heard: Heard) -> bool:
+def may_be_stray(feedback: Feedback) -> bool:
     """A plain 429 with a short wait. "Growing too steeply" is always meant for all."""
-    return heard.signal is Signal.THROTTLED and (heard.retry_after_s or 0.0) <= LONGEST_STRAY_S
+    return feedback.signal is Signal.THROTTLED and (feedback.retry_after_s or 0.0) <= LONGEST_STRAY_S

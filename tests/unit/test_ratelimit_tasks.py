@@ -7,12 +7,12 @@ import contextlib
 
 import pytest
 
-from penstock_ratelimit import endings
+from penstock_ratelimit import tasks
 
 
 async def test_a_task_that_lost_a_cancellation_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As asyncio.wait_for does it before Python 3.12: the first cancellation is gone, and the task goes on."""
-    monkeypatch.setattr(endings, "CANCEL_AGAIN_S", 0.001)
+    monkeypatch.setattr(tasks, "CANCEL_AGAIN_S", 0.001)
     lost = 0
 
     async def loses_two() -> None:
@@ -27,7 +27,7 @@ async def test_a_task_that_lost_a_cancellation_is_told_again(monkeypatch: pytest
 
     task = asyncio.create_task(loses_two())
     await asyncio.sleep(0)
-    await endings.end(task)
+    await tasks.cancel_and_wait(task)
     assert (task.cancelled(), lost) == (True, 2)
 
 
@@ -40,4 +40,4 @@ async def test_a_task_that_failed_has_ended() -> None:
     task = asyncio.create_task(fails())
     with contextlib.suppress(OSError):
         await task
-    await endings.end(task)
+    await tasks.cancel_and_wait(task)

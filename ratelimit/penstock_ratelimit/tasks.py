@@ -8,7 +8,7 @@ from typing import Any, Final
 CANCEL_AGAIN_S: Final = 0.1
 
 
-async def end(task: asyncio.Task[Any]) -> None:
+async def cancel_and_wait(task: asyncio.Task[Any]) -> None:
     """Cancel it until it has ended; what it raises is not told.
 
     Once is not enough: redis-py sends through asyncio.wait_for, which before Python 3.12 loses a cancellation that comes

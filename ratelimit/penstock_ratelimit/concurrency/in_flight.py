@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from penstock_ratelimit.concurrency import AdaptiveConcurrency
+from penstock_ratelimit.concurrency.adaptive import AdaptiveConcurrency
 from penstock_ratelimit.limits import Quota
-from penstock_ratelimit.refusals import Signal
-from penstock_ratelimit.tickets import Heard
+from penstock_ratelimit.provider.refusals import Signal
+from penstock_ratelimit.tickets import Feedback
 
 UNBOUNDED: Final = 1 << 30
 PROBE_S: Final = 3.0
 """A probe that was not refused within so long is being worked on: a refusal needs no model. Then the others follow."""
 
 
-class Gate:
+class InFlight:
     """Counts what is in flight; with ``Quota.concurrency`` an ``AdaptiveConcurrency`` says how many may be.
 
     A quota with ``probe`` lets one request through until one of the fleet was answered well, or was not refused for
@@ -28,14 +28,14 @@ class Gate:
         self.control = (
             None if quota.concurrency is None else AdaptiveConcurrency(maximum=quota.concurrency, clock=clock)
         )
-        self.in_flight = 0
+        self.count = 0
         self._probing_since = 0.0  # loop time
         self._proven = False  # as last heard from Redis, or a good answer since
 
     @property
     def opens_at(self) -> float | None:
         """Loop time at which a probe counts as not refused; None when nobody waits for one."""
-        return self._probing_since + PROBE_S if self._probe and self.in_flight else None
+        return self._probing_since + PROBE_S if self._probe and self.count else None
 
     @property
     def limit(self) -> int | None:
@@ -51,40 +51,40 @@ class Gate:
     def climbing(self) -> bool:
         return self.control is not None and self.control.climbing
 
-    def hear(self, *, proven: bool) -> None:
+    def note(self, *, proven: bool) -> None:
         """Whether one of the fleet was answered well, as Redis has it."""
         self._proven = proven
 
-    def room(self) -> int:
+    def places(self) -> int:
         """How many more may be granted now."""
         if self._probe and not self._proven and not self._probe_is_accepted():
-            return 1 - self.in_flight
-        return UNBOUNDED if self.control is None else self.control.limit - self.in_flight
+            return 1 - self.count
+        return UNBOUNDED if self.control is None else self.control.limit - self.count
 
     def _probe_is_accepted(self) -> bool:
-        return self.in_flight > 0 and self._clock() >= self._probing_since + PROBE_S
+        return self.count > 0 and self._clock() >= self._probing_since + PROBE_S
 
-    def enter(self) -> None:
+    def granted(self) -> None:
         """A ticket was granted."""
-        if not self.in_flight:
+        if not self.count:
             self._probing_since = self._clock()
-        self.in_flight += 1
+        self.count += 1
 
-    def leave(self) -> None:
+    def taken_back(self) -> None:
         """It was taken back before its caller had it."""
-        self.in_flight -= 1
+        self.count -= 1
 
-    def depart(self) -> None:
+    def sent(self) -> None:
         """Its caller has it, and sends."""
         if self.control is not None:
             self.control.started()
 
-    def arrive(self, since: float, heard: Heard | None) -> None:
+    def ended(self, since: float, feedback: Feedback | None) -> None:
         """Its request, sent at ``since`` (loop time), is over."""
-        self.in_flight -= 1
-        if heard is not None and heard.signal is Signal.OK:
+        self.count -= 1
+        if feedback is not None and feedback.signal is Signal.OK:
             self._proven = True  # Redis is told with the next call
         if self.control is not None:
-            signal = Signal.REFUSED if heard is None else heard.signal
-            tokens = 0.0 if heard is None else heard.output_tokens
+            signal = Signal.REFUSED if feedback is None else feedback.signal
+            tokens = 0.0 if feedback is None else feedback.output_tokens
             self.control.finished(signal, self._clock() - since, tokens)

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Final
 
 from penstock_ratelimit.fairness import FairLine
-from penstock_ratelimit.limiter import Ask
+from penstock_ratelimit.limiter import StartRequest
 from penstock_ratelimit.limits import Terms
 from penstock_ratelimit.tickets import UNSHARED
 
@@ -24,7 +24,7 @@ class Waiter:
 
     __slots__ = ("amounts", "ask", "future", "grant", "reserved", "terms")
 
-    def __init__(self, ask: Ask, terms: Terms, future: asyncio.Future[None]) -> None:
+    def __init__(self, ask: StartRequest, terms: Terms, future: asyncio.Future[None]) -> None:
         self.ask = ask
         self.future = future
         self.grant = UNSHARED
@@ -50,7 +50,7 @@ class Waiter:
         return self.future.done()
 
 
-class WaitingRoom:
+class WaitingCallers:
     """The line and the issued start times of one quota in one process, with one timer for the earliest start.
 
     The line is fair between flows (see ``fairness``), in order of arrival inside each. It is bounded by the callers (one

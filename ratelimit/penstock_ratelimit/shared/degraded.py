@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock_ratelimit.limits import Terms
-from penstock_ratelimit.local import LocalLane
-from penstock_ratelimit.profiles import Profile
-from penstock_ratelimit.waiting import Waiter, WaitingRoom
+from penstock_ratelimit.local import LocalQuota
+from penstock_ratelimit.provider.profiles import Profile
+from penstock_ratelimit.shared.waiting import Waiter, WaitingCallers
 
 GRACE_S: Final = 3.0
 """Callers wait so long for a Redis that is away; then this process lives on its local share."""
@@ -22,13 +22,15 @@ LOCAL_SHARE: Final = 0.9
 class LocalShare:
     """Serves the line from rate / processes * 0.9, in order, until closed. Starts without a burst."""
 
-    def __init__(self, terms: Terms, profile: Profile, processes: int, room: WaitingRoom, wake: asyncio.Event) -> None:
-        self.lane = LocalLane(terms.scaled(LOCAL_SHARE / processes), profile)
-        self._room, self._wake = room, wake
+    def __init__(
+        self, terms: Terms, profile: Profile, processes: int, callers: WaitingCallers, wake: asyncio.Event
+    ) -> None:
+        self.quota = LocalQuota(terms.scaled(LOCAL_SHARE / processes), profile)
+        self._callers, self._wake = callers, wake
         self._task: asyncio.Task[None] | None = None
 
     def open(self, price: Callable[[Waiter], bool], issue: Callable[[Waiter], None], paused_s: float) -> None:
-        self.lane.pause(paused_s)
+        self.quota.pause(paused_s)
         self._task = asyncio.get_running_loop().create_task(self._serve(price, issue), name="local share of a quota")
 
     async def aclose(self) -> None:
@@ -38,7 +40,7 @@ class LocalShare:
 
     async def _serve(self, price: Callable[[Waiter], bool], issue: Callable[[Waiter], None]) -> None:
         while True:
-            waiter = self._room.next()
+            waiter = self._callers.next()
             if waiter is None:
                 self._wake.clear()
                 await self._wake.wait()
@@ -48,7 +50,7 @@ class LocalShare:
 
     async def _take(self, waiter: Waiter) -> None:
         try:
-            await self.lane.take(waiter.amounts)
+            await self.quota.take(waiter.amounts)
         except asyncio.CancelledError:
-            self._room.put_back([waiter])
+            self._callers.put_back([waiter])
             raise

@@ -13,10 +13,10 @@ from dataclasses import replace
 from itertools import compress
 from typing import Final, NamedTuple
 
-from penstock_ratelimit.headers import WINDOWS_S, Reading, read_limits
 from penstock_ratelimit.limits import Quota, Terms
-from penstock_ratelimit.news import Seen
-from penstock_ratelimit.profiles import PROFILES
+from penstock_ratelimit.provider.headers import WINDOWS_S, Reading, read_limits
+from penstock_ratelimit.provider.profiles import PROFILES
+from penstock_ratelimit.shared.reports import RemainingHere
 from penstock_ratelimit.tickets import Ticket
 
 READ_EVERY_S: Final = 0.05
@@ -65,7 +65,7 @@ class Discovery:
         now: float,
         always: bool = False,
         good: bool = False,
-    ) -> dict[str, Seen]:
+    ) -> dict[str, RemainingHere]:
         """The levels told, by dimension. Sets ``proposal`` when the limits told differ from ``terms``.
 
         ``good``: a request that succeeded, whose headers would tell every limit there is.
@@ -85,7 +85,7 @@ class Discovery:
         self.proposal = wanted if wanted != terms else None
         counters = dict(zip(terms.dims, ticket.grant.counters, strict=False))
         return {
-            reading.dim: Seen(reading.remaining, counters[reading.dim], ticket.since)
+            reading.dim: RemainingHere(reading.remaining, counters[reading.dim], ticket.since)
             for reading in paced
             if reading.remaining is not None and reading.dim in counters
         }

@@ -25,7 +25,7 @@ class ScriptClient(Protocol):
     def register_script(self, script: str) -> Any: ...
 
 
-class Verdict(Enum):
+class ReserveStatus(Enum):
     """What came of a reservation."""
 
     OK = "ok"
@@ -69,7 +69,7 @@ NOTHING: Final = Report()
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class Remaining:
     """The provider said ``remaining`` when it took the request after which we had charged ``counter``, ``age_s`` ago."""
 
     remaining: float
@@ -110,7 +110,7 @@ class Health:
 class Reserved:
     """Answer to a reservation; the first ``len(waits_s)`` items have their start times, seconds from now."""
 
-    verdict: Verdict
+    verdict: ReserveStatus
     waits_s: Sequence[float] = ()
     retry_s: float = 0.0
     """When the first item left out may be asked for again; 0 = at once."""
@@ -140,11 +140,11 @@ class Reserve:
     share_s: float
     pause_s: float = 0.0
     report: Report = NOTHING
-    sightings: Mapping[str, Sighting] = field(default_factory=dict)
+    remaining: Mapping[str, Remaining] = field(default_factory=dict)
 
 
 _PRELUDES: Final[Mapping[str, tuple[str, ...]]] = {
-    "reserve": ("clock", "slope", "margin", "breaker", "sightings"),
+    "reserve": ("clock", "slope", "margin", "breaker", "remaining"),
     "install": ("clock", "slope", "margin"),
     "heartbeat": ("clock",),
     "lift": ("clock",),
@@ -156,7 +156,7 @@ _PRELUDES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @cache
 def _script(name: str) -> str:
-    folder = files("penstock_ratelimit") / "scripts"
+    folder = files("penstock_ratelimit.store") / "scripts"
     return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in (*_PRELUDES[name], name))
 
 
@@ -194,10 +194,10 @@ class QuotaHash:
 
     async def reserve(self, ask: Reserve) -> Reserved:
         args: list[Any] = [self._now(), ask.version, *_limits_of(ask), *_report(ask.report)]
-        args += (len(ask.terms.dims), len(ask.sightings), len(ask.items))
+        args += (len(ask.terms.dims), len(ask.remaining), len(ask.items))
         for dim in ask.terms.dims:
             args += (dim, ask.settlements.get(dim, 0))
-        for dim, seen in ask.sightings.items():
+        for dim, seen in ask.remaining.items():
             args += (ask.terms.dims.index(dim) + 1, seen.remaining, seen.counter, int(seen.age_s * _US))
         for item in ask.items:
             args += item
@@ -242,14 +242,14 @@ class QuotaHash:
 
     def _read(self, reply: list[Any], dims: int) -> Reserved:
         if reply[0] == -1:
-            return Reserved(Verdict.MISSING)
+            return Reserved(ReserveStatus.MISSING)
         if reply[0] == -3:
             return Reserved(
-                Verdict.CHANGED, in_force=InForce(_text(reply[1]), Terms.from_json(self._quota_id, reply[2]))
+                ReserveStatus.CHANGED, in_force=InForce(_text(reply[1]), Terms.from_json(self._quota_id, reply[2]))
             )
         first_wait = _HEALTH.stop + dims
         return Reserved(
-            Verdict.OK,
+            ReserveStatus.OK,
             waits_s=[wait / _US for wait in reply[first_wait:]],
             retry_s=reply[1] / _US,
             pause_left_s=reply[2] / _US,

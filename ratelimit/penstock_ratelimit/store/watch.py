@@ -9,11 +9,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final, Protocol
 
-from penstock_ratelimit.dispatcher import HEARTBEAT_TTL_S
-from penstock_ratelimit.estimate import OUTPUT_QUANTILE
-from penstock_ratelimit.learned import read_sketch
+from penstock_ratelimit.estimates.estimator import OUTPUT_QUANTILE
+from penstock_ratelimit.estimates.learned import read_sketch
 from penstock_ratelimit.limits import Terms
-from penstock_ratelimit.quota_hash import Breaker
+from penstock_ratelimit.shared.dispatcher import HEARTBEAT_TTL_S
+from penstock_ratelimit.store.quota_hash import Breaker
 
 MAX_QUOTAS: Final = 256
 """Quotas read at once: a fleet has a few; more than this is somebody's quota per customer, to be asked for by name."""
@@ -267,5 +267,5 @@ def _text(value: bytes | str) -> str:
 
 @cache
 def _script() -> str:
-    folder = files("penstock_ratelimit") / "scripts"
+    folder = files("penstock_ratelimit.store") / "scripts"
     return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("clock", "slope", "margin", "view"))
