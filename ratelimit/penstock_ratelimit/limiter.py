@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
-from penstock_ratelimit.limits import pause_seconds
+from penstock_ratelimit.rates import pause_seconds
 from penstock_ratelimit.tickets import Account, QuotaStats, Ticket
+
+
+class StartOptions(TypedDict, total=False):
+    """What may be said of a request beside its costs. The one place that names it: every limiter takes these keywords."""
+
+    certain: Mapping[str, float] | None
+    flow: Flow
+    retry: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """What a caller wants to start."""
+    """What a caller wants to start; the fields are explained here, and their names are those of ``StartOptions``."""
 
     costs: Mapping[str, float]
     """Units per dimension, estimated; clipped to what can ever fit."""
@@ -46,13 +54,7 @@ class Limiter(Protocol):
     """What every limiter does, shared or local. Held by one conformance suite."""
 
     def acquire(
-        self,
-        quota_id: str,
-        costs: Mapping[str, float],
-        *,
-        certain: Mapping[str, float] | None = None,
-        flow: Flow = DEFAULT_FLOW,
-        retry: bool = False,
+        self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]
     ) -> Coroutine[Any, Any, Ticket]:
         """Sleep until the start time of a ticket for ``costs`` (estimates, clipped to the cap) and return it.
 
@@ -63,15 +65,7 @@ class Limiter(Protocol):
         """
         ...
 
-    def ticket(
-        self,
-        quota_id: str,
-        costs: Mapping[str, float],
-        *,
-        certain: Mapping[str, float] | None = None,
-        flow: Flow = DEFAULT_FLOW,
-        retry: bool = False,
-    ) -> TicketScope:
+    def ticket(self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]) -> TicketScope:
         """``async with`` around one send. Leaving the block charges the ticket, unless the block released it."""
         ...
 
@@ -161,28 +155,14 @@ class QuotasLimiter:
         raise NotImplementedError
 
     def acquire(
-        self,
-        quota_id: str,
-        costs: Mapping[str, float],
-        *,
-        certain: Mapping[str, float] | None = None,
-        flow: Flow = DEFAULT_FLOW,
-        retry: bool = False,
+        self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]
     ) -> Coroutine[Any, Any, Ticket]:
         """See ``Limiter``."""
-        return self._quota_limiter(quota_id).acquire(StartRequest(costs, certain, flow, retry))
+        return self._quota_limiter(quota_id).acquire(StartRequest(costs, **options))
 
-    def ticket(
-        self,
-        quota_id: str,
-        costs: Mapping[str, float],
-        *,
-        certain: Mapping[str, float] | None = None,
-        flow: Flow = DEFAULT_FLOW,
-        retry: bool = False,
-    ) -> TicketScope:
+    def ticket(self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]) -> TicketScope:
         """See ``Limiter``."""
-        return TicketScope(self._quota_limiter(quota_id), StartRequest(costs, certain, flow, retry))
+        return TicketScope(self._quota_limiter(quota_id), StartRequest(costs, **options))
 
     def quota(self, quota_id: str) -> BoundQuota:
         """See ``Limiter``."""

@@ -25,8 +25,8 @@ from penstock_ratelimit import (
     Ticket,
     UnknownQuota,
     Usage,
-    blocking,
 )
+from penstock_ratelimit.blocking import limiter as blocking_limiter
 from penstock_ratelimit.blocking.limiter import BlockingLimiter
 from penstock_ratelimit.limiter import QuotaLimiter, StartRequest
 from penstock_ratelimit.tickets import TicketState
@@ -198,8 +198,8 @@ def test_what_is_asked_goes_on_to_the_limiter_as_it_is(monkeypatch: pytest.Monke
     asked: list[StartRequest] = []
 
     class Spying(LocalLimiter):
-        def _lane(self, quota_id: str) -> QuotaLimiter:
-            lane = super()._lane(quota_id)
+        def _quota_limiter(self, quota_id: str) -> QuotaLimiter:
+            lane = super()._quota_limiter(quota_id)
             acquire = lane.acquire
 
             async def spy(ask: StartRequest) -> Ticket:
@@ -209,7 +209,7 @@ def test_what_is_asked_goes_on_to_the_limiter_as_it_is(monkeypatch: pytest.Monke
             lane.acquire = spy  # type: ignore[method-assign]
             return lane
 
-    monkeypatch.setattr(blocking, "LocalLimiter", Spying)
+    monkeypatch.setattr(blocking_limiter, "LocalLimiter", Spying)
     flow = Flow(tenant="search", job="nightly")
     with BlockingLimiter([QUICK]) as limiter:
         limiter.acquire("quick", {"requests": 1}, certain={"tokens": 5}, flow=flow, retry=True).release()

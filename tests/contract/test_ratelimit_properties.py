@@ -16,7 +16,7 @@ from one_quota import BURST_S, RATES, SLACK, START_US, Redis, both, run, tokens
 from servers import RedisServer
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.limits import Slope
+from penstock_ratelimit.rates import Slope
 from penstock_ratelimit.store.quota_hash import NOTHING, Report, ReserveStatus
 
 Start = tuple[float, tuple[float, ...]]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from penstock_ratelimit.fairness import CLASS_STEP, FairLine, Flow, Priority
 from penstock_ratelimit.limiter import StartRequest
-from penstock_ratelimit.limits import PerMinute, PerSecond, Quota
+from penstock_ratelimit.quota import Quota
+from penstock_ratelimit.rates import PerMinute, PerSecond
 from penstock_ratelimit.shared.waiting import Waiter, WaitingCallers
 from penstock_ratelimit.testing import run_virtual
 

@@ -8,17 +8,17 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Unpack
 from weakref import WeakSet
 
 from penstock_ratelimit.blocking.loop_thread import LoopThread, RedisUrl
 from penstock_ratelimit.errors import LimiterClosed, UnknownQuota
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
-from penstock_ratelimit.limiter import Limiter, TicketScope
-from penstock_ratelimit.limits import Quota, by_id
+from penstock_ratelimit.limiter import Limiter, StartOptions, TicketScope
 from penstock_ratelimit.local import LocalLimiter
 from penstock_ratelimit.provider.profiles import Usage
 from penstock_ratelimit.provider.refusals import Signal
+from penstock_ratelimit.quota import Quota, by_id
 from penstock_ratelimit.shared.limiter import SharedLimiter
 from penstock_ratelimit.tickets import QuotaStats, Ticket, TicketState
 
@@ -47,10 +47,8 @@ class BlockingLimiter:
         quota_id: str,
         costs: Mapping[str, float],
         *,
-        certain: Mapping[str, float] | None = None,
-        flow: Flow = DEFAULT_FLOW,
-        retry: bool = False,
         timeout: float | None = None,
+        **options: Unpack[StartOptions],
     ) -> BlockingTicket:
         """As ``Limiter.acquire``. Raises TimeoutError after ``timeout`` seconds without a start; nothing is charged then.
 
@@ -58,7 +56,7 @@ class BlockingLimiter:
         """
         engine = self._running(quota_id)
         ticket = engine.wait(
-            lambda limiter: limiter.acquire(quota_id, costs, certain=certain, flow=flow, retry=retry),
+            lambda limiter: limiter.acquire(quota_id, costs, **options),
             quota_id,
             timeout,
             undo=Ticket.release,
@@ -70,15 +68,13 @@ class BlockingLimiter:
         quota_id: str,
         costs: Mapping[str, float],
         *,
-        certain: Mapping[str, float] | None = None,
-        flow: Flow = DEFAULT_FLOW,
-        retry: bool = False,
         timeout: float | None = None,
+        **options: Unpack[StartOptions],
     ) -> BlockingTicketScope:
         """``with`` around one send. Leaving the block charges the ticket, unless the block released it."""
 
         def open_scope(limiter: Limiter) -> TicketScope:
-            return limiter.ticket(quota_id, costs, certain=certain, flow=flow, retry=retry)
+            return limiter.ticket(quota_id, costs, **options)
 
         return BlockingTicketScope(lambda: self._running(quota_id), open_scope, quota_id, timeout)
 
@@ -252,7 +248,7 @@ class BlockingQuota:
         **costs: float,
     ) -> BlockingTicketScope:
         """As ``BlockingLimiter.ticket``, with the costs by name: ``quota.ticket(requests=1, tokens=500)``."""
-        return self._limiter.ticket(self._quota_id, costs, certain=certain, flow=flow, retry=retry, timeout=timeout)
+        return self._limiter.ticket(self._quota_id, costs, timeout=timeout, certain=certain, flow=flow, retry=retry)
 
     def not_before(self, seconds: float) -> None:
         self._limiter.not_before(self._quota_id, seconds)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock_ratelimit.concurrency.adaptive import AdaptiveConcurrency
-from penstock_ratelimit.limits import Quota
 from penstock_ratelimit.provider.refusals import Signal
+from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.tickets import Feedback
 
 UNBOUNDED: Final = 1 << 30

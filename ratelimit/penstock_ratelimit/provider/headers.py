@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-from penstock_ratelimit.limits import MAX_PAUSE_S
+from penstock_ratelimit.rates import MAX_PAUSE_S
 
 MINUTE_S: Final = 60.0
 DAY_S: Final = 86_400.0

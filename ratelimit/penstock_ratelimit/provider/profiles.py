@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 from urllib.parse import urlsplit
 
-from penstock_ratelimit.limits import Slope
+from penstock_ratelimit.rates import Slope
 
 REQUESTS: Final = "requests"
 TOKENS: Final = "tokens"

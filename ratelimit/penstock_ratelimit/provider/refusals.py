@@ -14,8 +14,8 @@ from enum import Enum
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from penstock_ratelimit.limits import MAX_PAUSE_S
 from penstock_ratelimit.provider.headers import header, parse_duration, parse_retry_after
+from penstock_ratelimit.rates import MAX_PAUSE_S
 
 MAX_BODY_BYTES: Final = 1 << 20
 """No provider explains an error in more than a mebibyte; longer bodies are not parsed."""

@@ -13,10 +13,11 @@ from dataclasses import replace
 from itertools import compress
 from typing import Final, NamedTuple
 
-from penstock_ratelimit.limits import Quota, Terms
 from penstock_ratelimit.provider.headers import WINDOWS_S, Reading, read_limits
 from penstock_ratelimit.provider.profiles import PROFILES
+from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.shared.reports import RemainingHere
+from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import Ticket
 
 READ_EVERY_S: Final = 0.05

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from math import inf
 from typing import Final
 
 from redis.exceptions import RedisError
 
 from penstock_ratelimit.concurrency.in_flight import InFlight
-from penstock_ratelimit.errors import LimiterClosed, QuotaHeld, RateLimitError
+from penstock_ratelimit.errors import LimiterClosed, QuotaHeld
 from penstock_ratelimit.limiter import StartRequest
-from penstock_ratelimit.limits import Quota, Terms, pause_seconds
 from penstock_ratelimit.provider.profiles import PROFILES
-from penstock_ratelimit.provider.refusals import WINS, Signal
-from penstock_ratelimit.provider.strays import LIMITED_S, Patience, may_be_stray
-from penstock_ratelimit.shared.degraded import GRACE_S, RETRY_S, LocalShare
+from penstock_ratelimit.quota import Quota
+from penstock_ratelimit.shared.answers import Answers
+from penstock_ratelimit.shared.degraded import GRACE_S, LocalShare, Outage
 from penstock_ratelimit.shared.discovery import Discovery
 from penstock_ratelimit.shared.expiry import Expiry
+from penstock_ratelimit.shared.issuing import Issuing
 from penstock_ratelimit.shared.provider_state import ProviderState
 from penstock_ratelimit.shared.reports import ReportBuffer
 from penstock_ratelimit.shared.terms_in_force import TermsInForce
@@ -26,6 +27,7 @@ from penstock_ratelimit.shared.waiting import Waiter, WaitingCallers
 from penstock_ratelimit.shared.window import MAX_WINDOW, Window
 from penstock_ratelimit.store.quota_hash import QuotaHash, Reserve, Reserved, ReserveStatus
 from penstock_ratelimit.tasks import cancel_and_wait
+from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import Feedback, Grant, QuotaStats, Tally, Ticket, refund
 
 log = logging.getLogger("penstock.ratelimit")
@@ -52,21 +54,20 @@ class Dispatcher:
         self.tally = Tally()
         self._loop = asyncio.get_running_loop()
         self._window = Window(quota.horizon_s)
+        self._in_flight = InFlight(quota, self._loop.time)
         self._callers = WaitingCallers(self._loop, self._nudge)
+        self._issuing = Issuing(self._callers, self._in_flight, self.tally, partial(refund, self))
         self._reports = ReportBuffer()
         self._provider = ProviderState(quota.id)
-        self._in_flight = InFlight(quota, self._loop.time)
         self._discovery = Discovery(quota)
+        self._answers = Answers(self._discovery, self._reports)
         self._expiry = Expiry(self._discovery, quota_hash)
         self._agreed = TermsInForce(quota, quota_hash, self.tally)
-        self._patience = Patience()
-        self._limited_until = -inf  # loop time: the last start that the limits put off
-        self._away = False  # Redis did not answer last time
+        self._wake = asyncio.Event()
+        self._outage = Outage(quota.id)
         self._processes, self._pace_s = 0, 0.0  # of the quota, and seconds per item, as last heard
         self._retry_at = 0.0  # loop time: Redis said "later" to the head of the line
-        self._share: LocalShare | None = None  # while Redis is away for long
         self._failure: Exception | None = None  # set once: the dispatcher works no more
-        self._wake = asyncio.Event()
         self._task = self._loop.create_task(self._run(), name=f"quota {quota.id}")
 
     @property
@@ -124,7 +125,7 @@ class Dispatcher:
             concurrency_most=self._in_flight.most,
             climbing=self._in_flight.climbing,
             calls=self.tally.calls,
-            degraded=self._share is not None,
+            degraded=self._outage.share is not None,
             breaker=health.breaker.name.lower(),
             held=health.hold,
         )
@@ -136,8 +137,8 @@ class Dispatcher:
 
     def adjust(self, dim: str, delta: float) -> None:
         self.tally.used[dim] = self.tally.used.get(dim, 0.0) + delta
-        if self._share is not None:
-            self._share.quota.adjust(dim, delta)
+        if self._outage.share is not None:
+            self._outage.share.quota.adjust(dim, delta)
             return
         busy = self._callers.has_line or self._callers.unstarted > 0
         if self._reports.add_settlement(dim, delta, now=self._loop.time(), busy=busy):
@@ -150,35 +151,28 @@ class Dispatcher:
         self._nudge()
 
     def _take_in(self, ticket: Ticket, feedback: Feedback) -> None:
-        now = self._loop.time()
-        if feedback.signal in WINS:
-            self._patience.answered_well(self._in_flight.count)
-        if feedback.headers is not None:
-            always = feedback.pause_s is not None
-            for dim, seen in self._discovery.read(
-                feedback.headers, ticket, self._terms, now=now, always=always, good=feedback.signal is Signal.OK
-            ).items():
-                self._reports.add_remaining(dim, seen, now=now)
-        stray = self._is_stray(ticket, feedback)
-        if stray:
+        due_at = self._reports.due_at
+        pause_s = self._answers.take_in(
+            ticket,
+            feedback,
+            self._terms,
+            now=self._loop.time(),
+            in_flight=self._in_flight.count,
+            alone=self._outage.share is not None,
+        )
+        if pause_s > 0:
+            self._pause(pause_s)
+        if feedback.pause_s is not None:
             self.tally.throttled += 1
-        elif feedback.pause_s is not None:
-            self.not_before(pause_seconds(feedback.pause_s))
-        due = self._reports.add_feedback(feedback, ticket.grant.generation, now=now, stray=stray)
-        if due or self._discovery.proposal is not None:
+        if self._reports.due_at != due_at or self._discovery.proposal is not None:
             self._wake.set()
-
-    def _is_stray(self, ticket: Ticket, feedback: Feedback) -> bool:
-        """Whether a refusal holds back its own item only: a lone one, while the limits keep nobody waiting."""
-        limited = self._share is not None or ticket.since <= self._limited_until + LIMITED_S
-        return may_be_stray(feedback) and not limited and self._patience.is_stray()
 
     def _pause(self, seconds: float) -> None:
         if not self._provider.pause(seconds, self._loop.time()):
             return
-        if self._share is not None:
-            self._share.quota.pause(seconds)
-        self._recall(self._provider.paused_until)
+        if self._outage.share is not None:
+            self._outage.share.quota.pause(seconds)
+        self._issuing.recall(self._provider.paused_until)
         self._wake.set()
 
     # --- the task ----------------------------------------------------------------------------------------------------
@@ -215,7 +209,7 @@ class Dispatcher:
         room = min(window - self._callers.unstarted, self._open_places())
         batch: list[Waiter] = []
         while self._may_ask() and len(batch) < room and (waiter := self._callers.next()):
-            if self._price(waiter):
+            if self._issuing.price(waiter, self._terms):
                 batch.append(waiter)
         return batch
 
@@ -228,17 +222,6 @@ class Dispatcher:
 
     def _open_places(self) -> int:
         return self._in_flight.places()
-
-    def _price(self, waiter: Waiter) -> bool:
-        """Price a caller by the terms in force, if they changed since it came; False when it can never fit now."""
-        if waiter.terms is self._terms:
-            return True
-        try:
-            waiter.price(self._terms)
-        except RateLimitError as error:
-            waiter.future.set_exception(error)
-            return False
-        return True
 
     async def _call(self, batch: list[Waiter]) -> Reserved:
         """Reserve for ``batch``; when that fails the callers are back in line and only charges are kept."""
@@ -282,15 +265,15 @@ class Dispatcher:
         self._in_flight.note(proven=reply.health.proven)
         self._hand_out(reply, batch, now)
         if self._terms.dims and batch and (reply.retry_s > 0 or max(reply.waits_s) > 0):
-            self._limited_until = now + max(reply.waits_s, default=0.0)
+            self._answers.limited(until=now + max(reply.waits_s, default=0.0))
         self._processes, self._pace_s = reply.processes, reply.pace_s
         self._window.resize(reply.pace_s, reply.processes)
         self._retry_at = now + min(reply.retry_s, ASK_AGAIN_S) if batch else 0.0
         if until is not None:
-            self._recall(until)
+            self._issuing.recall(until)
         if reply.health.hold:
             self._retry_at = 0.0  # nobody waits for a hold to end: whoever comes hears of it at once
-            self._turn_away(QuotaHeld(self._quota.id, reply.health.hold))
+            self._issuing.refuse_all(QuotaHeld(self._quota.id, reply.health.hold))
 
     def _follow(self, reply: Reserved, now: float) -> None:
         """Nothing was done: Redis forgot the quota, or other terms are in force."""
@@ -307,57 +290,18 @@ class Dispatcher:
         for waiter, wait_s in zip(batch, reply.waits_s, strict=False):
             counters = tuple(before + amount for before, amount in zip(counters, waiter.amounts, strict=False))
             waiter.grant = Grant(reply.health.generation, counters)
-            self._issue(waiter, wait_s, now)
+            self._issuing.issue(waiter, now + wait_s if wait_s > 0 else None)
         self._callers.put_back(batch[len(reply.waits_s) :])
         self._callers.arm()
 
-    def _issue(self, waiter: Waiter, wait_s: float, now: float) -> None:
-        waiter.reserved = True
-        self._in_flight.granted()
-        self.tally.charge(waiter.terms.dims, waiter.amounts)
-        if waiter.gone:
-            self._give_back(waiter)
-        elif wait_s <= 0:
-            self._callers.let_go(waiter)
-        else:
-            self._callers.let_go_at(waiter, now + wait_s)
-
     def _give_back(self, waiter: Waiter) -> None:
-        if waiter.reserved:
-            waiter.reserved = False
-            self._callers.forget(waiter)
-            self._in_flight.taken_back()
-            refund(self, waiter.terms.dims, waiter.amounts)
+        if self._issuing.give_back(waiter):
             self._nudge()
-
-    def _recall(self, until: float) -> None:
-        """Take back every ticket that has not started, because nobody starts before ``until``.
-
-        That time is lost to all: giving it back would let the fleet burst afterwards. Only tickets for later are refunded
-        to the quota; the others just do not count as used.
-        """
-        for start_at, waiter in self._callers.recall():
-            if start_at >= until:
-                self._give_back(waiter)
-            else:
-                self._void(waiter)
-
-    def _void(self, waiter: Waiter) -> None:
-        waiter.reserved = False
-        self._in_flight.taken_back()
-        self.tally.refunded += 1
-        self.tally.charge(waiter.terms.dims, waiter.amounts, sign=-1)
-
-    def _turn_away(self, error: Exception) -> None:
-        """Everybody who waits gets ``error``; tickets that have not started are void."""
-        self._recall(inf)
-        while waiter := self._callers.next():
-            waiter.future.set_exception(error)
 
     def _nudge(self) -> None:
         self._let_in_freely()
         if (
-            self._share is not None
+            self._outage.share is not None
             or self._discovery.proposal is not None
             or (self._callers.has_line and self._may_ask())
         ):
@@ -384,7 +328,7 @@ class Dispatcher:
         """Without limits nobody is asked while all is well; what the fleet learns is heard within a second."""
         return (
             not self._terms.dims
-            and ((self._provider.heard and self._agreed.version != "") or self._away)
+            and ((self._provider.heard and self._agreed.version != "") or self._outage.lasts)
             and self._provider.clear(self._loop.time())
             and self._open_places() > 0
         )
@@ -399,9 +343,9 @@ class Dispatcher:
     def _let_in_freely(self) -> None:
         """Those in line take the places that are open, without a call to Redis for each."""
         while self._callers.has_line and self._starts_freely() and (waiter := self._callers.next()):
-            if self._price(waiter):
+            if self._issuing.price(waiter, self._terms):
                 waiter.grant = Grant(self._provider.health.generation)
-                self._issue(waiter, 0.0, self._loop.time())
+                self._issuing.issue(waiter)
                 self._hear_soon()
 
     def _hear_soon(self) -> None:
@@ -433,38 +377,28 @@ class Dispatcher:
     def _stop(self, error: Exception) -> None:
         """Everybody who waits, now and later, gets ``error``; tickets that have not started go back to the quota."""
         self._failure = error
-        self._recall(-inf)
-        self._turn_away(error)
+        self._issuing.recall(-inf)
+        self._issuing.refuse_all(error)
 
     # --- without Redis -----------------------------------------------------------------------------------------------
 
     async def _ride_out(self, error: BaseException) -> None:
-        """Redis is away: callers wait; after a grace they live on the local share; back with an empty bucket."""
-        log.warning("quota %s: Redis is away (%r); trying again until it is back", self._quota.id, error)
         self._reports.drop_refunds()
-        self._away = True
-        grace_ends = self._loop.time() + (GRACE_S if self._terms.dims else 0.0)
-        try:
-            while True:
-                if self._share is None and self._has_a_share() and self._loop.time() >= grace_ends:
-                    self._live_on_share()
-                # sleep first: a Redis that answers and refuses must not be asked again and again without a pause
-                await asyncio.sleep(RETRY_S)
-                if await self._is_back():
-                    break
-        finally:
-            if self._share is not None:
-                await self._share.aclose()
-                self._share = None
-        self._away = False
+        await self._outage.ride_out(
+            error, self._open_share, self._is_back, grace_s=GRACE_S if self._terms.dims else 0.0
+        )
         self._provider.forgotten(self._loop.time())
         self._retry_at = 0.0
         await self.beat()
         log.warning("quota %s: Redis is back; going on with an empty bucket", self._quota.id)
 
-    def _has_a_share(self) -> bool:
-        """A part of the quota, once it is known of how many; without limits there is nothing to part."""
-        return self._processes > 0 or not self._terms.dims
+    def _open_share(self) -> LocalShare | None:
+        """This process's part of the quota, once it is known of how many; without limits there is nothing to part."""
+        if self._processes <= 0 and self._terms.dims:
+            return None
+        share = LocalShare(self._terms, self.profile, max(self._processes, 1), self._issuing, self._wake)
+        share.open(max(0.0, self._provider.paused_until - self._loop.time()))
+        return share
 
     async def _is_back(self) -> bool:
         try:
@@ -472,12 +406,3 @@ class Dispatcher:
         except _AWAY:
             return False
         return True
-
-    def _live_on_share(self) -> None:
-        processes = max(self._processes, 1)
-        log.warning(
-            "quota %s: still no Redis; living on a share of one in %d until it is back", self._quota.id, processes
-        )
-        self._share = LocalShare(self._terms, self.profile, processes, self._callers, self._wake)
-        paused_s = max(0.0, self._provider.paused_until - self._loop.time())
-        self._share.open(self._price, lambda waiter: self._issue(waiter, 0.0, self._loop.time()), paused_s)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock_ratelimit.limits import Terms
 from penstock_ratelimit.shared.discovery import Discovery, learned
 from penstock_ratelimit.store.quota_hash import QuotaHash
+from penstock_ratelimit.terms import Terms
 
 
 class Expiry:

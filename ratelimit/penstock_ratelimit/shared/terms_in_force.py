@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from penstock_ratelimit.limits import Quota, Terms
+from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.shared.discovery import declares_the_same, with_discovered
 from penstock_ratelimit.store.quota_hash import InForce, QuotaHash
+from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import Tally
 
 log = logging.getLogger("penstock.ratelimit")

@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock_ratelimit.fairness import FairLine
 from penstock_ratelimit.limiter import StartRequest
-from penstock_ratelimit.limits import Terms
+from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import UNSHARED
 
 GATHER_S: Final = 0.005

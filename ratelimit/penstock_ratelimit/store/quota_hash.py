@@ -11,7 +11,7 @@ from importlib.resources import files
 from math import ceil, isinf
 from typing import Any, Final, Protocol
 
-from penstock_ratelimit.limits import Terms
+from penstock_ratelimit.terms import Terms
 
 CALL_TIMEOUT_S = 1.0
 """A Redis that does not answer for so long counts as away. A script takes 0.1 ms; the rest is network or busy loop."""

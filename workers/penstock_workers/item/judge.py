@@ -15,7 +15,7 @@ import orjson
 
 from penstock_ledger.redaction import redact
 from penstock_ratelimit import Signal, classify
-from penstock_ratelimit.for_penstock import is_page
+from penstock_ratelimit.for_penstock import MAX_TOKENS_BELIEVED, is_page
 from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
 
 
@@ -251,9 +251,6 @@ def _usage(parsed: dict[str, Any]) -> tuple[int | None, int | None]:
         _tokens(usage.get("prompt_tokens", usage.get("input_tokens"))),
         _tokens(usage.get("completion_tokens", usage.get("output_tokens"))),
     )
-
-
-MAX_TOKENS_BELIEVED = 100_000_000  # a usage figure above this is a provider's mistake
 
 
 def _tokens(value: object) -> int | None:
