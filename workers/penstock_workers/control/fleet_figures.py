@@ -1,7 +1,7 @@
-"""How the fleet stands, looked at every few seconds, so that a page of metrics is ready when somebody asks.
+"""The figures of the whole fleet, read every few seconds, so that a page of metrics is ready when it is asked for.
 
-A look costs Redis some dozens of small reads. What was seen is told for a while and then no more: figures from before
-an outage would look like figures of now.
+Reading them costs Redis some dozens of small commands. They are shown for half a minute and then no more: figures from
+before an outage would look like figures of now.
 """
 
 from __future__ import annotations
@@ -20,44 +20,43 @@ from penstock_producer.spec import LANES
 from penstock_producer.wire import FED_HEADER, queue_name
 from penstock_ratelimit.quota_hash import Breaker
 from penstock_ratelimit.watch import QuotaView, read_quotas
-from penstock_workers.celery_app.heartbeat import INTERVAL_S
+from penstock_workers.celery_app.heartbeat import ALIVE_S
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
-STALE_S = 30.0  # what was seen longer ago is not told
-LIVES_S = 3 * INTERVAL_S  # as in room.py
+REFRESH_S = 5.0
+STALE_S = 30.0  # what was read longer ago is not shown
 STATES = ("running", "paused", "cancelling")
 
 _FED = re.compile(rb'"%b":\s*(\d+)' % re.escape(FED_HEADER.encode()))
 
 
-class Lookout:
-    """``look`` belongs to the control thread; ``figures`` may be called by any."""
+class FleetFigures:
+    """``refresh`` belongs to the control thread; ``figures`` may be called by any."""
 
     def __init__(self, hot: RedisLedger, quotas: redis.Redis, clock: Callable[[], float] = time.time) -> None:
         self._hot = hot
         self._quotas = quotas
         self._clock = clock
-        self._seen: Sequence[Sample] = ()
-        self._seen_at = self._look_at = 0.0
+        self._read: Sequence[Sample] = ()
+        self._read_at = self._next_at = 0.0
         self._views: dict[str, QuotaView] = {}
 
-    def look(self, live: Collection[Job]) -> None:
-        """Does nothing when the last look is young. Raises Redis's errors."""
+    def refresh(self, live: Collection[Job]) -> None:
+        """Does nothing when the figures are young. Raises Redis's errors."""
         now = self._clock()
-        if now < self._look_at:
+        if now < self._next_at:
             return
-        self._look_at = now + LOOK_S
-        self._seen = [*self._lanes(live, now), *self._whole(live), *self._quota_figures()]
-        self._seen_at = now
+        self._next_at = now + REFRESH_S
+        self._read = [*self._lanes(live, now), *self._whole(live), *self._quota_figures()]
+        self._read_at = now
 
     def figures(self) -> Iterator[Sample]:
-        if self._clock() - self._seen_at <= STALE_S:
-            yield catalogue.LOOKED(self._seen_at)
-            yield from self._seen
+        if self._clock() - self._read_at <= STALE_S:
+            yield catalogue.LOOKED(self._read_at)
+            yield from self._read
 
     def _lanes(self, live: Collection[Job], now: float) -> Iterator[Sample]:
         parked, outstanding = self._by_lane(live)
@@ -122,7 +121,7 @@ def _of_quota(view: QuotaView, before: QuotaView | None) -> Iterator[Sample]:
 
 
 def _workers(seen: Collection[WorkerSeen]) -> Counter[str]:
-    return Counter(worker.info.get("lane", "") for worker in seen if worker.seconds_ago < LIVES_S)
+    return Counter(worker.info.get("lane", "") for worker in seen if worker.seconds_ago < ALIVE_S)
 
 
 def _age(front: bytes | None, now: float) -> float:

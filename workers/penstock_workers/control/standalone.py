@@ -1,4 +1,4 @@
-"""The engine of a process that runs no items: the control loop, behind the same seam as the one that runs them.
+"""A process that runs the control loop and no items, behind the same seam as the engine that runs them.
 
 So `penstock control` is a worker like any other, with its drain, its events and its broker connection; its one queue is
 the door through which Celery clients submit jobs.
@@ -36,7 +36,7 @@ class ControlEngine:
         self._control = self._loop_runs.enter_context(start_control(self._settings))
 
     def accept(self, delivery: Delivery) -> None:
-        """Somebody has put an item where no items belong."""
+        """An item was put where no items belong."""
         assert self._bridge is not None, "start() comes first"
         log.error("item %s lies in %s, which is for jobs; it is kept aside", delivery.task_id, delivery.queue)
         self._bridge.conclude([(delivery, SetAside("no items are run from this queue"))])

@@ -1,4 +1,4 @@
-"""Whether a job's books balance: one outcome in SQL for every document. What does not balance ends in words, not in a loop."""
+"""Whether a job has one outcome in SQL for every document. A job that has not ends with a reason, not in a loop."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ REWINDS_MAX = 3  # readings of a whole source that bring not one outcome more: a
 
 
 class Unbalanced(NamedTuple):
-    """Books that reading the source again cannot mend."""
+    """Counts that reading the source again cannot put right."""
 
     state: JobState  # what becomes of a job that runs
     reason: str
 
 
-class Books:
+class Balance:
     """Asked once everything is read and nothing is under way. Belongs to the control thread."""
 
     def __init__(self, jobs: JobStore, outcomes: OutcomeStore) -> None:
@@ -29,25 +29,27 @@ class Books:
         self._outcomes = outcomes
         self._rewound: dict[str, tuple[int, int]] = {}  # job -> outcomes at its last rewind, rewinds without a new one
 
-    def forget_others(self, live: Collection[str]) -> None:
+    def keep_only(self, live: Collection[str]) -> None:
         """Jobs that are over need no memory."""
         self._rewound = {job_id: seen for job_id, seen in self._rewound.items() if job_id in live}
 
     def close(self, job: Job) -> Counts | Unbalanced | None:
-        """The counts of a job whose books balance. None: something was lost, and its feeds read everything again."""
-        assert job.total is not None, "an open job has no books to close"
+        """The counts of a job that has every outcome. None: something was lost, and its feeds read everything again."""
+        assert job.total is not None, "an open job has no number of documents to compare with"
         counts = self._outcomes.counts(job.job_id)
         if _sum(counts) > job.total:
             counts = self._outcomes.recount(job.job_id)  # row by row: before a job fails, its rows are the proof
         if _sum(counts) == job.total:
             self._rewound.pop(job.job_id, None)
             return counts
-        is_read_for_cancel = job.state is not JobState.CANCELLING or job.job_id in self._rewound
-        if (
-            _sum(counts) > job.total and is_read_for_cancel
-        ):  # what was fed before a cancel is written off by reading it again
+        too_many = _sum(counts) > job.total
+        if too_many and self._is_read_for_cancel(job):
             return Unbalanced(JobState.FAILED, _too_many(job, _sum(counts)))
         return self._rewind(job, _sum(counts))
+
+    def _is_read_for_cancel(self, job: Job) -> bool:
+        """What was fed before a cancel is written off by reading it again; other jobs have no need of that."""
+        return job.state is not JobState.CANCELLING or job.job_id in self._rewound
 
     def _rewind(self, job: Job, found: int) -> Unbalanced | None:
         before, rewinds = self._rewound.get(job.job_id, (-1, 0))

@@ -1,9 +1,10 @@
-"""The last act of a job in a fleet: its output files, where the setting `results_url` says."""
+"""The output files of a job in a fleet, at its end, where the setting `results_url` says."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from penstock_ledger import OutcomeStore
@@ -14,19 +15,20 @@ from penstock_workers.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 
-class Finisher:
+class OutputWriter:
     """Writes outputs in threads, one job after the other, so that a large job holds up no other job's feeding.
 
-    The threads are daemons: whoever leads the job next writes all of it anew, so no end of a process waits for them.
+    The threads are daemons: the process that leads the job next writes all of it anew, so no end of a process waits for them.
     """
 
-    def __init__(self, settings: WorkerSettings, outcomes: OutcomeStore) -> None:
+    def __init__(self, settings: WorkerSettings, outcomes: OutcomeStore, on_written: Callable[[], None]) -> None:
+        self._on_written = on_written  # called in the writing thread, after success and failure
         self._settings = settings
         self._outcomes = outcomes
         self._turn = threading.Lock()  # of the one thread that writes
         self._writing: dict[tuple[str, int], Future[Written]] = {}  # bounded by the jobs that are live
 
-    def finished(self, job: Job) -> bool:
+    def written(self, job: Job) -> bool:
         """Start writing, or ask how it goes; True once the files are there (or none are wanted).
 
         Raises SinkError after a failure; the next call starts again.
@@ -64,3 +66,4 @@ class Finisher:
                 )
             except Exception as error:
                 writing.set_exception(error)
+        self._on_written()

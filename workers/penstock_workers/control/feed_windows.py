@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from penstock_ledger import RedisLedger
 from penstock_ledger.model import Job, JobState
-from penstock_producer.spec import LANES, JobSpec
+from penstock_producer.spec import LANES
 from penstock_ratelimit.fairness import Flow
-from penstock_workers.celery_app.heartbeat import INTERVAL_S
+from penstock_workers.celery_app.heartbeat import ALIVE_S
 from penstock_workers.control.shares import Share, shares
+from penstock_workers.control.specs import Specs
 from penstock_workers.control.throughput import Throughput
 from penstock_workers.item.flows import flow_of
 
@@ -30,18 +31,20 @@ STEP_MIN = 20  # documents worth a step
 # A job in prefix order is fed half a window at a time: sorted a few documents at a time they would be in no order at all.
 # The other half is more than the slots hold, so that none is empty meanwhile.
 ORDERED_STEP = 0.5
-URGENT_SHARE = 0.75  # of the slots: the others always hold work that is not urgent, so nobody starves
+URGENT_SHARE = 0.75  # of the slots: the others always hold work that is not urgent, so none of them starves
 MEMORY_SHARE = 0.75  # of Redis's maxmemory; above it feeding pauses, so that acks and leases always fit
 LOOK_EVERY_S = 2.0  # fleet size and memory change slowly
-LIVES_S = 3 * INTERVAL_S  # a worker silent for longer may be dead: its slots claim nothing
 ACTIVE_S = 2.0  # a job with nothing outstanding for so long leaves its share to the others: an open job may be idle
 
 
-class Room:
-    """Answers how many more documents of a job may be published now. Each lane has a queue and slots of its own."""
+class FeedWindows:
+    """Says how many more documents of a job may be published now. Each lane has a queue and slots of its own."""
 
-    def __init__(self, hot: RedisLedger, fixed_window: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, hot: RedisLedger, fixed_window: int | None, specs: Specs, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._hot = hot
+        self._specs = specs
         self._fixed = fixed_window
         self._clock = clock
         self._slots: Counter[str] = Counter()  # by lane
@@ -51,20 +54,26 @@ class Room:
         self._now, self._tick_s = clock(), 0.0  # the latest tick, and how long after the one before
         self._active: dict[str, float] = {}  # running job -> when it last had something outstanding, or was new
         self._known: dict[str, tuple[str, Flow]] = {}  # lane and flow of each live job: neither ever changes
+        self._outstanding: Mapping[str, Sequence[int]] = {}  # by job and generation
+        self._shares: dict[str, dict[str, Share]] = {}  # of this round, by lane and job
         self._rivals: defaultdict[str, dict[str, Flow]] = defaultdict(dict)  # lane -> flows of its active jobs, by job
 
-    def look_around(self, live: Collection[Job]) -> None:
-        """See who shares the queues now. Call it at every tick, before ``for_feed``."""
+    def update(self, live: Collection[Job], outstanding: Mapping[str, Sequence[int]]) -> None:
+        """See who shares the queues now: in every round, before ``for_feed``. ``outstanding``: documents by generation."""
         now = self._clock()
         self._now, self._tick_s = now, now - self._now
-        self._known = {job.job_id: self._known.get(job.job_id) or _lane_and_flow(job) for job in live}
-        if now >= self._look_at or not self._slots:
+        self._known = {job.job_id: self._known.get(job.job_id) or self._lane_and_flow(job) for job in live}
+        self._outstanding = outstanding
+        is_due = now >= self._look_at
+        if is_due or not self._slots:
+            self._look_at_workers()
+        if is_due:
             self._look_at = now + LOOK_EVERY_S
             self._look_at_memory()
-            self._look_at_fleet(now)
+            self._look_at_pace(now)
         running = [job for job in live if job.state is JobState.RUNNING]
         self._note_active(running, now)
-        self._rivals = defaultdict(dict)
+        self._rivals, self._shares = defaultdict(dict), {}
         for job in running:
             lane, flow = self._known[job.job_id]
             if now - self._active[job.job_id] < ACTIVE_S:
@@ -73,13 +82,12 @@ class Room:
     def _note_active(self, running: Collection[Job], now: float) -> None:
         """Those with documents in the queue or with a worker, and, for a while, those that are new here."""
         self._active = {job.job_id: self._active.get(job.job_id, now) for job in running}
-        feeds = [(job.job_id, generation) for job in running for generation in range(1, job.generation + 1)]
-        for (job_id, _), outstanding in zip(feeds, self._hot.outstanding_of(feeds), strict=True):
-            if outstanding:
-                self._active[job_id] = now
+        for job in running:
+            if any(self._outstanding[job.job_id]):
+                self._active[job.job_id] = now
 
     def for_feed(self, job: Job, generation: int, *, ordered: bool = False) -> Share:
-        """Documents that one feed of a job may add now, and where. ``look_around`` has seen the job.
+        """Documents that one feed of a job may add now, and where. ``update`` has seen the job.
 
         ``ordered`` feeds are told to wait until there is room for a step that is worth putting into order.
         """
@@ -88,13 +96,20 @@ class Room:
         lane, flow = self._known[job.job_id]
         rivals = self._rivals[lane] | {job.job_id: flow}
         window = self._window(lane, SHARED_WINDOW_S if len(rivals) > 1 else WINDOW_S)
-        share = shares(list(rivals.values()), self._front(lane), window)[job.job_id]
-        room = max(0, share.documents - self._hot.outstanding(job.job_id, generation))
+        share = self._shares_of(lane, rivals, window)[job.job_id]
+        room = max(0, share.documents - self._outstanding[job.job_id][generation - 1])
         if len(rivals) == 1 and ordered and not share.urgent and room < ORDERED_STEP * share.documents:
             return Share(0, False)
         if len(rivals) > 1 and not share.urgent:
             room = min(room, max(STEP_MIN, self._step(lane) * share.documents // window))
         return Share(room, share.urgent)
+
+    def _shares_of(self, lane: str, rivals: Mapping[str, Flow], window: int) -> Mapping[str, Share]:
+        """Computed once per round and lane for its active jobs; anew for a job that joins them."""
+        known = self._shares.get(lane, {})
+        if known.keys() != rivals.keys():
+            known = self._shares[lane] = shares(list(rivals.values()), self._front(lane), window)
+        return known
 
     def windows(self) -> dict[str, int]:
         """Documents that may be outstanding at once, by lane."""
@@ -104,7 +119,7 @@ class Room:
         return len(self._rivals.get(lane, ())) > 1
 
     def _front(self, lane: str) -> int:
-        """Urgent documents at once. Of a fleet that nobody has heard of, one."""
+        """Urgent documents at once. Of a fleet that has not been heard of, one."""
         return max(1, int(URGENT_SHARE * self._slots[lane]))
 
     def _step(self, lane: str) -> int:
@@ -129,11 +144,13 @@ class Room:
             )  # fmt: skip
         self._full = full
 
-    def _look_at_fleet(self, now: float) -> None:
+    def _look_at_workers(self) -> None:
         self._slots = Counter()
         for seen in self._hot.workers():
-            if seen.seconds_ago < LIVES_S:
+            if seen.seconds_ago < ALIVE_S:
                 self._slots[seen.info.get("lane", "")] += int(seen.info.get("concurrency", 0))
+
+    def _look_at_pace(self, now: float) -> None:
         finished: dict[str, dict[str, int]] = defaultdict(dict)
         for job_id, (lane, _) in self._known.items():
             stats = self._hot.stats(job_id)
@@ -141,7 +158,6 @@ class Room:
         for lane, by_job in finished.items():
             self._pace[lane].note(by_job, now)
 
-
-def _lane_and_flow(job: Job) -> tuple[str, Flow]:
-    spec = JobSpec.accepted(job.spec)
-    return spec.lane, flow_of(job.job_id, spec)
+    def _lane_and_flow(self, job: Job) -> tuple[str, Flow]:
+        spec = self._specs.of(job)
+        return spec.lane, flow_of(job.job_id, spec)

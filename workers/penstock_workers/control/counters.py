@@ -18,7 +18,7 @@ _BY_LANE: Final = {
 }
 
 
-class Counted:
+class Counters:
     """Written by the control thread, read by any."""
 
     def __init__(self) -> None:
