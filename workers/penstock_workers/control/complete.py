@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 
 from penstock_ledger import JobStore, RedisLedger
-from penstock_ledger.model import Feed, Job, JobState
+from penstock_ledger.model import Job, JobState
 from penstock_workers.control.balance import Balance, Unbalanced
 from penstock_workers.control.job_states import JobStates
 from penstock_workers.control.outputs import OutputWriter
@@ -27,17 +26,13 @@ class Completion:
         self._balance = balance
         self._outputs = outputs
 
-    def complete(self, job: Job, feeds: Iterable[Feed]) -> None:
-        """End the job if SQL counts one outcome for every document; ``feeds`` as this round knows them.
-
-        SQL is only asked when everything is read and Redis says that nothing is under way.
-        """
-        if job.total is None or not all(feed.exhausted for feed in feeds):
+    def complete(self, job: Job) -> None:
+        """End the job if SQL counts one outcome for every document. Call it once everything seems read and nothing under way:
+        both are asked again, because a replay may have begun, or the last documents have been fed, since that was seen."""
+        feeds = self._jobs.feeds(job.job_id)
+        if not all(feed.exhausted for feed in feeds):
             return
-        stored = self._jobs.feeds(job.job_id)  # read again: a replay may have begun a new generation meanwhile
-        if not all(feed.exhausted for feed in stored):
-            return
-        if any(self._hot.outstanding_of([(feed.job_id, feed.generation) for feed in stored])):
+        if any(self._hot.outstanding_of([(feed.job_id, feed.generation) for feed in feeds])):
             return
         closed = self._balance.close(job)
         if isinstance(closed, Unbalanced):

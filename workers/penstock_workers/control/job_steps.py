@@ -25,6 +25,7 @@ from penstock_workers.control.balance import Balance
 from penstock_workers.control.cancel import Cancelling
 from penstock_workers.control.complete import Completion
 from penstock_workers.control.counters import Counters
+from penstock_workers.control.ending import Ending
 from penstock_workers.control.feed_windows import FeedWindows
 from penstock_workers.control.job_states import JobStates
 from penstock_workers.control.leadership import Leadership, LedFeed
@@ -77,12 +78,13 @@ class JobSteps:
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
         self.leadership = Leadership(jobs, owner, self._open_led)
+        self.ending = Ending()
 
     def prepare(self, live: Sequence[LiveJob], seen: Sequence[JobSeen]) -> None:
         """Before the steps of a round: forget jobs that are over, renew what is led, and see who shares the queues."""
         names = {job.job_id for job, _ in live}
         for part in (
-            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.leadership,
+            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.leadership, self.ending,
         ):  # fmt: skip
             part.keep_only(names)
         self.leadership.renew(live)
@@ -108,13 +110,8 @@ class JobSteps:
         self._unpark(job, seen)
         for _, led_feed in led:
             self._advance(job, led_feed)
-        leads_newest = any(
-            feed.generation == job.generation for feed, _ in led
-        )  # one process counts, and writes outputs
-        if leads_newest and not any(seen.outstanding):
-            now = {feed.feed.generation: feed.feed for feed in live.feeds}
-            now |= {led_feed.feeder.feed.generation: led_feed.feeder.feed for _, led_feed in led}
-            self._completion.complete(job, now.values())
+        if any(feed.generation == job.generation for feed, _ in led):  # one process counts, and writes outputs
+            self._end_if_done(live, seen, [led_feed.feeder.feed for _, led_feed in led])
 
     @property
     def windows(self) -> dict[str, int]:
@@ -125,6 +122,15 @@ class JobSteps:
         self._outputs.close()
         self._resumes.close()
         self.leadership.release_all()
+
+    def _end_if_done(self, live: LiveJob, seen: JobSeen, led: Sequence[Feed]) -> None:
+        now = {feed.feed.generation: feed.feed for feed in live.feeds}
+        now |= {feed.generation: feed for feed in led}  # as this round has left them
+        if live.job.total is None or not all(feed.exhausted for feed in now.values()):
+            return
+        self.ending.note(live.job.job_id, sum(seen.outstanding))
+        if not any(seen.outstanding):
+            self._completion.complete(live.job)
 
     def _open_led(self, job: Job, feed: Feed) -> LedFeed:
         spans = None if self._tracing is None else self._tracing.of_feed(job, feed)

@@ -102,14 +102,14 @@ class Control:
         """Tick until ``stop`` is set. A fault of a store is tried again, for as long as it takes."""
         faults = 0
         while not stop.is_set():
-            wait_s, began = self._settings.control_interval_s, time.monotonic()
+            usual_s, began = self._settings.control_interval_s, time.monotonic()
             self._wake.clear()
             try:
                 self.tick()
-                faults = 0
+                wait_s, faults = self._steps.ending.interval_s(usual_s), 0
                 self._counters.ticks["ok"] += 1
             except Exception as error:
-                wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + wait_s
+                wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + usual_s
                 self._failure_log.tell("control: a round failed", error, f"next look in {wait_s:.1f} s")
                 faults += 1
                 self._counters.ticks["failed"] += 1
