@@ -268,7 +268,7 @@ class TestReturn:
         """What no task wants is kept as it lay in the queue."""
         client.lpush(QUEUE, message("a"))
         held, _ = claim(client)
-        assert scripts.park(held) == []
+        assert scripts.set_aside(held) == []
         assert client.lrange(PARKED_KEY, 0, -1) == [message("a")]
 
     def test_priorities_return_to_their_list(self, client: redis.Redis) -> None:

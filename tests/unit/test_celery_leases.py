@@ -10,8 +10,9 @@ import pytest
 from redis.exceptions import ConnectionError as RedisGone
 
 from penstock_workers.broker import leases as module
+from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.lease_scripts import Keys, Lease
-from penstock_workers.broker.leases import Fate, Leases
+from penstock_workers.broker.leases import Leases
 from penstock_workers.celery_app import host
 
 LONG_S, SHORT_S = 3600.0, 0.03
@@ -74,7 +75,7 @@ def open_for(leases: Leases, timeout_s: float) -> None:
 def test_conclusions_go_out_in_groups_with_the_score_seen(leases: Leases, scripts: Scripts) -> None:
     """Acknowledged tags leave with the lease time under which they were claimed; what is not held is passed over."""
     leases.claimed(["a", "b"], "1.0")
-    leases.conclude(["a", "b", "stranger"], Fate.ACK)
+    leases.conclude(["a", "b", "stranger"], BrokerAction.ACK)
     assert len(leases) == 2
     open_for(leases, LONG_S)
     assert leases.flush(5)
@@ -87,21 +88,21 @@ def test_conclusions_outlive_an_outage(leases: Leases, scripts: Scripts) -> None
     scripts.broken["ack"] = 3
     leases.claimed(["a"], "1.0")
     open_for(leases, LONG_S)
-    leases.conclude(["a"], Fate.ACK)
+    leases.conclude(["a"], BrokerAction.ACK)
     assert leases.flush(5)
     assert scripts.asked == [("ack", [Lease("a", "1.0")])]
 
 
 def test_a_conclusion_that_came_too_late_is_reported(leases: Leases, scripts: Scripts) -> None:
     """The fate and the tags whose lease was lost are told, once."""
-    told: list[tuple[Fate, list[str]]] = []
+    told: list[tuple[BrokerAction, list[str]]] = []
     leases.on_late = lambda fate, tags: told.append((fate, list(tags)))
     scripts.lost = {"b"}
     leases.claimed(["a", "b"], "1.0")
     open_for(leases, LONG_S)
-    leases.conclude(["a", "b"], Fate.ACK)
+    leases.conclude(["a", "b"], BrokerAction.ACK)
     assert leases.flush(5)
-    assert told == [(Fate.ACK, ["b"])]
+    assert told == [(BrokerAction.ACK, ["b"])]
 
 
 def test_renewals_keep_what_is_held_and_report_what_is_lost(leases: Leases, scripts: Scripts) -> None:
@@ -115,7 +116,7 @@ def test_renewals_keep_what_is_held_and_report_what_is_lost(leases: Leases, scri
     assert gone.wait(5)
     assert lost == ["b"]
     assert leases.tags() == ["a"]
-    leases.conclude(["a"], Fate.GIVE_BACK)
+    leases.conclude(["a"], BrokerAction.GIVE_BACK)
     assert leases.flush(5)
     assert ("give_back", [Lease("a", "2.0")]) in scripts.asked
 
@@ -124,7 +125,7 @@ def test_renewals_do_not_wait_for_failing_conclusions(leases: Leases, scripts: S
     """While a step fails again and again, leases are renewed all the same."""
     scripts.broken["give_back"] = 10**6
     leases.claimed(["a", "b"], "1.0")
-    leases.conclude(["b"], Fate.GIVE_BACK)
+    leases.conclude(["b"], BrokerAction.GIVE_BACK)
     open_for(leases, SHORT_S)
     assert scripts.renewed.wait(5)
     scripts.broken.clear()
@@ -182,8 +183,8 @@ def test_a_message_claimed_anew_is_not_lost_by_an_older_renewal(leases: Leases) 
     leases.claimed(["a"], "5.0")
     assert leases._note_renewal(group, "2.0", {"a"}) == []
     assert leases._note_renewal(group, "2.0", set()) == []
-    leases.conclude(["a"], Fate.ACK)
-    assert leases._take(Fate.ACK) == [Lease("a", "5.0")]
+    leases.conclude(["a"], BrokerAction.ACK)
+    assert leases._take(BrokerAction.ACK) == [Lease("a", "5.0")]
     leases._settled()
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 
-from penstock_workers.broker.leases import BROKER_ERRORS, Fate, Leases
+from penstock_workers.broker.held import BrokerAction
+from penstock_workers.broker.leases import BROKER_ERRORS, Leases
 from penstock_workers.broker.messages import Message
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Acks:
     def give_back(self, message: Any) -> None:
         """To the front of its queue, at once."""
         if isinstance(message, Message):
-            self._leases.conclude([str(message.delivery_tag)], Fate.GIVE_BACK)
+            self._leases.conclude([str(message.delivery_tag)], BrokerAction.GIVE_BACK)
         elif not message.acknowledged and not _is_closed(message.channel):
             message.reject_log_error(log, BROKER_ERRORS, requeue=True)
 
@@ -52,7 +53,7 @@ class Acks:
         self.groups += 1
         ours = [str(message.delivery_tag) for message in messages if isinstance(message, Message)]
         if ours:
-            self._leases.conclude(ours, Fate.ACK)
+            self._leases.conclude(ours, BrokerAction.ACK)
         if len(ours) < len(messages):
             self._flush_stock([message for message in messages if not isinstance(message, Message)])
 

@@ -22,7 +22,8 @@ from kombu.common import ignore_errors
 
 from penstock_producer.wire import TASK_NAME
 from penstock_workers.broker.acks import Acks
-from penstock_workers.broker.leases import Fate, Leases
+from penstock_workers.broker.held import BrokerAction
+from penstock_workers.broker.leases import Leases
 from penstock_workers.celery_app.bridge import Delivery, GivenBack, Retried, SetAside, Verdict
 from penstock_workers.celery_app.drain import Drain
 from penstock_workers.celery_app.host import EngineHost
@@ -122,7 +123,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         """The consumer has lost its connection and forgets what it has not handed to this pool: give that back."""
         kept = self._hosted.tags() | self._threads.tags
         self._acks.flush()
-        self._leases.conclude([tag for tag in self._leases.tags() if tag not in kept], Fate.GIVE_BACK)
+        self._leases.conclude([tag for tag in self._leases.tags() if tag not in kept], BrokerAction.GIVE_BACK)
 
     def grow(self, n: int = 1) -> None:
         self.limit += n
@@ -269,9 +270,9 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
                 task_ready(hosted.request)
                 self._host.abort(hosted.delivery, "its lease was lost")
 
-    def _note_late(self, fate: Fate, tags: Sequence[str]) -> None:
+    def _note_late(self, fate: BrokerAction, tags: Sequence[str]) -> None:
         self._counts["lost-leases"] += len(tags)
-        if fate is Fate.ACK:
+        if fate is BrokerAction.ACK:
             self._late.add(tags)
 
     # -- any thread --------------------------------------------------------------------------------------------------
