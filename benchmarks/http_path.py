@@ -2,7 +2,7 @@
 
 Rounds are interleaved: in each round every contender makes the same calls to the same provider, one after the other, so
 that whatever else the machine does meets all of them. `python -m benchmarks.http_path --beside CHECKOUT` adds the code of
-another checkout as a contender: that is how a change is measured.
+another checkout as a contender, `--setting PENSTOCK_UVLOOP=false` this code with another setting: so changes are measured.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import util
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from benchmarks.fleet import Fleet, JobCost, fleet
 from benchmarks.ground import ROOT, RunningSimulator, folder, provider, redis_server
@@ -31,22 +33,30 @@ SDK_CALLS = 1_500  # it is slow, and its cost per call does not depend on their 
 PEER_TIMEOUT_S = 300
 BARE, BARE_UVLOOP, SDK = "bare aiohttp", "bare aiohttp, uvloop", "bare OpenAI SDK"
 
+
+class Contender(NamedTuple):
+    """A fleet of its own: whose code it runs, with which variables beside the common ones."""
+
+    checkout: Path = ROOT
+    settings: Mapping[str, str] = MappingProxyType({})
+
+
 Costs = dict[str, list[JobCost]]  # by the fleet's name, one per round
 Calls = dict[str, list[float]]  # by the loop's name, milliseconds of CPU per call
 
 
 def run(quick: bool) -> Report:
     items, rounds = (QUICK_ITEMS, QUICK_ROUNDS) if quick else (ITEMS, ROUNDS)
-    return measure(items, rounds, {"penstock": ROOT})
+    return measure(items, rounds, {"penstock": Contender()})
 
 
-def measure(items: int, rounds: int, checkouts: dict[str, Path]) -> Report:
+def measure(items: int, rounds: int, contenders: Mapping[str, Contender]) -> Report:
     ours: Costs = defaultdict(list)
     bare: Calls = defaultdict(list)
     with folder() as place, provider(LATENCY_MS) as server, contextlib.ExitStack() as running:
         fleets = {
-            name: running.enter_context(_fleet(place / f"fleet-{n}", path, server))
-            for n, (name, path) in enumerate(checkouts.items())
+            name: running.enter_context(_fleet(place / f"fleet-{n}", contender, server))
+            for n, (name, contender) in enumerate(contenders.items())
         }
         peers = dict(_peers(server, items))
         for number in range(rounds):
@@ -59,11 +69,12 @@ def measure(items: int, rounds: int, checkouts: dict[str, Path]) -> Report:
 
 
 @contextlib.contextmanager
-def _fleet(place: Path, checkout: Path, server: RunningSimulator) -> Iterator[Fleet]:
+def _fleet(place: Path, contender: Contender, server: RunningSimulator) -> Iterator[Fleet]:
     with (
         redis_server(place) as redis,
         fleet(
-            place, redis, worker=WORKER, concurrency=CONCURRENCY, base_url=server.url, checkout=checkout
+            place, redis, worker=WORKER, concurrency=CONCURRENCY, base_url=server.url, checkout=contender.checkout,
+            settings=contender.settings,
         ) as running,
     ):  # fmt: skip
         yield running
@@ -150,9 +161,15 @@ def main() -> None:
         "--beside", type=Path, action="append", default=[], metavar="CHECKOUT",
         help="another checkout, whose code runs in this environment and takes its turn in each round",
     )  # fmt: skip
+    parser.add_argument(
+        "--setting", action="append", default=[], metavar="NAME=VALUE",
+        help="this code with an environment variable of its own, which takes its turn likewise",
+    )  # fmt: skip
     arguments = parser.parse_args()
-    checkouts = {"penstock": ROOT} | {path.resolve().name: path.resolve() for path in arguments.beside}
-    show(measure(arguments.items, arguments.rounds, checkouts))
+    contenders = {"penstock": Contender()}
+    contenders |= {path.resolve().name: Contender(path.resolve()) for path in arguments.beside}
+    contenders |= {text: Contender(settings=dict([text.split("=", 1)])) for text in arguments.setting}
+    show(measure(arguments.items, arguments.rounds, contenders))
 
 
 if __name__ == "__main__":
