@@ -50,6 +50,7 @@ class Settings:
     drain_seconds: float = 5.0
     visibility_timeout_s: float = 3.0
     event_sample: float | None = None
+    uvloop: bool = True
     seconds: float = 0.0  # how long each item runs
     name: str = "w"
     runs: str = ""  # file: one line with the task id for every start

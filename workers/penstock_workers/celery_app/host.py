@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
 import logging
 import threading
 from collections import deque
@@ -19,6 +18,7 @@ from celery.exceptions import WorkerShutdown
 from celery.worker import state
 
 from penstock_workers.celery_app.bridge import Delivery, GivenBack, ItemEngine, Verdict
+from penstock_workers.celery_app.item_loop import LoopFactory, spare_the_collector
 from penstock_workers.metrics.samples import Sample
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,12 @@ STARTS_LINGER_S = 0.02  # how late Celery hears that an item runs: for task-star
 class EngineHost:
     """Implements ``engine.Bridge``. Methods say which thread calls them."""
 
-    def __init__(self, build: Callable[[], ItemEngine], wake_hub: Callable[[], None]) -> None:
+    def __init__(
+        self, build: Callable[[], ItemEngine], wake_hub: Callable[[], None], make_loop: LoopFactory | None = None
+    ) -> None:
+        """``make_loop`` makes the item loop; None for asyncio's own."""
         self.commits = 0
+        self._make_loop = make_loop
         self._build = build
         self._wake_hub = wake_hub
         self._inbox: deque[Delivery] = deque()  # hub -> loop; bounded by prefetch
@@ -59,7 +63,7 @@ class EngineHost:
             if state.should_stop is not None:  # told to end while a model loads: nothing is here that must be drained
                 raise WorkerShutdown(state.should_stop)
         self._ready.result()
-        _spare_the_collector()
+        spare_the_collector()
 
     def accept(self, delivery: Delivery) -> None:
         self._inbox.append(delivery)
@@ -90,7 +94,9 @@ class EngineHost:
         return not self._thread.is_alive()
 
     def stats(self) -> Mapping[str, int | float | str]:
-        return {} if self._engine is None else self._engine.stats()
+        if self._engine is None:
+            return {}
+        return {"loop": type(self._loop).__module__.partition(".")[0], **self._engine.stats()}
 
     def stuck(self) -> str | None:
         if not self.loop_turns():
@@ -141,7 +147,8 @@ class EngineHost:
                 self.conclude([(delivery, GivenBack("not accepted"))])
 
     def _main(self) -> None:
-        asyncio.run(self._serve())
+        with asyncio.Runner(loop_factory=self._make_loop) as runner:
+            runner.run(self._serve())
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -178,9 +185,3 @@ class EngineHost:
             self._loop.call_soon_threadsafe(step)
         except RuntimeError:
             log.debug("the item loop is closed already")
-
-
-def _spare_the_collector() -> None:
-    """What is in memory by now, code above all, lives as long as the process: no need to walk it again and again."""
-    gc.collect()
-    gc.freeze()

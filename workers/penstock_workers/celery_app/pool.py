@@ -27,6 +27,7 @@ from penstock_workers.celery_app.bridge import Delivery, GivenBack, Retried, Set
 from penstock_workers.celery_app.drain import Drain
 from penstock_workers.celery_app.host import EngineHost
 from penstock_workers.celery_app.hosted import Hosted, HostedItems, LateAcks
+from penstock_workers.celery_app.item_loop import loop_factory
 from penstock_workers.celery_app.probe import ProbeFiles
 from penstock_workers.celery_app.pulse import BEAT_S, Pulse
 from penstock_workers.celery_app.reports import failure_report, retry_report
@@ -73,7 +74,9 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         self._counts = dict.fromkeys(("failed", "retried", "given-back", "adopted", "late", "lost-leases"), 0)
         self._consumer: Any = None
         self._drain: Drain | None = None
-        self._host = EngineHost(partial(parts.build_engine, self.app, parts.settings), self._wake)
+        self._host = EngineHost(
+            partial(parts.build_engine, self.app, parts.settings), self._wake, loop_factory(parts.settings.uvloop)
+        )
         self._leases.may_renew = self._host.loop_turns
         probes = ProbeFiles(parts.settings.probe_dir)
         self.pulse = Pulse(probes, self._leases, may_rest=self._may_rest, engine=self._host)
