@@ -141,7 +141,7 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         """Run a request: Celery passes bound methods of it as the callbacks."""
         request = options["accept_callback"].__self__
         if args[0] == TASK_NAME:
-            self._accept(request)
+            self.accept(request)
         else:
             request._on_ack = self.ack_of(request.message)
             self._threads.run(request, target, args, options)
@@ -175,7 +175,8 @@ class AsyncioPool(BasePool):  # type: ignore[misc]  # Celery is untyped
         limit = self._consumer.qos.value if self._consumer is not None else 0
         return bool(limit and len(self._leases) >= limit) or not self.app.amqp.queues.consume_from
 
-    def _accept(self, request: Any) -> None:
+    def accept(self, request: Any) -> None:
+        """Take charge of an item."""
         message, headers = request.message, request.request_dict
         retries = headers.get("retries")
         delivery = Delivery(

@@ -10,23 +10,30 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from penstock_workers.celery_app.events import gather_events
 from penstock_workers.celery_app.pool import AsyncioPool
+from penstock_workers.celery_app.short_requests import ShortRequest
 
 _CELERY_HANDLES = (InvalidTaskError, ContentDisallowed, DecodeError)
 
 
 def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
-    """Called at start and after each reconnect. Celery keeps doing requests, revocation, expiry and task-received."""
+    """Called at start and after each reconnect. What is more than an ordinary item goes through Celery's own strategy."""
     pool = consumer.pool
     if not isinstance(pool, AsyncioPool):
         raise ImproperlyConfigured(f"{task.name} runs in the pool that penstock configures: leave out -P/--pool")
     pool.meet(consumer)
     gather_events(consumer, pool.sample)
     handle = celery_strategy.default(task, app, consumer, **options)
+    short = ShortRequest.of_consumer(task, app, consumer)
 
     def on_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any) -> Any:
         if pool.absorb(message):
             return None
         try:
+            if not callbacks and short.suits(message):
+                request = short(message, ack)
+                request.reserve()
+                pool.accept(request)
+                return None
             return handle(message, body, ack, reject, callbacks)
         except _CELERY_HANDLES:
             raise
