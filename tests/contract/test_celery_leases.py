@@ -171,7 +171,7 @@ class TestFence:
         assert scripts.ack(held) == []
         assert client.exists("unacked.api", "unacked_index.api") == 0
 
-    @pytest.mark.parametrize("step", ["ack", "renew", "give_back", "park"])
+    @pytest.mark.parametrize("step", ["ack", "renew", "give_back", "set_aside"])
     def test_a_thawed_holder_changes_nothing_of_its_successors(
         self, client: redis.Redis, scripts: LeaseScripts, step: str
     ) -> None:

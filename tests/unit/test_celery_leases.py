@@ -13,7 +13,7 @@ from penstock_workers.broker import leases as module
 from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.lease_scripts import Keys, Lease
 from penstock_workers.broker.leases import Leases
-from penstock_workers.celery_app import host
+from penstock_workers.celery_app import engine_thread
 
 LONG_S, SHORT_S = 3600.0, 0.03
 
@@ -40,8 +40,8 @@ class Scripts:
     def give_back(self, group: Sequence[Lease]) -> list[str]:
         return self._answer("give_back", group)
 
-    def park(self, group: Sequence[Lease]) -> list[str]:
-        return self._answer("park", group)
+    def set_aside(self, group: Sequence[Lease]) -> list[str]:
+        return self._answer("set_aside", group)
 
     def renew(self, group: Sequence[Lease]) -> tuple[str, list[str]]:
         lost = self._answer("renew", group)
@@ -59,6 +59,35 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Scripts:
     monkeypatch.setattr(module, "RETRY_FIRST_S", 0.01)
     monkeypatch.setattr(module, "RETRY_MAX_S", 0.01)
     return scripts
+
+
+class Owner:
+    """Notes what it hears of its leases."""
+
+    def __init__(self) -> None:
+        self.lost_tags: list[str] = []
+        self.late_tags: list[tuple[BrokerAction, list[str]]] = []
+        self.has_lost = threading.Event()
+        self.asked = threading.Event()
+        self.turns = True
+
+    def may_renew(self) -> bool:
+        self.asked.set()
+        return self.turns
+
+    def lost(self, tags: Sequence[str]) -> None:
+        self.lost_tags += tags
+        self.has_lost.set()
+
+    def late(self, action: BrokerAction, tags: Sequence[str]) -> None:
+        self.late_tags.append((action, list(tags)))
+
+
+@pytest.fixture
+def owner(leases: Leases) -> Owner:
+    owner = Owner()
+    leases.serve(owner)
+    return owner
 
 
 @pytest.fixture
@@ -93,28 +122,23 @@ def test_conclusions_outlive_an_outage(leases: Leases, scripts: Scripts) -> None
     assert scripts.asked == [("ack", [Lease("a", "1.0")])]
 
 
-def test_a_conclusion_that_came_too_late_is_reported(leases: Leases, scripts: Scripts) -> None:
-    """The fate and the tags whose lease was lost are told, once."""
-    told: list[tuple[BrokerAction, list[str]]] = []
-    leases.on_late = lambda fate, tags: told.append((fate, list(tags)))
+def test_a_conclusion_that_came_too_late_is_reported(leases: Leases, scripts: Scripts, owner: Owner) -> None:
+    """The owner hears the action and the tags whose lease was lost, once."""
     scripts.lost = {"b"}
     leases.claimed(["a", "b"], "1.0")
     open_for(leases, LONG_S)
     leases.conclude(["a", "b"], BrokerAction.ACK)
     assert leases.flush(5)
-    assert told == [(BrokerAction.ACK, ["b"])]
+    assert owner.late_tags == [(BrokerAction.ACK, ["b"])]
 
 
-def test_renewals_keep_what_is_held_and_report_what_is_lost(leases: Leases, scripts: Scripts) -> None:
+def test_renewals_keep_what_is_held_and_report_what_is_lost(leases: Leases, scripts: Scripts, owner: Owner) -> None:
     """A lost lease is let go and told of; the others carry their new time from then on."""
-    gone = threading.Event()
-    lost: list[str] = []
-    leases.on_lost = lambda tags: (lost.extend(tags), gone.set())[0]
     scripts.lost = {"b"}
     leases.claimed(["a", "b"], "1.0")
     open_for(leases, SHORT_S)
-    assert gone.wait(5)
-    assert lost == ["b"]
+    assert owner.has_lost.wait(5)
+    assert owner.lost_tags == ["b"]
     assert leases.tags() == ["a"]
     leases.conclude(["a"], BrokerAction.GIVE_BACK)
     assert leases.flush(5)
@@ -132,46 +156,39 @@ def test_renewals_do_not_wait_for_failing_conclusions(leases: Leases, scripts: S
 
 
 def test_nothing_is_renewed_while_the_items_stand_still(
-    leases: Leases, scripts: Scripts, caplog: pytest.LogCaptureFixture
+    leases: Leases, scripts: Scripts, owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker whose item loop is stuck lets its leases end, says so, and renews again when the loop turns (A13)."""
-    turns = False
-    asked = threading.Event()
-
-    def may_renew() -> bool:
-        asked.set()
-        return turns
-
-    leases.may_renew = may_renew
+    owner.turns = False
     leases.claimed(["a"], "1.0")
     open_for(leases, SHORT_S)
     for _ in range(2):
-        assert asked.wait(5)
-        asked.clear()
+        assert owner.asked.wait(5)
+        owner.asked.clear()
     assert scripts.asked == []
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
         "the item loop is stuck: 1 leases are not renewed, so that other workers take those items"
     ]
-    turns = True
+    owner.turns = True
     assert scripts.renewed.wait(5)
 
 
 def test_a_loop_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """From another thread, by the time at which it turned last (A13)."""
-    monkeypatch.setattr(host, "LOOP_BEAT_S", 0.01)
-    monkeypatch.setattr(host, "LOOP_STUCK_S", 0.2)
+    monkeypatch.setattr(engine_thread, "LOOP_BEAT_S", 0.01)
+    monkeypatch.setattr(engine_thread, "LOOP_STUCK_S", 0.2)
     engine = AsyncMock()
     engine.stats = dict
-    hosting = host.EngineHost(lambda: engine, bool)
-    hosting.start()
-    assert hosting.loop_turns()
+    hosting = engine_thread.EngineThread(lambda: engine)
+    hosting.start(AsyncMock())
+    assert hosting.turns()
     gate, stuck = threading.Event(), threading.Event()
-    hosting._call(lambda: (stuck.set(), gate.wait(10)))
+    hosting.call(lambda: (stuck.set(), gate.wait(10)))
     assert stuck.wait(5)
-    while hosting.loop_turns():
+    while hosting.turns():
         stuck.wait(0.01)
     gate.set()
-    while not hosting.loop_turns():
+    while not hosting.turns():
         gate.wait(0.01)
     assert hosting.stop(5)
 
