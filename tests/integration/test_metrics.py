@@ -16,9 +16,9 @@ from promql import parsed, selectors
 from servers import free_port
 
 from penstock_ledger.model import JobState
-from penstock_workers.metrics.alerts import ALERTS
 from penstock_workers.metrics.catalogue import CATALOGUE
-from penstock_workers.metrics.dashboards import DASHBOARDS
+from tools.monitoring.alerts import ALERTS
+from tools.monitoring.dashboards import DASHBOARDS
 
 DOCUMENTS = 60
 # Only workers that host a model have these, or that trace items: tests/engines, test_tracing.py.

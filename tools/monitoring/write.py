@@ -1,4 +1,4 @@
-"""`python -m penstock_workers.metrics.write`: everything that is made from the catalogue, written into a checkout of the project.
+"""`python -m tools.monitoring.write`: everything that is made from the catalogue, written into a checkout of the project.
 
 `--check` writes nothing and fails when a file is not as it would be written.
 """
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from penstock_workers.metrics.alerts import RUNBOOK, rules_yaml, runbook
 from penstock_workers.metrics.catalogue import CATALOGUE
-from penstock_workers.metrics.dashboards import DASHBOARDS, dashboard_json
+from tools.monitoring.alerts import RUNBOOK, rules_yaml, runbook
+from tools.monitoring.dashboards import DASHBOARDS, dashboard_json
 
 FILES: Final = "helm/penstock/files"
 TABLE: Final = "docs/metrics.md"
-BEGIN, END = "<!-- made by penstock_workers.metrics.write: begin -->", "<!-- end -->"
+BEGIN, END = "<!-- made by tools.monitoring.write: begin -->", "<!-- end -->"
 
 
 def made_files(root: Path) -> Iterator[tuple[Path, str]]:

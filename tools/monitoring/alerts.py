@@ -188,7 +188,7 @@ def rules_yaml() -> str:
     return "\n".join((HEAD, "groups:", "  - name: penstock", "    rules:", *_rules())) + "\n"
 
 
-HEAD: Final = "# Made by `python -m penstock_workers.metrics.write` from penstock_workers/metrics/alerts.py."
+HEAD: Final = "# Made by `python -m tools.monitoring.write` from tools/monitoring/alerts.py."
 
 
 def _rules() -> Iterator[str]:
