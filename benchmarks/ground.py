@@ -46,13 +46,20 @@ def folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def redis_server(place: Path) -> Iterator[RunningRedis]:
-    """The redis-server that tests use, on a free port, without persistence."""
+def tests_on_path() -> Iterator[None]:
+    """For the real servers that tests start, too."""
     sys.path.insert(0, str(ROOT / "tests"))
     try:
-        servers = import_module("servers")
+        yield
     finally:
         sys.path.remove(str(ROOT / "tests"))
+
+
+@contextlib.contextmanager
+def redis_server(place: Path) -> Iterator[RunningRedis]:
+    """The redis-server that tests use, on a free port, without persistence."""
+    with tests_on_path():
+        servers = import_module("servers")
     server = servers.RedisServer.start(place / "redis")
     try:
         yield RunningRedis(server.url, server.pid)
