@@ -13,13 +13,13 @@ from celery import Celery
 from celery.worker import request as celery_request
 from celery.worker import state, strategy
 from celery_worker import Settings
+from outcomes import dead
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
 from penstock_workers.broker.messages import Message, payload_of
 from penstock_workers.celery_app.app import create_app
-from penstock_workers.celery_app.bridge import Acked
-from penstock_workers.celery_app.reports import failure_report
+from penstock_workers.celery_app.reports import celery_result
 from penstock_workers.celery_app.requests import ItemRequest
 from penstock_workers.celery_app.short_requests import ShortRequest
 
@@ -115,7 +115,7 @@ def test_the_workers_books_say_the_same_of_both(app: Celery, consumer: Any, ends
         lines = [books()]
         request.on_accepted(7, monotonic())
         lines.append(books())
-        failed = (1, failure_report(Acked(ok=False, error="bad_request: no such model")), 0.1)
+        failed = celery_result(dead("no"))
         request.on_success((0, None, 0.1) if ends_well else failed)
         lines.append(books())
         assert request.acknowledged
