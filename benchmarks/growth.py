@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet import Fleet, JobCost, fleet
-from benchmarks.ground import folder, redis_server, tests_on_path
+from benchmarks.ground import end_in_order, folder, redis_server, tests_on_path
 from benchmarks.noop_path import CONCURRENCY, WORKER
 from benchmarks.report import Report, Row, show
 from benchmarks.targets import met, target
@@ -152,6 +152,7 @@ def _assemble(database_url: str, job_id: str, destination: Path, items: int) -> 
 
 
 def main() -> None:
+    end_in_order()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
     parser.add_argument("sizes", nargs="*", type=int, default=list(SIZES), help="documents of each job")
     parser.add_argument("--jobs", metavar="JOBSxDOCUMENTS", help="also so many jobs at once, such as 1000x100")

@@ -6,6 +6,7 @@ the same rounds: that is how a change is weighed.
 
 from __future__ import annotations
 
+from benchmarks.ground import end_in_order
 from benchmarks.report import Report, show
 from benchmarks.rounds import OURS, Contender, Measured, arguments, contenders, measure
 
@@ -27,6 +28,7 @@ def _report(measured: Measured) -> Report:
 
 
 def main() -> None:
+    end_in_order()
     given = arguments("http_path", __doc__, QUICK_ITEMS, QUICK_ROUNDS)
     show(_report(measure(WORKER, given.items, given.rounds, contenders(given), slow_provider=given.simulator)))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from celery import Celery
 
 from benchmarks.fleet import fleet
-from benchmarks.ground import RunningRedis, folder, redis_server
+from benchmarks.ground import RunningRedis, end_in_order, folder, redis_server
 from benchmarks.report import Report, Row, median, show
 from benchmarks.rounds import OURS, Contender, Measured, arguments, contenders, measure
 from benchmarks.targets import met, target
@@ -82,6 +82,7 @@ def enable_events(server: RunningRedis) -> None:
 
 
 def main() -> None:
+    end_in_order()
     given = arguments("noop_path", __doc__, QUICK_ITEMS, QUICK_ROUNDS)
     measured = measure(WORKER, given.items, given.rounds, contenders(given))
     show(_report(measured, list(measured.rows("no-op {part} / bare aiohttp"))))
