@@ -78,7 +78,7 @@ class RunningSimulator:
 def simulator(latency_ms: float, sigma: float) -> Iterator[RunningSimulator]:
     """`penstock simulate` without limits or faults, in a process of its own."""
     options = ["--port", "0", "--latency-ms", f"{latency_ms:g}", "--latency-sigma", f"{sigma:g}"]
-    with process([sys.executable, "-m", "penstock_cli.simulate", *options], stdout=subprocess.PIPE) as running:
+    with process([sys.executable, "-m", "penstock_simulate", *options], stdout=subprocess.PIPE) as running:
         found = re.search(rb"serving (\S+)", _first_line(running))
         if found is None:
             raise GroundError("the simulator did not say where it serves")

@@ -7,12 +7,13 @@ import sys
 from penstock_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from penstock_cli.state import StateFolder
 from penstock_ledger.errors import PenstockError, SchemaMissing
+from penstock_simulate.errors import BadSetting
 
 
 def exit_status(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    return error.exit_status if isinstance(error, PenstockError) else EXIT_FAILED
+    return error.exit_status if isinstance(error, PenstockError | BadSetting) else EXIT_FAILED
 
 
 def message(error: BaseException) -> str:
@@ -21,7 +22,7 @@ def message(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, SchemaMissing):
         return f"{error}.{StateFolder.nearby()}"
-    if isinstance(error, PenstockError) or _of_the_limiter(error):
+    if isinstance(error, PenstockError | BadSetting) or _of_the_limiter(error):
         return str(error)
     if _from(error, "redis"):
         return f"Redis: {_sentence(error)} Check redis_url (PENSTOCK_REDIS_URL); `penstock doctor` looks closer."

@@ -32,8 +32,8 @@ from penstock_cli.commands import (
 from penstock_cli.errors import EXIT_FAILED, Interrupted
 from penstock_cli.failures import exit_status, message
 from penstock_cli.settings import debug
-from penstock_cli.simulate.command import simulate
 from penstock_cli.text import safe
+from penstock_simulate.command import simulate
 
 
 def _print_version(wanted: bool) -> None:

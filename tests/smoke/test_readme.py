@@ -23,8 +23,8 @@ from fleet import until
 from servers import Postgres, RedisServer, S3Server
 
 from penstock_cli.main import app
-from penstock_cli.simulate import SimulatorConfig
-from penstock_cli.simulate.faults import Fates, Poison
+from penstock_simulate import SimulatorConfig
+from penstock_simulate.faults import Fates, Poison
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

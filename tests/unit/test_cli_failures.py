@@ -13,6 +13,7 @@ from penstock_cli.errors import Interrupted, JobStopped, StateBusy, UsageProblem
 from penstock_cli.failures import exit_status, message
 from penstock_ledger.errors import DatabaseUnavailable, JobConflict, SchemaMissing
 from penstock_producer.errors import SourceChanged, UnknownMessageVersion
+from penstock_simulate.errors import BadSetting
 from penstock_workers.errors import MissingApiKey, ModelMissing
 
 
@@ -21,6 +22,7 @@ from penstock_workers.errors import MissingApiKey, ModelMissing
     [
         (UsageProblem("x"), 2),
         (StateBusy("x"), 2),
+        (BadSetting("x"), 2),
         (SourceChanged("x"), 2),
         (MissingApiKey("default", "KEY"), 2),
         (JobStopped("x"), 1),

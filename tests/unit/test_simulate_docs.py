@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from penstock_cli.simulate.hostile import KINDS
+from penstock_simulate.hostile import KINDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text("utf-8")
 

@@ -9,13 +9,13 @@ from collections import Counter
 import pytest
 from typer.testing import CliRunner
 
-from penstock_cli.errors import UsageProblem
 from penstock_cli.main import app
-from penstock_cli.simulate.calls import CHAT
-from penstock_cli.simulate.config import SimulatorConfig
-from penstock_cli.simulate.hostile import KINDS, sizes
-from penstock_cli.simulate.provider import Provider
-from penstock_cli.simulate.reply import Manner, Reply
+from penstock_simulate.calls import CHAT
+from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.errors import BadSetting
+from penstock_simulate.hostile import KINDS, sizes
+from penstock_simulate.provider import Provider
+from penstock_simulate.reply import Manner, Reply
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Read the file."}]}).encode()
 
@@ -93,7 +93,7 @@ def test_what_is_large_costs_the_simulator_nothing() -> None:
 )
 def test_what_cannot_be_used_is_refused_by_its_flag(given: dict[str, object], told: str) -> None:
     """A wrong name, share or place says so before anything is served."""
-    with pytest.raises(UsageProblem) as caught:
+    with pytest.raises(BadSetting) as caught:
         SimulatorConfig(**given)  # type: ignore[arg-type]
     assert told in str(caught.value)
 
