@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from penstock_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from penstock_cli.state import StateFolder
+from penstock_cli.run.state import StateFolder
 from penstock_ledger.errors import PenstockError, SchemaMissing
 from penstock_simulate.errors import BadSetting
 

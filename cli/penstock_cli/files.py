@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.text import safe
+from penstock_cli.show.text import safe
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
-    from penstock_cli.report import Report
+    from penstock_cli.show.report import Report
     from penstock_ledger.model import Job
 
 REPORT_NAME = "report.json"

@@ -32,7 +32,7 @@ from penstock_cli.commands import (
 from penstock_cli.errors import EXIT_FAILED, Interrupted
 from penstock_cli.failures import exit_status, message
 from penstock_cli.settings import debug
-from penstock_cli.text import safe
+from penstock_cli.show.text import safe
 from penstock_simulate.command import simulate
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from penstock_cli.orphan import PARENT_PID_VARIABLE
+from penstock_cli.run.orphan import PARENT_PID_VARIABLE
 
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 SETTINGS_PREFIX = "PENSTOCK_"

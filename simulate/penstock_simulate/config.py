@@ -6,13 +6,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from penstock_simulate import checks
-from penstock_simulate.capacity import Crowded
-from penstock_simulate.charges import Mode
+from penstock_simulate.answers.headers import HeaderStyle
+from penstock_simulate.answers.retry import RetryStyle
 from penstock_simulate.errors import BadSetting
-from penstock_simulate.headers import HeaderStyle
 from penstock_simulate.hostile import chosen
+from penstock_simulate.limits.capacity import Crowded
+from penstock_simulate.limits.charges import Mode
 from penstock_simulate.presets import PRESETS, Metering
-from penstock_simulate.retry import RetryStyle
 
 MAX_PORT = 65_535
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

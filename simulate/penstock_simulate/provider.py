@@ -8,20 +8,22 @@ from hashlib import blake2b
 from hmac import compare_digest
 from typing import Any
 
-from penstock_simulate import charges, controls, refusals
+from penstock_simulate import controls
+from penstock_simulate.answers import refusals
+from penstock_simulate.answers.calls import Call, at_admission, unreadable
+from penstock_simulate.answers.faults import document_of
+from penstock_simulate.answers.refusals import Refusal
+from penstock_simulate.answers.replies import Replies
+from penstock_simulate.answers.reply import Manner, Reply
 from penstock_simulate.book import CallBook
-from penstock_simulate.calls import Call, at_admission, unreadable
-from penstock_simulate.capacity import Crowded, Slots, gauges, resized
-from penstock_simulate.charges import Charge, Mode
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.faults import document_of
 from penstock_simulate.hostile.luck import Hostility
-from penstock_simulate.limits import Limits
-from penstock_simulate.money import Wallet
-from penstock_simulate.ramps import make_ramp, ramp_settings
-from penstock_simulate.refusals import Refusal
-from penstock_simulate.replies import Replies
-from penstock_simulate.reply import Manner, Reply
+from penstock_simulate.limits import charges
+from penstock_simulate.limits.capacity import Crowded, Slots, gauges, resized
+from penstock_simulate.limits.charges import Charge, Mode
+from penstock_simulate.limits.limits import Limits
+from penstock_simulate.limits.money import Wallet
+from penstock_simulate.limits.ramps import make_ramp, ramp_settings
 
 MODELS = ("sim-small", "sim-large", "sim-embed")  # listed; any other name works too
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import orjson
 from aiohttp import web
 
-from penstock_simulate.calls import CHAT, COMPLETIONS, EMBEDDINGS
+from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS
 from penstock_simulate.certificates import served
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.errors import BadSetting

@@ -24,7 +24,7 @@ from servers import Postgres, RedisServer, S3Server
 
 from penstock_cli.main import app
 from penstock_simulate import SimulatorConfig
-from penstock_simulate.faults import Fates, Poison
+from penstock_simulate.answers.faults import Fates, Poison
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

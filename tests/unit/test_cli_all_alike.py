@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock_cli.all_alike import advice
 from penstock_cli.connect import Books
 from penstock_cli.main import app
-from penstock_cli.report import Report, build
+from penstock_cli.show.all_alike import advice
+from penstock_cli.show.report import Report, build
 from penstock_ledger import DeadLetter, ItemKey, Result
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock_cli.dry_run import Estimate, estimate
 from penstock_cli.main import app
+from penstock_cli.run.dry_run import Estimate, estimate
 from penstock_producer.sources.base import Document
 
 RUN = [

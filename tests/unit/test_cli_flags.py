@@ -9,9 +9,16 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.jobspec import default_job_key, job_spec, parse_duration, parse_pairs, with_own_model, with_provider
+from penstock_cli.job.jobspec import (
+    default_job_key,
+    job_spec,
+    parse_duration,
+    parse_pairs,
+    with_own_model,
+    with_provider,
+)
+from penstock_cli.job.options import JobFlags, ProviderFlags
 from penstock_cli.main import app
-from penstock_cli.options import JobFlags, ProviderFlags
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 
@@ -96,8 +103,8 @@ def test_the_commands_pass_these_flags_on(
         seen.append(given if isinstance(given, JobFlags) else given.job)
         raise UsageProblem("far enough")
 
-    monkeypatch.setattr("penstock_cli.jobspec.job_spec", stop)
-    monkeypatch.setattr("penstock_cli.local.run_local", stop)
+    monkeypatch.setattr("penstock_cli.job.jobspec.job_spec", stop)
+    monkeypatch.setattr("penstock_cli.run.local.run_local", stop)
     more = ["--preprocess", "a:b", "--postprocess", "c:d", "--on-overflow", "shrink", *typed]
     CliRunner().invoke(app, [command, "x.jsonl", *(["--out", "o"] if command == "run" else []), *more])
     assert [(one.preprocess, one.postprocess, one.on_overflow, one.prefix_order) for one in seen] == [

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock_cli.figures import Figures
-from penstock_cli.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel
-from penstock_cli.quota_view import Look, lines, troubles
-from penstock_cli.reasons import CAUSE_FRESH_S, bound, latest_cause, told_cause, unserved
-from penstock_cli.watch import STALL_NOTICE_S, Stall
+from penstock_cli.show.figures import Figures
+from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel
+from penstock_cli.show.quota import Look, lines, troubles
+from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, latest_cause, told_cause, unserved
+from penstock_cli.show.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Cause, WorkerSeen
 from penstock_ratelimit.quota_hash import Breaker
 from penstock_ratelimit.watch import QuotaView

@@ -11,12 +11,12 @@ import typer
 from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.hook_check import check_hooks
-from penstock_cli.jobspec import job_spec
+from penstock_cli.job.hooks import check_hooks
+from penstock_cli.job.jobspec import job_spec
+from penstock_cli.job.options import JobFlags
 from penstock_cli.main import app
-from penstock_cli.options import JobFlags
-from penstock_cli.quota_view import Look, tallies, troubles
-from penstock_cli.text import aligned
+from penstock_cli.show.quota import Look, tallies, troubles
+from penstock_cli.show.text import aligned
 from penstock_ledger.model import ItemKey, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_ratelimit.watch import Breaker, DimensionView, QuotaView

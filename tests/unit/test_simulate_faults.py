@@ -7,8 +7,8 @@ from statistics import median
 
 import pytest
 
+from penstock_simulate.answers.faults import Fates, Fault, document_of
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.faults import Fates, Fault, document_of
 
 DOCUMENTS = [f"doc-{number}" for number in range(4_000)]
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock_cli import examples, options
+from penstock_cli import examples
 from penstock_cli.errors import UsageProblem
+from penstock_cli.job import options
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -40,7 +41,7 @@ def list_letters(
 ) -> None:
     """List the dead letters of a job: one line each, with what went wrong."""
     from penstock_cli.connect import books
-    from penstock_cli.text import one_line
+    from penstock_cli.show.text import one_line
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -66,8 +67,8 @@ def list_letters(
 def _print_letters(letters: list[DeadLetter]) -> None:
     from rich.text import Text
 
-    from penstock_cli.terminal import console as make_console
-    from penstock_cli.text import aligned, one_line
+    from penstock_cli.show.terminal import console as make_console
+    from penstock_cli.show.text import aligned, one_line
 
     header, *lines = aligned(
         ["document", "reason", "tries", "status", "last error"],
@@ -92,9 +93,9 @@ def _print_footer(ledger: Books, job: Job, *, shown: int, total: int, generation
     """What to do next, and what is not shown."""
     from rich.text import Text
 
-    from penstock_cli.replays import changes_in_force, say_in_force
-    from penstock_cli.terminal import console as make_console
-    from penstock_cli.text import argument, count, safe
+    from penstock_cli.job.replays import changes_in_force, say_in_force
+    from penstock_cli.show.terminal import console as make_console
+    from penstock_cli.show.text import argument, count, safe
 
     key, option = argument(job.job_key), ledger.option()
     told = [f"{count(shown)} of {count(total)}; --limit shows more"] if shown < total else []
@@ -121,7 +122,7 @@ def show(
     from rich.text import Text
 
     from penstock_cli.connect import books
-    from penstock_cli.terminal import console as make_console
+    from penstock_cli.show.terminal import console as make_console
 
     doc_id = doc or doc_option
     if doc_id is None:
@@ -150,7 +151,7 @@ def export(
     """Write the dead letters of a job as OpenAI Batch error lines."""
     from penstock_cli.connect import books
     from penstock_cli.files import STDOUT, write_errors
-    from penstock_cli.text import count
+    from penstock_cli.show.text import count
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -187,8 +188,8 @@ def replay(
 ) -> None:
     """Try dead letters again, as a new generation of the job. Nothing is overwritten."""
     from penstock_cli.connect import books
-    from penstock_cli.replays import changes_in_force, say_in_force
-    from penstock_cli.text import count, safe
+    from penstock_cli.job.replays import changes_in_force, say_in_force
+    from penstock_cli.show.text import count, safe
     from penstock_ledger.model import JobState
 
     with books(state) as ledger:
@@ -216,7 +217,7 @@ def run_again(ledger: Books, job: Job) -> str:
 
 def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None, endpoint: str) -> dict[str, Any]:
     """What a replay changes, checked before anything moves. Raises UsageProblem."""
-    from penstock_cli.jobspec import parse_pairs
+    from penstock_cli.job.jobspec import parse_pairs
     from penstock_producer.errors import SpecError
     from penstock_producer.overrides import Overrides
 
@@ -243,7 +244,7 @@ def _as_flag(problem: Problem) -> str:
 
 def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:
     """Why the document was dead before it was replayed, generation by generation."""
-    from penstock_cli.text import one_line
+    from penstock_cli.show.text import one_line
     from penstock_ledger.model import DeadLetter
 
     told = {}
@@ -255,7 +256,7 @@ def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:
 
 
 def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:
-    from penstock_cli.text import argument, safe
+    from penstock_cli.show.text import argument, safe
     from penstock_ledger.model import DeadLetter
 
     found = ledger.outcomes.get(job.job_id, doc_id)
@@ -295,7 +296,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def _shown(letter: DeadLetter) -> dict[str, str]:
-    from penstock_cli.text import safe
+    from penstock_cli.show.text import safe
 
     def body(content: bytes | None) -> str:
         if not content:

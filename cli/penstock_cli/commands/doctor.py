@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli import options
 from penstock_cli.errors import EXIT_FAILED
+from penstock_cli.job import options
 
 
 def doctor(
@@ -26,8 +26,8 @@ def doctor(
     """
     from rich.text import Text
 
-    from penstock_cli.checks import Verdict, examine
-    from penstock_cli.terminal import console as make_console
+    from penstock_cli.doctor.checks import Verdict, examine
+    from penstock_cli.show.terminal import console as make_console
 
     console = make_console()
     styles = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.BAD: "red"}

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli import options
-from penstock_cli.options import JobFlags, ProviderFlags
+from penstock_cli.job import options
+from penstock_cli.job.options import JobFlags, ProviderFlags
 
 DEFAULT_WORKERS = 2  # one goes on while the other restarts; a single one already keeps up with most providers
 DEFAULT_ENGINES = 1  # of lanes with a model of their own: each worker loads it and takes the whole machine
@@ -96,9 +96,9 @@ def run(
     Exit status: 0 all succeeded, 3 finished with dead letters,
     2 bad usage or input, 1 failed, 130 interrupted.
     """
-    from penstock_cli import local
-    from penstock_cli.jobspec import default_job_key
-    from penstock_cli.local import RunRequest, default_state, run_local
+    from penstock_cli.job.jobspec import default_job_key
+    from penstock_cli.run import local
+    from penstock_cli.run.local import RunRequest, default_state, run_local
     from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
 
     request = RunRequest(

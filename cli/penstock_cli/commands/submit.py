@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from penstock_cli import options
-from penstock_cli.options import JobFlags
+from penstock_cli.job import options
+from penstock_cli.job.options import JobFlags
 
 
 def submit(
@@ -39,8 +39,8 @@ def submit(
     setting, not the job's: name one of theirs with --provider.
     """
     from penstock_cli.connect import refuse_without_database
-    from penstock_cli.hook_check import check_hooks
-    from penstock_cli.jobspec import in_flags, job_spec
+    from penstock_cli.job.hooks import check_hooks
+    from penstock_cli.job.jobspec import in_flags, job_spec
     from penstock_producer import Producer, SpecError
     from penstock_producer.settings import ProducerSettings
 

@@ -26,14 +26,14 @@ def worker(
 
     Everything else is read from penstock.toml and PENSTOCK_* variables.
     """
-    from penstock_cli.jobspec import parse_pairs
-    from penstock_cli.orphan import end_with_parent
+    from penstock_cli.job.jobspec import parse_pairs
+    from penstock_cli.run.orphan import end_with_parent
     from penstock_cli.settings import parent_pid
 
     parent = parent_pid()
     if parent is not None:
         end_with_parent(parent)
-    from penstock_cli.worker_check import check
+    from penstock_cli.doctor.worker import check
     from penstock_workers.__main__ import run_worker
     from penstock_workers.lanes.make import check_lane
     from penstock_workers.settings import WorkerSettings

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock_simulate.answers.faults import seed_key, uniforms
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.faults import seed_key, uniforms
 from penstock_simulate.hostile import Kind, chosen
 
 
