@@ -13,7 +13,7 @@ from servers import RedisServer
 
 from penstock_cli.doctor import checks
 from penstock_cli.doctor import safety as safety_checks
-from penstock_cli.doctor.checks import Finding, Verdict
+from penstock_cli.doctor.finding import Finding, Verdict
 from penstock_cli.doctor.provider import provider
 from penstock_cli.doctor.safety import Reach, amqp_safety, database_fix, patched, reach_of
 from penstock_cli.doctor.server_versions import Software

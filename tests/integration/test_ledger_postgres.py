@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
 from penstock_cli.doctor import checks
-from penstock_cli.doctor.checks import Verdict
+from penstock_cli.doctor.finding import Verdict
 from penstock_ledger import JobStore, Waits, open_database
 from penstock_ledger.model import NewJob
 from penstock_workers.settings import WorkerSettings

@@ -20,7 +20,7 @@ from rabbit import PASSWORD, RabbitServer
 from servers import free_port
 
 from penstock_cli.doctor.broker import rabbitmq
-from penstock_cli.doctor.checks import Verdict
+from penstock_cli.doctor.finding import Verdict
 from penstock_ledger import JobNotFound, keys
 from penstock_ledger.model import Job, JobState
 from penstock_workers.amqp.address import AmqpAddress

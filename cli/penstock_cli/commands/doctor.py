@@ -26,7 +26,8 @@ def doctor(
     """
     from rich.text import Text
 
-    from penstock_cli.doctor.checks import Verdict, examine
+    from penstock_cli.doctor.checks import examine
+    from penstock_cli.doctor.finding import Verdict
     from penstock_cli.show.terminal import console as make_console
 
     console = make_console()

@@ -98,7 +98,8 @@ def run(
     """
     from penstock_cli.job.jobspec import default_job_key
     from penstock_cli.run import local
-    from penstock_cli.run.local import RunRequest, default_state, run_local
+    from penstock_cli.run.local import run_local
+    from penstock_cli.run.request import RunRequest, default_state
     from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
 
     request = RunRequest(

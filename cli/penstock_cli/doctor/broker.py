@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from penstock_cli.doctor.checks import Finding, Verdict
+from penstock_cli.doctor.finding import Finding, Verdict
 from penstock_cli.show.text import safe
 from penstock_workers.amqp.address import AmqpAddress
 from penstock_workers.amqp.connect import AMQP_ERRORS, CHANNEL_ERRORS, connect

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from penstock_cli.doctor.checks import Finding, Verdict
+from penstock_cli.doctor.finding import Finding, Verdict
 from penstock_cli.settings import proxy_variables
 from penstock_cli.show.text import one_line, safe
 

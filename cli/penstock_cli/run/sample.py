@@ -21,7 +21,7 @@ from penstock_cli.errors import UsageProblem
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
-    from penstock_cli.run.local import RunRequest
+    from penstock_cli.run.request import RunRequest
     from penstock_cli.run.state import StateFolder
     from penstock_ledger.model import Job, Result
     from penstock_producer.settings import ProducerSettings
