@@ -44,6 +44,13 @@ def flower_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("FLOWER_")}
 
 
+def adopt_settings(settings: Mapping[str, str]) -> None:
+    """Exactly these Penstock settings from now on, for a worker that was started before they were known."""
+    for name in [name for name in os.environ if name.startswith(SETTINGS_PREFIX)]:
+        del os.environ[name]
+    os.environ.update(settings)
+
+
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """Our environment with exactly these Penstock settings: what the parent has merged must not merge again."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS_PREFIX)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -20,12 +20,11 @@ from pydantic import (
 
 from penstock_producer.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.lanes import LANES, Lane
 from penstock_producer.params import KNOWN, param_problems
 from penstock_producer.response_schema import schema_problems
 from penstock_producer.template import Template
 
-Lane = Literal["api", "gpu", "embed", "batch"]
-LANES: Final[tuple[Lane, ...]] = get_args(Lane)
 Priority = Literal["urgent", "normal", "low"]
 Overflow = Literal["fail", "shrink", "trim"]
 CHAT = "/v1/chat/completions"

@@ -32,7 +32,7 @@ class Fleet:
 
     def start(self, code: str, count: int = 1) -> Supervisor:
         supervisor = Supervisor(
-            [sys.executable, "-c", code],
+            lambda _: [sys.executable, "-c", code],
             count,
             environment=dict(os.environ),
             logs=self.logs,
@@ -158,7 +158,7 @@ child = (
     "import os, time; from penstock_cli.run.orphan import end_with_parent;"
     "end_with_parent(int(os.environ['PENSTOCK_PARENT_PID'])); print('up', flush=True); time.sleep(600)"
 )
-fleet = Supervisor([sys.executable, "-c", child], 2, environment=dict(os.environ), logs=Path(sys.argv[1]))
+fleet = Supervisor(lambda _: [sys.executable, "-c", child], 2, environment=dict(os.environ), logs=Path(sys.argv[1]))
 fleet.start()
 print(*[w.process.pid for w in fleet.workers], flush=True)
 time.sleep(600)

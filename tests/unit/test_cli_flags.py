@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock_cli.job.jobspec import (
     with_provider,
 )
 from penstock_cli.job.options import JobFlags, ProviderFlags
-from penstock_cli.main import app
+from penstock_cli.main import command_line
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 
@@ -99,14 +100,15 @@ def test_the_commands_pass_these_flags_on(
     """What is typed reaches the spec, and what is not typed is None."""
     seen: list[JobFlags] = []
 
-    def stop(given: Any) -> None:
+    def stop(given: Any, *_: Any) -> None:
         seen.append(given if isinstance(given, JobFlags) else given.job)
         raise UsageProblem("far enough")
 
     monkeypatch.setattr("penstock_cli.job.jobspec.job_spec", stop)
     monkeypatch.setattr("penstock_cli.run.local.run_local", stop)
+    monkeypatch.setattr("penstock_cli.run.standby.Standby", lambda *_: contextlib.nullcontext())
     more = ["--preprocess", "a:b", "--postprocess", "c:d", "--on-overflow", "shrink", *typed]
-    CliRunner().invoke(app, [command, "x.jsonl", *(["--out", "o"] if command == "run" else []), *more])
+    CliRunner().invoke(command_line(), [command, "x.jsonl", *(["--out", "o"] if command == "run" else []), *more])
     assert [(one.preprocess, one.postprocess, one.on_overflow, one.prefix_order) for one in seen] == [
         ("a:b", "c:d", "shrink", order)
     ]

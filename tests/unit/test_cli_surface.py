@@ -14,7 +14,7 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.job.hooks import check_hooks
 from penstock_cli.job.jobspec import job_spec
 from penstock_cli.job.options import JobFlags
-from penstock_cli.main import app
+from penstock_cli.main import command_line
 from penstock_cli.show.quota import Look, tallies, troubles
 from penstock_cli.show.text import aligned
 from penstock_ledger.model import ItemKey, Result
@@ -32,7 +32,7 @@ LOOK = Look(
     None,
     "penstock limits --lift default",
 )  # fmt: skip
-COMMAND = typer.main.get_command(app)
+COMMAND = typer.main.get_command(command_line())
 
 
 def commands() -> list[list[str]]:
@@ -45,7 +45,7 @@ def commands() -> list[list[str]]:
 
 def test_the_version_is_told() -> None:
     """`penstock --version` names the release and the Python that runs it (D35)."""
-    answer = CliRunner().invoke(app, ["--version"])
+    answer = CliRunner().invoke(command_line(), ["--version"])
     assert answer.exit_code == 0
     assert answer.output.startswith("penstock ")
     assert "Python 3." in answer.output
@@ -53,15 +53,15 @@ def test_the_version_is_told() -> None:
 
 def test_shells_can_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """Options to show and install completion are there, and a shell gets the names of commands (D35)."""
-    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
+    assert "--install-completion" in CliRunner().invoke(command_line(), ["--help"]).output
     asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock dl", "COMP_CWORD": "1"}
-    assert "dlq" in CliRunner().invoke(app, [], prog_name="penstock", env=asked).output
+    assert "dlq" in CliRunner().invoke(command_line(), [], prog_name="penstock", env=asked).output
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 def test_every_command_has_an_example(command: list[str]) -> None:
     """The help of each command ends with a command to paste (D35)."""
-    answer = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*command, "--help"])
+    answer = CliRunner(env={"COLUMNS": "200"}).invoke(command_line(), [*command, "--help"])
     assert answer.exit_code == 0
     assert "penstock " + " ".join(command) in answer.output.partition("For example:")[2]
 
@@ -120,7 +120,7 @@ def test_results_go_to_standard_output(tmp_path: Path, monkeypatch: pytest.Monke
         job = producer.open_job({"model": "m"}, job_key="night")
         key = ItemKey(job.job_id, 1, "a")
         producer._outcomes.settle([Result(key, 200, b"{}", None, "m", "stop", 1, 1, 0, 1, 1, 1)], [])
-    answer = CliRunner(env={"PENSTOCK_DATABASE_URL": url}).invoke(app, ["results", "night", "-o", "-"])
+    answer = CliRunner(env={"PENSTOCK_DATABASE_URL": url}).invoke(command_line(), ["results", "night", "-o", "-"])
     assert json.loads(answer.stdout)["custom_id"] == "a"
     assert "1 results" in answer.stderr
     assert not (tmp_path / "-").exists()

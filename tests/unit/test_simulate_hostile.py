@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from typer.testing import CliRunner
 
-from penstock_cli.main import app
+from penstock_cli.main import command_line
 from penstock_simulate.answers.calls import CHAT
 from penstock_simulate.answers.reply import Manner, Reply
 from penstock_simulate.config import SimulatorConfig
@@ -100,6 +100,6 @@ def test_what_cannot_be_used_is_refused_by_its_flag(given: dict[str, object], to
 
 def test_the_list_has_every_kind() -> None:
     """`--hostile list` prints each name with what it does, and serves nothing."""
-    done = CliRunner().invoke(app, ["simulate", "--hostile", "list"])
+    done = CliRunner().invoke(command_line(), ["simulate", "--hostile", "list"])
     assert done.exit_code == 0
     assert all(f"  {kind.name} " in done.output and kind.told in done.output for kind in KINDS.values())

@@ -97,10 +97,9 @@ def run(
     2 bad usage or input, 1 failed, 130 interrupted.
     """
     from penstock_cli.job.jobspec import default_job_key
-    from penstock_cli.run import local
-    from penstock_cli.run.local import run_local
     from penstock_cli.run.request import RunRequest, default_state
-    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_cli.run.standby import Standby
+    from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 
     request = RunRequest(
         source=source,
@@ -136,4 +135,11 @@ def run(
         panel=not no_progress,
         sample=sample,
     )
-    raise typer.Exit(local.dry_run(request) if dry_run else run_local(request))
+    if dry_run:
+        from penstock_cli.run.local import dry_run as show
+
+        raise typer.Exit(show(request))
+    with Standby(lane, request.workers) as standby:  # first of all: their imports take as long as all of ours
+        from penstock_cli.run.local import run_local
+
+        raise typer.Exit(run_local(request, standby))

@@ -18,7 +18,7 @@ from flower.views.monitor import Metrics
 from tornado.web import HTTPError
 
 from penstock_ledger import RedisAddress, keys
-from penstock_producer.spec import LANES
+from penstock_producer.lanes import LANES
 from penstock_producer.wire import queue_name
 from penstock_workers.celery_app.app import CONTROL_QUEUE
 

@@ -61,12 +61,13 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
         raise in_flags(error) from error
     if asks_a_provider(spec):
         settings.provider(spec.provider).api_key(spec.provider)  # raises MissingApiKey, PlainHttp
-    make_lane(settings)  # raises MissingApiKey, ModelMissing here rather than in a worker's log
+    else:
+        make_lane(settings)  # raises ModelMissing here rather than in a worker's log
     return spec, settings
 
 
 def asks_a_provider(spec: JobSpec) -> bool:
-    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 
     return spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from penstock_cli.redis_server.keeper import RedisKeeper
 from penstock_cli.redis_server.server import EmbeddedRedis
 from penstock_cli.run.disk import DiskGuard, is_full, shortage
 from penstock_cli.run.reach import knock
+from penstock_cli.run.standby import Standby, worker_command
 from penstock_cli.run.state import StateFolder
 from penstock_cli.run.supervisor import MAX_LOG_BYTES, Supervisor
 from penstock_cli.settings import child_environment
@@ -28,7 +28,7 @@ from penstock_cli.show.text import count, duration, one_line
 from penstock_cli.show.watch import Stall, Watch
 from penstock_ledger.log_lines import LineFormatter
 from penstock_ledger.model import JobState
-from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 from penstock_producer.wire import queue_name
 
 if TYPE_CHECKING:
@@ -55,8 +55,10 @@ class Fleet:
         places: Sequence[Path],
         hurry: Callable[[], bool],
         progress: Progress,
+        standby: Standby,
     ) -> None:
         """``places`` are the folders that the job writes to."""
+        self._standby = standby
         if settings.broker_url is not None:
             progress.say("broker_url is for fleets: this job goes through a Redis of its own")
         self._settings = settings.model_copy(
@@ -258,22 +260,13 @@ class Fleet:
         return start_control(self._settings)
 
     def _start_workers(self) -> Supervisor:
-        settings = self._settings
-        command = [
-            sys.executable,
-            "-m",
-            "penstock_cli",
-            "worker",
-            "--lane",
-            settings.lane,
-            "-c",
-            str(settings.concurrency),
-        ]
+        lane, variables = self._settings.lane, as_variables(self._settings, self._state)
         supervisor = Supervisor(
-            command,
+            lambda number: worker_command(lane, number),
             self._count,
-            environment=child_environment(as_variables(settings, self._state)),
+            environment=child_environment(variables),
             logs=self._state.logs,
+            take=lambda number, log: self._standby.take(number, variables, log),
             tell=self._tell,
         )
         supervisor.start()

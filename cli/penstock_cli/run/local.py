@@ -17,6 +17,7 @@ from penstock_cli.run.conclude import concluded, is_out_of_budget, keep_report, 
 from penstock_cli.run.disk import free_bytes, is_full, megabytes
 from penstock_cli.run.interrupts import Interrupts
 from penstock_cli.run.request import Plan, RunRequest, places_of
+from penstock_cli.run.standby import Standby
 from penstock_cli.show.figures import KeptFigures
 from penstock_cli.show.progress import for_console
 from penstock_cli.show.terminal import console as make_console
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Job
 
 
-def run_local(request: RunRequest) -> int:
-    """Returns the exit status. Raises CliError and the errors of the producer, the ledger and the workers."""
+def run_local(request: RunRequest, standby: Standby) -> int:
+    """Returns the exit status; ``standby`` has the first worker processes.
+
+    Raises CliError and the errors of the producer, the ledger and the workers.
+    """
     console = make_console()
     with Interrupts() as interrupts, ExitStack() as screen:
         title = f"{request.job_key} · {request.job.lane}" + (f" · {request.job.model}" if request.job.model else "")
@@ -40,7 +44,7 @@ def run_local(request: RunRequest) -> int:
             with plan.state.locked(), opened_ledger(plan) as ledger:
                 job = accepted(plan, ledger)
                 if not job.state.final and not (is_out_of_budget(job) and still_spent(plan, ledger, job)):
-                    job = _worked(plan, ledger, job, interrupts)
+                    job = _worked(plan, ledger, job, interrupts, standby)
                 progress.note("writing result files")
                 return concluded(plan, ledger, job, screen)
         except Interrupted:
@@ -72,7 +76,7 @@ def dry_run(request: RunRequest) -> int:
     return EXIT_OK
 
 
-def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts) -> Job:
+def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby: Standby) -> Job:
     """Start everything, show it working until the job ends, end everything. Returns the job in its last state."""
     from penstock_cli.run.fleet import Fleet
 
@@ -85,6 +89,7 @@ def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts) -> Job:
         places=places_of(plan.request),
         hurry=interrupts.hurry,
         progress=plan.progress,
+        standby=standby,
     ) as fleet:
         job = fleet.work(job, kept, asked_to_stop=lambda: interrupts.asked)
     interrupts.defer(False)

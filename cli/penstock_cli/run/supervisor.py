@@ -41,22 +41,31 @@ class Worker:
     quick_crashes: int = 0
 
 
+Take = Callable[[int, Path], "subprocess.Popen[bytes] | None"]
+"""Gives the process that stands by for the worker of this number, with this log; None where none does."""
+
+
 class Supervisor:
-    """Keeps ``count`` worker processes running until ``stop``. Not thread-safe: one thread drives it."""
+    """Keeps ``count`` worker processes running until ``stop``. Not thread-safe: one thread drives it.
+
+    ``command`` starts the worker of a number, where ``take`` has none that stands by.
+    """
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Callable[[int], Sequence[str]],
         count: int,
         *,
         environment: Mapping[str, str],
         logs: Path,
+        take: Take = lambda _number, _log: None,
         tell: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._command = list(command)
+        self._command = command
         self._environment = {**environment, PARENT_PID_VARIABLE: str(os.getpid())}
         self._tell = tell
+        self._take = take
         self._clock = clock
         self.workers = [Worker(number, logs / f"worker-{number}.log") for number in range(1, count + 1)]
         self.restarts = 0
@@ -107,16 +116,19 @@ class Supervisor:
             worker.process = None
 
     def _spawn(self, worker: Worker) -> None:
+        worker.process = self._take(worker.number, worker.log) or self._started(worker)
+        worker.started_at = self._clock()
+
+    def _started(self, worker: Worker) -> subprocess.Popen[bytes]:
         with _opened(worker.log) as log:
-            worker.process = subprocess.Popen(  # noqa: S603 -- our own interpreter and command line
-                [*self._command, "--name", f"local-{worker.number}"],
+            return subprocess.Popen(  # noqa: S603 -- our own interpreter and command line
+                self._command(worker.number),
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the parent, which then decides
             )
-        worker.started_at = self._clock()
 
     def _crashed(self, worker: Worker, status: int) -> None:
         lived = self._clock() - worker.started_at
