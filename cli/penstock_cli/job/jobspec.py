@@ -10,8 +10,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.options import JobFlags, ProviderFlags
+from penstock_cli.job.flags import JobFlags
+from penstock_cli.job.options import ProviderFlags
 from penstock_cli.settings import OPENAI_KEY_VARIABLE, variable_is_set
+from penstock_producer.endpoints import EMBEDDINGS
+from penstock_producer.options import OPTIONS, Form, Option
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -65,33 +68,11 @@ def job_spec(flags: JobFlags) -> JobSpec:
     """Raises UsageProblem, which lists every flag that is unusable."""
     from penstock_producer.errors import SpecError
     from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
-    from penstock_producer.spec import CHAT, EMBEDDINGS, JobSpec
+    from penstock_producer.spec import JobSpec
 
-    deadline = None if flags.deadline is None else parse_duration("--deadline", flags.deadline)
-    bad_rows = flags.max_bad_rows.strip()
-    fields: dict[str, Any] = {
-        "lane": flags.lane,
-        "provider": flags.provider,
-        "endpoint": flags.endpoint or (EMBEDDINGS if flags.lane == "embed" else CHAT),
-        "model": flags.model,
-        "prompt": flags.prompt,
-        "system": flags.system,
-        "id_field": flags.id_field,
-        "params": parse_pairs("--param", flags.params),
-        "max_attempts": flags.max_attempts,
-        "timeout_s": parse_duration("--timeout", flags.timeout),
-        "deadline_s": deadline,
-        "budget_usd": flags.budget_usd,
-        "max_bad_rows": int(bad_rows) if bad_rows.isdecimal() else bad_rows,
-        "priority": flags.priority,
-        "weight": flags.weight,
-        "tenant": flags.tenant,
-        "preprocess": flags.preprocess,
-        "postprocess": flags.postprocess,
-        "on_overflow": flags.on_overflow,
-        "prefix_order": flags.prefix_order,
-        "response_schema": None if flags.response_schema is None else _schema_file(flags.response_schema),
-    }
+    fields = {field: _read(OPTIONS[field], typed) for field, typed in flags.items() if typed is not None}
+    if "endpoint" not in fields and fields.get("lane") == "embed":
+        fields["endpoint"] = EMBEDDINGS
     try:
         spec = JobSpec(**fields)
     except SpecError as error:
@@ -99,6 +80,21 @@ def job_spec(flags: JobFlags) -> JobSpec:
     if spec.prompt is not None and spec.model is None and spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN:
         raise UsageProblem("--prompt makes requests from plain records, and they need a model: give --model")
     return spec
+
+
+def _read(option: Option, typed: Any) -> Any:
+    """What was typed, as the spec has it. Raises UsageProblem."""
+    match option.form:
+        case Form.DURATION:
+            return parse_duration(f"--{option.name}", typed)
+        case Form.PAIRS:
+            return parse_pairs(f"--{option.name}", typed)
+        case Form.FILE:
+            return _schema_file(typed)
+        case Form.ROWS:
+            rows = typed.strip()
+            return int(rows) if rows.isdecimal() else rows
+    return typed
 
 
 def _schema_file(path: Path) -> Any:
@@ -117,18 +113,15 @@ def _schema_file(path: Path) -> Any:
         raise UsageProblem(f"--response-schema {path}: no JSON ({error}); write one JSON object") from error
 
 
-_FLAGS = {"params": "--param", "timeout_s": "--timeout", "deadline_s": "--deadline"}
-
-
 def in_flags(error: SpecError) -> UsageProblem:
-    """What is wrong with a spec, in the words of who typed flags."""
+    """What is wrong with a spec, in the words of the flags."""
     return UsageProblem("\n".join(map(_as_flag, error.problems)))
 
 
 def _as_flag(problem: Problem) -> str:
-    """``/params/max_tokens`` is ``--param max_tokens`` to whoever typed it."""
+    """``/params/max_tokens`` was typed as ``--param max_tokens``."""
     name, _, rest = problem.pointer.lstrip("/").partition("/")
-    flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
+    flag = f"--{OPTIONS[name].name}" if name in OPTIONS else f"--{name}"
     return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from penstock_cli import files
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.options import JobFlags, ProviderFlags
+from penstock_cli.job.flags import JobFlags
+from penstock_cli.job.options import ProviderFlags
 from penstock_cli.run.state import StateFolder
 
 if TYPE_CHECKING:
