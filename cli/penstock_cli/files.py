@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Job
 
 REPORT_NAME = "report.json"
-REPORT_MAX_BYTES = 1_000_000  # what is larger is no report of ours
+REPORT_MAX_BYTES = 1_000_000  # what is larger is no report
 STDOUT = "-"
 
 
@@ -81,7 +81,7 @@ def _read_report(out: str) -> bytes | None:
 
 
 def _job_of(report: bytes | None) -> str | None:
-    """The job that a `report.json` names; None when it is not one of ours."""
+    """The job that a `report.json` names; None when it is not a report of a job."""
     try:
         job = json.loads(report or b"")["job"]
     except (ValueError, KeyError, TypeError):

@@ -25,7 +25,7 @@ def parent_pid() -> int | None:
 
 
 def chosen_redis_server() -> str | None:
-    """The server program that `penstock run` is told to start; None = the first patched one that is found."""
+    """The server program that `penstock run` shall start; None = the first patched one that is found."""
     return os.environ.get(REDIS_SERVER_VARIABLE) or None
 
 

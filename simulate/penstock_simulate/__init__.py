@@ -1,7 +1,7 @@
 """A provider on this machine: OpenAI's API with strict limits and seeded faults, which counts every call it gets.
 
 It exists to show what a fleet does under limits and failures without a key or a bill. Answers, faults and documents
-that can never succeed depend on the seed and the document only, so two runs see the same weather.
+that can never succeed depend on the seed and the document only, so two runs meet the same faults.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["SimulatorConfig", "make_app", "serve"]
 
 
 def make_app(config: SimulatorConfig) -> web.Application:
-    """The provider as an aiohttp application, to be run by whoever wants it in their own loop."""
+    """The provider as an aiohttp application, to be run in a loop of the caller."""
     from penstock_simulate.web import make_app
 
     return make_app(config)

@@ -70,18 +70,18 @@ class CallBook:
             os.write(self._log, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def left(self, document: str, outcome: str, usage: tuple[int, int], *, ok: bool, unread: bool) -> None:
-        """The call has been answered. ``unread``: nobody was there any more; the work was done all the same."""
+        """The call has been answered. ``unread``: the client had gone; the work was done all the same."""
         books = self._now
         books.in_flight -= 1
         books.outcomes[outcome] += 1
         books.prompt_tokens += usage[0]
         books.completion_tokens += usage[1]
-        books.unread += unread
+        books.unread += 1 if unread else 0
         if ok:
             books.answered[document] = books.answered.get(document, 0) + 1
 
     def over_limit(self, dimension: str) -> None:
-        """A limit that was told beforehand turned this call away."""
+        """A limit that was known beforehand turned this call away."""
         self._now.over_limit[dimension] += 1
 
     def refused(self, code: str) -> None:
@@ -89,7 +89,7 @@ class CallBook:
         self._now.refused[code] += 1
 
     def trapped(self, how: str) -> None:
-        """A client followed a redirect of ours."""
+        """A client followed a redirect."""
         self._now.trapped[how] += 1
 
     def stats(self) -> dict[str, Any]:

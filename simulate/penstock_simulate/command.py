@@ -13,8 +13,8 @@ SERVER, LIMITS, CAPACITY, LATENCY, FAULTS = "Server", "Limits", "Capacity", "Lat
 HOSTILE = "Hostile answers, on this machine only"
 
 
-def _flag(panel: str, told: str) -> Any:
-    return typer.Option(help=told, rich_help_panel=panel)
+def _flag(panel: str, text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel=panel)
 
 
 def simulate(
@@ -22,7 +22,7 @@ def simulate(
     port: Annotated[int, _flag(SERVER, "The port; 0 takes a free one.")] = 8399,
     api_key: Annotated[str | None, _flag(SERVER, "Refuse every other key with 401.")] = None,
     call_log: Annotated[Path | None, _flag(SERVER, "Append one JSON line per call, before it is answered.")] = None,
-    seed: Annotated[int, _flag(SERVER, "Decides who gets which fault.")] = 0,
+    seed: Annotated[int, _flag(SERVER, "Decides which call gets which fault.")] = 0,
     like: Annotated[
         str | None,
         _flag(LIMITS, f"Meter as a provider does: {', '.join(CHOICES['like'])}. Flags given beside it go first."),
@@ -57,7 +57,7 @@ def simulate(
         str | None, _flag(LIMITS, f"Rate-limit headers: {', '.join(CHOICES['headers'])}. Default: openai.")
     ] = None,
     foreign_share: Annotated[
-        float, _flag(LIMITS, "Share of every limit that somebody else on the same key takes.")
+        float, _flag(LIMITS, "Share of every limit that other clients of the same key use.")
     ] = 0.0,
     max_concurrency: Annotated[int | None, _flag(CAPACITY, "Calls in flight that are worked on.")] = None,
     crowded: Annotated[
@@ -66,7 +66,7 @@ def simulate(
     ramp_percent: Annotated[
         float | None, _flag(CAPACITY, "Growth within --ramp-s above this many percent gets 429 slow_down.")
     ] = None,
-    ramp_s: Annotated[float, _flag(CAPACITY, "The span over which growth is judged.")] = 60.0,
+    ramp_s: Annotated[float, _flag(CAPACITY, "The span over which growth is measured.")] = 60.0,
     ramp_free_rpm: Annotated[float, _flag(CAPACITY, "Below these requests per minute nothing is too steep.")] = 60.0,
     latency_ms: Annotated[float, _flag(LATENCY, "Median time of an answer.")] = 50.0,
     latency_sigma: Annotated[float, _flag(LATENCY, "Spread of the lognormal; 0 is none.")] = 0.3,
@@ -81,7 +81,7 @@ def simulate(
     hang_rate: Annotated[float, _flag(FAULTS, "No answer for --hang-s.")] = 0.0,
     retry_after_s: Annotated[float, _flag(FAULTS, "What an injected 429 or 503 asks for.")] = 1.0,
     retry_style: Annotated[
-        str | None, _flag(FAULTS, f"How a wait is told: {', '.join(CHOICES['retry_style'])}. Default: both.")
+        str | None, _flag(FAULTS, f"How a wait is written: {', '.join(CHOICES['retry_style'])}. Default: both.")
     ] = None,
     hang_s: Annotated[float, _flag(FAULTS, "How long a hanging call hangs.")] = 600.0,
     poison_rate: Annotated[float, _flag(FAULTS, "Share of documents that can never succeed (400).")] = 0.0,

@@ -1,4 +1,4 @@
-"""What the simulated provider is told to be, checked once."""
+"""The settings of the simulated provider, checked once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SimulatorConfig:
     burndown: int | None = None  # tokens that one of output counts for, once settled, where both share a limit
     charge_failed: bool = True  # refused and failed calls use up limits too, as OpenAI documents
     headers: str | None = None  # see HeaderStyle
-    foreign_share: float = 0.0  # of every limit, taken by somebody else on the same key
+    foreign_share: float = 0.0  # of every limit, used by other clients of the same key
     max_concurrency: int | None = None  # calls in flight above this are crowded out
     crowded: str | None = None  # what these get, see Crowded
     # Growth of the accepted requests above this many percent within ramp_s gets slow_down.

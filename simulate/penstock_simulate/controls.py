@@ -67,10 +67,10 @@ def read_change(raw: bytes, config: SimulatorConfig, demand: Demand | None) -> C
 
 
 def shown(config: SimulatorConfig, demand: Demand | None) -> dict[str, Any]:
-    """What is in force, under the names that `POST /control` takes; the key is not told."""
-    told = {name: getattr(config, name) for name in CHANGEABLE if name != "api_key"}
-    told |= {name: getattr(config.metering, name) for name in config.metering._fields if name in told}
-    return told | {REFUSE: {"kind": demand.kind, "calls": demand.calls} if demand else None}
+    """What is in force, under the names that `POST /control` takes; but for the key."""
+    shown = {name: getattr(config, name) for name in CHANGEABLE if name != "api_key"}
+    shown |= {name: getattr(config.metering, name) for name in config.metering._fields if name in shown}
+    return shown | {REFUSE: {"kind": demand.kind, "calls": demand.calls} if demand else None}
 
 
 def _demand(given: object) -> Demand | None:

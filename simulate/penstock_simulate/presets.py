@@ -32,7 +32,7 @@ PRESETS: Mapping[str, Metering] = {
     "openai": Metering(depth_s=60.0),
     # Requests are judged over 10 s; the count of tokens starts anew each minute.
     "azure": Metering(window="10s", tokens_window="minute", headers="azure"),
-    # max_tokens does not count; a wait is told in seconds; 529 when the machines are full.
+    # max_tokens does not count; a wait is in seconds; 529 when the machines are full.
     "anthropic": Metering(
         depth_s=60.0,
         charge="output-as-produced",
@@ -42,7 +42,7 @@ PRESETS: Mapping[str, Metering] = {
         credit_error="enforced_spend_limit_reached",
     ),
     # Reserves max_tokens, unset the model's maximum, and corrects at the end to input + output x burndown, both as for
-    # Claude since 3.7. Tells neither limits nor waits.
+    # Claude since 3.7. Sends neither limits nor waits.
     "bedrock": Metering(
         depth_s=60.0,
         charge="settle",

@@ -111,7 +111,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 async def _trap(request: web.Request) -> web.Response:
-    """Where redirects lead. Whoever comes is counted, and whether a key came along."""
+    """Where redirects lead. Clients that follow are counted, with and without a key."""
     request.app[PROVIDER].book.trapped("with a key" if "Authorization" in request.headers else "without a key")
     return web.Response(status=200, body=b"{}", headers=JSON)
 

@@ -102,4 +102,4 @@ def test_the_list_has_every_kind() -> None:
     """`--hostile list` prints each name with what it does, and serves nothing."""
     done = CliRunner().invoke(command_line(), ["simulate", "--hostile", "list"])
     assert done.exit_code == 0
-    assert all(f"  {kind.name} " in done.output and kind.told in done.output for kind in KINDS.values())
+    assert all(f"  {kind.name} " in done.output and kind.line in done.output for kind in KINDS.values())

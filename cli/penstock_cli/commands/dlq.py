@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import DeadLetter, Job
     from penstock_producer.errors import Problem
 
-MAX_ID_CHARS = 512  # ids are shown whole: they are what the next command is given
+MAX_ID_CHARS = 512  # ids are shown whole, to be copied into the next command
 MAX_GENERATIONS_SHOWN = 20  # of one document
 SHOWN_BODY_CHARS = 4000  # of a request or an answer on the terminal; --json and export have all of it
 
@@ -98,15 +98,15 @@ def _print_footer(ledger: Books, job: Job, *, shown: int, total: int, generation
     from penstock_cli.show.text import argument, count, safe
 
     key, option = argument(job.job_key), ledger.option()
-    told = [f"{count(shown)} of {count(total)}; --limit shows more"] if shown < total else []
+    lines = [f"{count(shown)} of {count(total)}; --limit shows more"] if shown < total else []
     if total:
-        told.append(f"look closer:  penstock dlq show {key} ID{option}")
+        lines.append(f"look closer:  penstock dlq show {key} ID{option}")
     if total and generation is None:
-        told.append(f"try again:    penstock dlq replay {key}{option}")
+        lines.append(f"try again:    penstock dlq replay {key}{option}")
     if job.generation > 1 and generation is None:
-        told.append(f"earlier ones: penstock dlq list {key} --generation {job.generation - 1}{option}")
-        told.append(say_in_force(changes_in_force(ledger.jobs.feeds(job.job_id))))
-    for line in filter(None, told):
+        lines.append(f"earlier ones: penstock dlq list {key} --generation {job.generation - 1}{option}")
+        lines.append(say_in_force(changes_in_force(ledger.jobs.feeds(job.job_id))))
+    for line in filter(None, lines):
         make_console().print(Text(safe(line)), style="dim", soft_wrap=True)
 
 
@@ -177,7 +177,7 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="FIELD",
-            help="Give a field back what the document had before its first replay; `prompt` is its text. Repeatable.",
+            help="Give a field back the value that the document had before its first replay; `prompt` is its text. Repeatable.",
         ),
     ] = None,
     edit_prompt: Annotated[
@@ -236,7 +236,7 @@ def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None,
 
 
 def _as_flag(problem: Problem) -> str:
-    """``/set/max_tokens`` is ``--set max_tokens`` to whom typed it."""
+    """``/set/max_tokens`` was typed as ``--set max_tokens``."""
     name, _, rest = problem.pointer.lstrip("/").partition("/")
     flag = "--edit-prompt" if name == "prompt" else f"--{name}"
     return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
@@ -247,12 +247,12 @@ def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:
     from penstock_cli.show.text import one_line
     from penstock_ledger.model import DeadLetter
 
-    told = {}
+    reasons = {}
     for generation in range(letter.key.generation - 1, 0, -1)[:MAX_GENERATIONS_SHOWN]:
         before = ledger.outcomes.of_generation(job.job_id, generation, letter.key.doc_id)
         if isinstance(before, DeadLetter):
-            told[f"in gen. {generation}"] = one_line(f"{before.reason}: {before.last_error}", 300)
-    return told
+            reasons[f"in gen. {generation}"] = one_line(f"{before.reason}: {before.last_error}", 300)
+    return reasons
 
 
 def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:

@@ -12,7 +12,7 @@ from penstock_cli.job import options
 
 
 def doctor(
-    provider: Annotated[bool, typer.Option(help="Also knock at each configured provider.")] = True,
+    provider: Annotated[bool, typer.Option(help="Also ask each configured provider for its models.")] = True,
     migrate: Annotated[bool, typer.Option("--migrate", help="Create or upgrade the tables of the database.")] = False,
     accept: Annotated[
         list[str] | None,

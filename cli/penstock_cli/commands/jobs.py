@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WATCH_EVERY_S = 1.0
 WATCH_HINT = "Ctrl-C ends the watching; the job goes on"
 MAX_JOBS_LISTED = 1000
-MAX_KEY_CHARS = 200  # keys and ids are shown whole: they are what the next command is given
+MAX_KEY_CHARS = 200  # keys and ids are shown whole, to be copied into the next command
 REASON_CHARS = 500  # of what a provider said
 
 
@@ -62,23 +62,23 @@ def _print_status(console: Console, job: Job, figures: Figures, ledger: Books) -
 
     from penstock_cli.show.engines import engines_line
     from penstock_cli.show.pauses import pause_lines
-    from penstock_cli.show.progress import final_line, line, told_reasons
+    from penstock_cli.show.progress import final_line, line, reason_lines
     from penstock_cli.show.text import one_line, safe
 
     reason = f" ({one_line(job.reason, REASON_CHARS)})" if job.reason else ""
     console.print(
         Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"), soft_wrap=True
     )
-    for told in pause_lines(job, ledger.option()):
-        console.print(Text(told), soft_wrap=True)
+    for sentence in pause_lines(job, ledger.option()):
+        console.print(Text(sentence), soft_wrap=True)
     console.print(Text(final_line(figures) if job.state.final else line(figures)), soft_wrap=True)
-    for told in told_reasons(figures):
-        console.print(Text(told), soft_wrap=True)
+    for sentence in reason_lines(figures):
+        console.print(Text(sentence), soft_wrap=True)
     if figures.engines is not None and not job.state.final:
         console.print(Text(engines_line(figures.engines)), soft_wrap=True)
     if job.state.final and figures.dead:
-        for told in _what_died(job, ledger):
-            console.print(Text(told), soft_wrap=True)
+        for sentence in _what_died(job, ledger):
+            console.print(Text(sentence), soft_wrap=True)
 
 
 def _what_died(job: Job, ledger: Books) -> list[str]:
@@ -205,7 +205,7 @@ def cancel(job: options.JobName, state: options.StateOption = None) -> None:
 
 
 def _move(name: str, state: options.StateOption, to: JobState, expect: set[JobState], reason: str | None) -> None:
-    """SQL first, since that is what is true; Redis after it, so that workers hear at once. Raises UsageProblem."""
+    """SQL first, since that is what is true; Redis after it, so that workers see it at once. Raises UsageProblem."""
     from penstock_cli.connect import books
     from penstock_cli.show.text import safe
 

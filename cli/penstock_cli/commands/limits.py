@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock_ratelimit.watch import QuotaView
 
 SAMPLE_S = 2.0
-"""Between the two looks of a command that shows once: start times are given a second ahead, so less would waver."""
+"""Between the two looks of a command that shows once: start times are given a second ahead, so a shorter span would waver."""
 WATCH_EVERY_S = 1.0
 LINES_EVERY_S = 5.0
 SPAN_S = 5.0

@@ -273,7 +273,7 @@ def _master(address: RedisAddress, answers: int, state: dict[str, Any]) -> Findi
     )
     if replicas:
         return Finding(Verdict.GOOD, "sentinel", seen)
-    return Finding(Verdict.WARNING, "sentinel", seen, "add a replica: there is nobody to fail over to")
+    return Finding(Verdict.WARNING, "sentinel", seen, "add a replica: without one there is nothing to fail over to")
 
 
 def _too_old(seen: str) -> Finding:
@@ -318,7 +318,7 @@ def _disk(state: Path | None) -> Finding:
 
 
 def _is_configured(provider: ProviderSettings) -> bool:
-    """Nobody has chosen a provider that is all defaults."""
+    """A provider that is all defaults was not configured."""
     from penstock_workers.settings import ProviderSettings
 
     return provider != ProviderSettings()

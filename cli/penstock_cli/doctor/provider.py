@@ -41,7 +41,7 @@ def provider(name: str, settings: ProviderSettings) -> Iterator[Finding]:
             f"{name}: allow_plain_http is set, so the key of {variable} can be read on the way to {settings.shown_url}"
         )
         yield Finding(
-            Verdict.WARNING, SUBJECT, seen, "https:// where the server can; else keep that network to yourself"
+            Verdict.WARNING, SUBJECT, seen, "https:// where the server can; else only on a network that is yours alone"
         )
     yield from _proxies(name, settings)
     yield _asked(name, settings, key)
@@ -71,7 +71,7 @@ def _judged(name: str, settings: ProviderSettings, status: int, said: str) -> Fi
     shown, variable = settings.shown_url, settings.api_key_env
     if status in (401, 403):
         fix = f"correct the key in {variable}" if variable else "name the variable that holds its key: api_key_env"
-        return Finding(Verdict.BAD, SUBJECT, f"{name}: {shown} refuses us with {status}: {said}", fix)
+        return Finding(Verdict.BAD, SUBJECT, f"{name}: {shown} refuses this key or request with {status}: {said}", fix)
     if status == 402:
         return Finding(Verdict.BAD, SUBJECT, f"{name}: {shown} answers 402: {said}", "add credit at the provider")
     if 300 <= status < 400:
@@ -108,7 +108,7 @@ def _models(settings: ProviderSettings, key: str | None) -> tuple[int, str]:
 
 
 def _proxies(name: str, settings: ProviderSettings) -> Iterator[Finding]:
-    """Variables that S3's client and the exporter of traces heed, and calls to providers do not."""
+    """A warning about variables that S3's client and the exporter of traces follow, and calls to providers do not."""
     found = proxy_variables()
     if found and settings.proxy is None:
         seen = f"{name}: {', '.join(found)} is set: S3 and traces go through it, calls to this provider do not"

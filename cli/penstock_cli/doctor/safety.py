@@ -35,7 +35,7 @@ DATABASE_FIXES = (
     ("permission denied for schema", "GRANT USAGE, CREATE ON SCHEMA public TO the user of database_url"),
     ("permission denied", "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO the user of database_url"),
     ("certificate verify failed", "name the CA that signed its certificate: ?sslmode=verify-full&sslrootcert=/ca.pem"),
-    ("does not support SSL", "switch ssl on in postgresql.conf; sslmode=disable only where nobody listens"),
+    ("does not support SSL", "switch ssl on in postgresql.conf; use sslmode=disable only on a network that is yours alone"),
     ("could not translate host name", "correct the host in database_url"),
     ("failed to resolve host", "correct the host in database_url"),
     ("unable to open database file", "let this user write the file and its folder, or name another in database_url"),
@@ -44,7 +44,7 @@ DATABASE_FIXES = (
 
 
 class Reach(IntEnum):
-    """From where a server can be reached, told by its address."""
+    """From where a server can be reached, by its address."""
 
     HERE = 0
     PRIVATE = 1
@@ -91,7 +91,7 @@ def redis_safety(address: RedisAddress, info: dict[str, Any]) -> Iterator[Findin
     if reach is Reach.HERE:
         return
     if not password or _lets_anybody_in(address):
-        seen = "it lets everybody in without a password: they can read documents, and forge and cancel work"
+        seen = "it asks for no password: anyone who reaches it can read documents, and forge and cancel work"
         yield Finding(
             Verdict.BAD, "access", seen, "requirepass, or ACL users as in docs/security.md; then in redis_url"
         )
@@ -152,7 +152,7 @@ def amqp_safety(url: str) -> Iterator[Finding]:
             yield Finding(
                 Verdict.BAD,
                 "rabbitmq",
-                "guest:guest is known to everybody",
+                "guest:guest is RabbitMQ's published default",
                 "rabbitmqctl add_user NAME, and delete_user guest",
             )
     if nodes[0].scheme != "amqps":
@@ -179,4 +179,4 @@ def _in_clear(setting: str, fix: str, reach: Reach) -> Finding:
 
 
 def _unchecked(option: str, fix: str) -> Finding:
-    return Finding(Verdict.WARNING, "tls", f"{option}: nobody checks that the server is the right one", fix)
+    return Finding(Verdict.WARNING, "tls", f"{option}: the server's certificate is not checked", fix)

@@ -17,7 +17,7 @@ from penstock_cli.show.text import one_line, safe
 if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
-WAIT_S = 60.0  # for servers that start at the same time; whoever started the worker then starts it again
+WAIT_S = 60.0  # for servers that start at the same time; after it the worker ends, and its orchestrator starts another
 ASK_AGAIN_S = 1.0
 REDIS_TIMEOUT_S = 5.0
 _FOR_GOOD = ("authentication failed", "does not exist")  # PostgreSQL on a login or a database; waiting does not help
@@ -42,7 +42,7 @@ class _NotYet(Exception):
 def _answers(name: str, setting: str, ask: Callable[[], None]) -> None:
     """Ask until it answers, for at most ``WAIT_S``; say once that it does not. Raises CliError."""
     fix = f"start it, or correct {setting} (PENSTOCK_{setting.upper()}); `penstock doctor` looks closer"
-    until, told = time.monotonic() + WAIT_S, False
+    until, said = time.monotonic() + WAIT_S, False
     while True:
         try:
             ask()
@@ -50,9 +50,9 @@ def _answers(name: str, setting: str, ask: Callable[[], None]) -> None:
         except _NotYet as error:
             if time.monotonic() + ASK_AGAIN_S > until:
                 raise CliError(f"{name} did not answer within {WAIT_S:g} s ({error}): {fix}") from error
-            if not told:
+            if not said:
                 sys.stderr.write(f"{safe(name)} does not answer yet ({safe(str(error))}); asking for {WAIT_S:g} s\n")
-                told = True
+                said = True
         time.sleep(ASK_AGAIN_S)
 
 

@@ -49,7 +49,7 @@ Metering = Annotated[
     typer.Option(
         "--profile",
         metavar="NAME",
-        help="How the provider meters: openai, anthropic, vllm, …; told from its address when left out.",
+        help="How the provider meters: openai, anthropic, vllm, …; left out, its address decides.",
         rich_help_panel=PROVIDER,
     ),
 ]

@@ -29,9 +29,9 @@ def say_in_force(force: Mapping[str, tuple[str, int]]) -> str:
     """One sentence about them; empty where there are none."""
     if not force:
         return ""
-    told = ", ".join(f"{name}={value} (generation {generation})" for name, (value, generation) in force.items())
+    listed = ", ".join(f"{name}={value} (generation {generation})" for name, (value, generation) in force.items())
     names = " ".join(f"--unset {name}" for name in force)
-    return f"requests keep what replays have set: {told}; {names} takes it back"
+    return f"requests keep what replays have set: {listed}; {names} takes it back"
 
 
 def _as_text(value: Any) -> str:

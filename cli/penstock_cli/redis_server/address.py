@@ -41,7 +41,7 @@ def read_pidfile(folder: Path) -> tuple[Endpoint, int] | None:
         fields = json.loads(pidfile(folder).read_bytes())
         return Endpoint(fields["socket"], int(fields["port"]), fields["password"]), int(fields["pid"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # none yet, or cut short by a crash: the socket itself tells
+        return None  # none yet, or cut short by a crash
 
 
 def write_pidfile(folder: Path, endpoint: Endpoint, pid: int) -> None:

@@ -41,7 +41,7 @@ def find_program() -> Program:
     """The one that PENSTOCK_REDIS_SERVER names; else the first patched one of PATH and the wheel; else what there is.
 
     A program without the latest fixes is better than none here: it listens on a socket in a folder of its user, or on
-    loopback with a password, so nobody reaches it who could not do worse. `penstock doctor` says so.
+    loopback with a password, so only its own user reaches it. `penstock doctor` says which fixes it lacks.
     Raises NoRedisServer.
     """
     rejected: list[str] = []

@@ -35,7 +35,7 @@ LOAD_TIMEOUT_S = 600.0  # a server that says "loading" reads a large AOF and onl
 STOP_TIMEOUT_S = (
     30.0  # the last fsync of the AOF on a slow disk; after it the server is killed, its files matter little
 )
-ANSWER_TIMEOUT_S = 10.0  # a socket that is silent for longer is asked again, if a server of ours is behind it
+ANSWER_TIMEOUT_S = 10.0  # a socket that is silent for longer is asked again, if the private server is behind it
 SILENCE_MAX_S = 300.0  # a living server that says nothing for longer hangs: disks and swap stall for minutes at most
 POLL_S = 0.02
 
@@ -55,7 +55,7 @@ class EmbeddedRedis:
     def start(cls, folder: Path, tell: Tell = lambda _: None) -> EmbeddedRedis:
         """Go on with the server of this folder, or start one: without its files when it cannot read them.
 
-        ``tell`` hears what a person should know. Raises NoRedisServer, ForeignRedis (another server answers there) or
+        ``tell`` gets the lines that a person should read. Raises NoRedisServer, ForeignRedis (another server answers there) or
         EmbeddedRedisFailed (with the log's end).
         """
         folder = folder.resolve()
@@ -118,7 +118,7 @@ class EmbeddedRedis:
 
 
 def _awaited(folder: Path, tell: Tell) -> EmbeddedRedis | None:
-    """A server of ours that lives and is silent gets time; None when there is none, or when it stays silent."""
+    """A private server that lives and is silent gets time; None when there is none, or when it stays silent."""
     known = read_pidfile(folder)
     if known is None or not _works_in(known[1], folder) or not _listens(known[0]):
         return None
@@ -164,7 +164,7 @@ def _launch(folder: Path, tell: Tell) -> EmbeddedRedis:
     binary = find_binary()
     endpoint = _choose_endpoint(folder)
     if endpoint.socket is not None:
-        Path(endpoint.socket).unlink(missing_ok=True)  # left by a server that was killed: nobody answers there
+        Path(endpoint.socket).unlink(missing_ok=True)  # left by a server that was killed: nothing answers there
     process = subprocess.Popen(  # noqa: S603 -- as above
         [binary, "-"],
         stdin=subprocess.PIPE,
@@ -187,7 +187,7 @@ def _choose_endpoint(folder: Path) -> Endpoint:
         return Endpoint(path, 0, None)
     known = read_pidfile(folder)
     if known is not None and known[0].password is not None and _port_is_free(known[0].port):
-        return known[0]  # whoever still holds the old address reaches the new server
+        return known[0]  # a client that still has the old address reaches the new server
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -244,7 +244,7 @@ class _EndedAtStart(EmbeddedRedisFailed):
 
 
 def _await_start(folder: Path, endpoint: Endpoint, process: subprocess.Popen[bytes], tell: Tell) -> None:
-    began, told = time.monotonic(), False
+    began, said = time.monotonic(), False
     while (waited_s := time.monotonic() - began) < SILENCE_MAX_S:
         if process.poll() is not None:
             raise _EndedAtStart(
@@ -253,9 +253,9 @@ def _await_start(folder: Path, endpoint: Endpoint, process: subprocess.Popen[byt
             )
         if _identify(folder, endpoint) == process.pid:
             return
-        if waited_s > START_NOTICE_S and not told:
+        if waited_s > START_NOTICE_S and not said:
             tell(f"the private Redis starts slowly; waiting for it, at most {duration(SILENCE_MAX_S)}")
-            told = True
+            said = True
         time.sleep(POLL_S)
     end(process.pid, folder)
     raise EmbeddedRedisFailed(
@@ -264,7 +264,7 @@ def _await_start(folder: Path, endpoint: Endpoint, process: subprocess.Popen[byt
 
 
 def _identify(folder: Path, endpoint: Endpoint) -> int | None:
-    """The pid of the server at this address, None when nobody answers. Raises ForeignRedis when it is not ours."""
+    """The pid of the server at this address, None when nothing answers. Raises ForeignRedis for a server of another folder."""
     import redis
 
     client = _connect(endpoint)
@@ -311,7 +311,7 @@ def _foreign(folder: Path, endpoint: Endpoint, seen: str) -> ForeignRedis:
 
 
 def _connect(endpoint: Endpoint, timeout_s: float | None = None) -> redis.Redis:
-    """A client that fails at once when nobody answers: whether to wait is decided here, not in the client."""
+    """A client that fails at once when nothing answers: whether to wait is decided here, not in the client."""
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -325,7 +325,7 @@ def _connect(endpoint: Endpoint, timeout_s: float | None = None) -> redis.Redis:
 
 
 def _end_unreachable(folder: Path) -> None:
-    """End a server of ours that cannot be reached: two servers on one AOF would destroy it."""
+    """End a private server that cannot be reached: two servers on one AOF would destroy it."""
     known = read_pidfile(folder)
     if known is not None and _works_in(known[1], folder):
         end(known[1], folder)

@@ -88,7 +88,7 @@ def sampled_request(request: RunRequest, progress: Progress) -> RunRequest:
 
 
 def _with_short_lease(settings: WorkerSettings) -> WorkerSettings:
-    """Unless somebody chose another: on one machine no network delays a renewal, so a dead worker is found out sooner."""
+    """A short lease, unless settings choose one: on one machine no network delays a renewal, so it shows a dead worker sooner."""
     if "visibility_timeout_s" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"visibility_timeout_s": LOCAL_LEASE_S})

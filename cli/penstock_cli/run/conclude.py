@@ -33,8 +33,8 @@ def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     asks = asks_a_provider(plan.spec)
     url = plan.settings.provider(plan.spec.provider).shown_url if asks else None
-    told = advice(ledger, job, report, url=url, again=this_command())
-    reports.show(report, plan.console, dlq_command=command, advice=told, files={**places, "report": place})
+    hints = advice(ledger, job, report, url=url, again=this_command())
+    reports.show(report, plan.console, dlq_command=command, advice=hints, files={**places, "report": place})
     return report.exit_status
 
 

@@ -43,7 +43,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def megabytes(number: int) -> str:
-    """Bytes in the unit that people free them in."""
+    """Bytes in megabytes."""
     return f"{max(0, number) / 1_000_000:,.1f} MB"
 
 

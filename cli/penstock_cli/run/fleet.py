@@ -24,7 +24,7 @@ from penstock_cli.settings import child_environment
 from penstock_cli.show.figures import Figures, KeptFigures
 from penstock_cli.show.pauses import ends_by_itself, lift_provider, pause_lines
 from penstock_cli.show.progress import HURRIES, Wait
-from penstock_cli.show.text import count, duration, one_line
+from penstock_cli.show.text import counted, duration, one_line
 from penstock_cli.show.watch import Stall, Watch
 from penstock_ledger.log_lines import LineFormatter
 from penstock_ledger.model import JobState
@@ -75,7 +75,7 @@ class Fleet:
         self._asked_to_stop: Callable[[], bool] = lambda: False
         self._calling = False  # whether a worker has taken a document in this run
         self._finished_before: int | None = None  # documents that had an outcome when this run began
-        self._pause_told: float | None = None  # when the pause that was told of ends
+        self._pause_said: float | None = None  # when the pause ends that was said
 
     def __enter__(self) -> Self:
         with ExitStack() as exits:
@@ -89,7 +89,7 @@ class Fleet:
             self._take_over()
             exits.callback(self._progress.note, "stopping the control loop")
             self._control = exits.enter_context(self._run_control())
-            self._progress.note(f"starting {self._count} worker{'s' * (self._count > 1)}")
+            self._progress.note(f"starting {counted(self._count, 'worker')}")
             self._supervisor = self._start_workers()
             exits.callback(self._stop_workers)
             self._exits = exits.pop_all()
@@ -101,7 +101,7 @@ class Fleet:
         self._exits.close()
 
     def work(self, job: Job, kept: KeptFigures, *, asked_to_stop: Callable[[], bool]) -> Job:
-        """Watch until the job is final, paused by somebody after it ran, or we are asked to stop.
+        """Watch until the job is final, is paused while it runs, or we are asked to stop.
 
         Raises WorkersKeepCrashing and EmbeddedRedisFailed; what was finished by then is kept.
         """
@@ -220,13 +220,13 @@ class Fleet:
 
     def _tell_of_pause(self, job: Job) -> None:
         """Once per pause that ends by itself."""
-        if job.state == "paused" and job.resume_at != self._pause_told:
-            self._pause_told = job.resume_at
+        if job.state == "paused" and job.resume_at != self._pause_said:
+            self._pause_said = job.resume_at
             for line in (f"paused: {job.reason}", *pause_lines(job, self._books.option())):
                 self._tell(line)
 
     def _tell_of_stall(self, notice: str | None) -> None:
-        """With the reason where there is a plain one: nobody answers."""
+        """With the reason where the provider cannot be reached."""
         if notice is None:
             return
         asked = {} if self._settings.lane in LANES_WITH_A_MODEL_OF_THEIR_OWN else self._settings.providers
@@ -238,7 +238,7 @@ class Fleet:
         self._tell(notice)
 
     def _take_over(self) -> None:
-        """The state folder is locked by us, so whoever held messages is dead: do not wait for their leases to end."""
+        """The state folder is locked by us, so the workers that held messages are dead: do not wait for their leases to end."""
         from penstock_workers.broker.lease_scripts import return_leases_of_the_dead
 
         returned = return_leases_of_the_dead(self._keeper.server.client)
@@ -285,7 +285,7 @@ class Fleet:
             return
         self._looked_at = now
         held = self._calls_held()
-        calls = "calls" if held is None else f"{count(held)} call{'s' * (held != 1)}"
+        calls = "calls" if held is None else counted(held, "call")
         self._progress.hint(HURRIES)
         self._progress.note(
             "stopping:",

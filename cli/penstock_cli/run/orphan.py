@@ -1,7 +1,7 @@
 """How a worker process ends when the `penstock run` that started it is gone, even by kill -9.
 
 The kernel sends SIGTERM at once (Linux, PR_SET_PDEATHSIG); a thread watches as well, because not every kernel does, and
-because a worker that does not finish in time must end anyway: whoever resumes the job needs its machine.
+because a worker that does not finish in time must end anyway: a run that resumes the job needs the machine.
 """
 
 from __future__ import annotations

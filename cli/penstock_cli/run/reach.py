@@ -19,7 +19,7 @@ _PORTS = {"http": 80, "https": 443}
 def knock(base_url: str) -> None:
     """Open a connection and close it again: nothing is asked, so nothing is paid. Raises UsageProblem.
 
-    Somebody who does not exist or refuses will not do otherwise by waiting; a provider that is only slow may pass.
+    A name that does not resolve and a connection that is refused are errors now; a provider that is only slow passes.
     """
     from penstock_ledger.redaction import redact
 
@@ -31,12 +31,12 @@ def knock(base_url: str) -> None:
         return
     except OSError as error:
         raise UsageProblem(
-            f"nobody answers at {redact(base_url)} ({error.strerror or error}): check the URL and that the server runs"
+            f"no server answers at {redact(base_url)} ({error.strerror or error}): check the URL and that the server runs"
         ) from error
 
 
 def name_receiver(name: str, provider: ProviderSettings) -> None:
-    """Say who gets the documents and which key, where a settings file decides that: the folder may be somebody else's."""
+    """Say which host gets the documents and which key, where a settings file decides that: it may not be the user's own."""
     from penstock_cli.show.text import safe
     from penstock_producer.settings import config_path
 

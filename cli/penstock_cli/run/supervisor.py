@@ -1,6 +1,6 @@
 """Worker processes of one-machine mode: started, logged, started again when they crash, ended with their parent.
 
-No thread of its own: whoever runs the fleet calls ``tick`` a few times a second. The other half, how a worker notices
+No thread of its own: the fleet calls ``tick`` a few times a second. The other half, how a worker notices
 that its parent is gone, is ``orphan.py``.
 """
 
@@ -97,7 +97,7 @@ class Supervisor:
     ) -> None:
         """Ask all to finish what they hold (SIGTERM); after ``drain_s``, or when ``hurry`` says so, SIGKILL.
 
-        ``waiting`` hears the seconds that are left, again and again while it lasts.
+        ``waiting`` gets the seconds that are left, again and again while it lasts.
         """
         running = [worker.process for worker in self.workers if worker.process is not None]
         for process in running:

@@ -15,9 +15,9 @@ SHOWN_CHARS = 300  # of the provider's words
 
 
 def advice(ledger: Books, job: Job, report: Report, *, url: str | None = None, again: str | None = None) -> list[str]:
-    """Lines for people; none where the documents have several fates, or one has succeeded.
+    """Lines for people; none where the documents failed in several ways, or one has succeeded.
 
-    A job of few documents ends before its wrong address is told from wrong documents, so its end has to say it.
+    A job of few documents ends before a wrong address can be told apart from wrong documents, so its end has to say it.
     ``url`` is the provider's where it is known, ``again`` the command that works on what was replayed.
     """
     from penstock_workers.item.judge import ASTRAY
@@ -31,7 +31,8 @@ def advice(ledger: Books, job: Job, report: Report, *, url: str | None = None, a
     status = f"{letter.status_code}, " if letter.status_code is not None else ""
     documents = "the document" if report.dead == 1 else f"all {count(report.dead)} documents"
     said = one_line(letter.last_error, SHOWN_CHARS)
-    alike = [f"{documents} failed{' alike' * (report.dead > 1)} ({status}{letter.reason}): {said}"]
+    failed = "failed alike" if report.dead > 1 else "failed"
+    alike = [f"{documents} {failed} ({status}{letter.reason}): {said}"]
     if letter.reason not in ASTRAY:
         return alike
     check = to_check(letter.reason, job.spec.get("provider", "default"), url)

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock_cli.show.reasons import ALIVE_S
 from penstock_cli.show.text import count
 
 if TYPE_CHECKING:
     from penstock_ledger import WorkerSeen
 
-FRESH_S = 15.0  # three heartbeats: figures of a worker silent for longer say nothing of now
 
 _SUMMED = (
     "running", "waiting", "prompt_tokens_per_s", "generation_tokens_per_s", "tokens_per_s", "items_per_s",
@@ -33,7 +33,7 @@ _BOUND_BY = {
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """All engines of one lane together. None is what no engine tells."""
+    """All engines of one lane together. None is a figure that no engine reports."""
 
     lane: str
     engines: int
@@ -55,21 +55,21 @@ class Engines:
 
 
 def engines_of(workers: Iterable[WorkerSeen], lane: str) -> Engines | None:
-    """None when no live worker of the lane has an engine that tells of itself."""
-    live = [seen.info for seen in workers if seen.seconds_ago < FRESH_S and seen.info.get("lane") == lane]
+    """None when no live worker of the lane reports an engine."""
+    live = [seen.info for seen in workers if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane]
     telling = [(figures, info.get("bound")) for info in live if (figures := _figures(info)) or _known_bound(info)]
     if not telling:
         return None
-    told: dict[str, list[float]] = {}
+    known: dict[str, list[float]] = {}
     for figures, _ in telling:
         for name, value in figures.items():
-            told.setdefault(name, []).append(value)
+            known.setdefault(name, []).append(value)
     bounds = Counter(bound for _, bound in telling if bound in _BOUND_BY)
     return Engines(
         lane,
         len(telling),
-        **{name: _together(name, values) for name, values in told.items()},
-        # Of as many votes each, the first by name: the line must not flicker.
+        **{name: _together(name, values) for name, values in known.items()},
+        # Of as many votes each, the first by name, so that the line does not flicker.
         bound=min(bounds, key=lambda bound: (-bounds[bound], bound)) if bounds else None,
     )
 

@@ -42,7 +42,7 @@ class Figures:
     queued: int = 0
     delayed: int = 0
     workers: int = 0
-    engines: Engines | None = None  # of the job's lane; None where none tells of itself
+    engines: Engines | None = None  # of the job's lane; None where none reports
     seconds: float = 0.0
     per_second: float = 0.0
     reasons: tuple[str, ...] = ()  # what keeps the job from going faster, or at all

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def ends_by_itself(job: Job) -> bool:
-    """A paused job that nobody has to resume: its provider said how long to stay away."""
+    """A paused job that resumes by itself: its provider said how long to wait."""
     return job.state == "paused" and job.resume_at is not None
 
 
@@ -24,7 +24,7 @@ def pause_lines(job: Job, option: str, now: float | None = None) -> list[str]:
         return []
     command = f"penstock resume {shlex.quote(job.job_key)}{option}"
     if job.resume_at is None:
-        return [f"it waits for a person: put the reason right, then:  {command}"]
+        return [f"it waits for a person: remove the reason, then:  {command}"]
     left = max(0.0, job.resume_at - (time.time() if now is None else now))
     at = time.strftime("%H:%M:%S", time.localtime(job.resume_at))
     return [f"it goes on by itself at {at} (in {duration(left)}); to go on now:  {command}"]

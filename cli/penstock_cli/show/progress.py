@@ -188,7 +188,7 @@ def panel(
     )
     for text in _figure_lines(figures) if figures else ():
         body.add_row(Text(text, no_wrap=True, overflow="ellipsis"))
-    for reason in told_reasons(figures) if figures else ():
+    for reason in reason_lines(figures) if figures else ():
         body.add_row(Text(reason, style="yellow"))
     if figures is not None and figures.engines is not None:
         body.add_row(Text(engines_line(figures.engines)))  # wrapped: what bounds the fleet stands at its end
@@ -216,7 +216,7 @@ def _figure_lines(figures: Figures) -> list[str]:
     ]
 
 
-def told_reasons(figures: Figures) -> list[str]:
+def reason_lines(figures: Figures) -> list[str]:
     """What keeps the job from going faster, and why calls failed lately."""
     return [*figures.reasons, *([f"the last failure: {figures.cause}"] if figures.cause else [])]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock_cli.show.reasons import bound, latest_cause, told_cause
+from penstock_cli.show.reasons import bound, cause_line, latest_cause
 from penstock_cli.show.text import count, duration, one_line, rate
 from penstock_ratelimit.dispatcher import RETRIES_LEAVE
 from penstock_ratelimit.quota_hash import Breaker
@@ -24,8 +24,8 @@ BAR_WIDTH = 18
 KEY_CHARS = 34  # of a learned key, so that its figures stay on the same line
 LEARNED_SHOWN = 3  # of all quotas at once; a quota that is asked for by name shows all that were read
 LONG_PAUSE_S = 60.0  # longer than a limit per minute asks for: worth a hint how to end it
-NOTABLE_MARGIN = 0.02  # below the declared one: two episodes of 429s that have not grown back
-NOTABLE_OTHERS = 0.05  # of a limit that somebody else takes
+NOTABLE_MARGIN = 0.02  # below the declared one: two cuts by 429s that have not grown back
+NOTABLE_OTHERS = 0.05  # of a limit that other clients of the key use
 FULL = 0.9995  # shown as 100 %
 
 _FIXES = {  # of reasons that come without one, because the caller gave none
@@ -61,7 +61,7 @@ def lift_command(quota_id: str, option: str) -> str:
 
 
 def state(look: Look) -> tuple[str, str]:
-    """One word for how the quota is, and its colour: the first thing that keeps requests from starting."""
+    """The state of the quota in one word, with its colour: the first thing that keeps requests from starting."""
     view = look.view
     if view.hold:
         return "held", "bold red"
@@ -80,7 +80,7 @@ def state(look: Look) -> tuple[str, str]:
 
 
 def troubles(look: Look, now: float | None = None) -> Iterator[Trouble]:
-    """What is wrong, the gravest first. ``now`` is unix time, for the clock times shown."""
+    """What is wrong, the most serious first. ``now`` is unix time, for the clock times shown."""
     view, at = look.view, time.time() if now is None else now
     if view.hold:
         reason = one_line(view.hold, 300)
@@ -98,7 +98,7 @@ def troubles(look: Look, now: float | None = None) -> Iterator[Trouble]:
         early = f"end it early:  {look.lift}" if long else ""
         yield Trouble(f"the provider said wait: nothing starts {_until(view.pause_left_s, at)}", early, grave=long)
     if (cause := latest_cause(look.causes, at)) is not None:
-        yield Trouble(f"calls of job {one_line(cause.job_id)} fail: {told_cause(cause, at)}")
+        yield Trouble(f"calls of job {one_line(cause.job_id)} fail: {cause_line(cause, at)}")
     if view.share < FULL:
         yield Trouble(f"starting gently after a stop: {view.share:.0%} of the rate for now, and growing")
     if view.margin < view.declared_margin - NOTABLE_MARGIN:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock_ratelimit.watch import QuotaView
 
 CAUSE_FRESH_S = 600.0  # a failure from before says nothing of now
-ALIVE_S = 15.0  # three heartbeats
+ALIVE_S = 15.0  # three heartbeats: a worker that is silent for longer says nothing of now
 CAUSE_CHARS = 300
 USED = 0.9  # of what may be in flight: more than that is all of it
 
@@ -25,7 +25,7 @@ def latest_cause(causes: Sequence[Cause], now: float | None = None) -> Cause | N
     return causes[0] if causes and at - causes[0].last < CAUSE_FRESH_S else None
 
 
-def told_cause(cause: Cause, now: float | None = None) -> str:
+def cause_line(cause: Cause, now: float | None = None) -> str:
     """Class, count, since when and the words, escaped and on one line."""
     at = time.time() if now is None else now
     since = time.strftime("%H:%M:%S", time.localtime(cause.since))

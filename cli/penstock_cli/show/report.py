@@ -27,7 +27,7 @@ class Report:
     succeeded: int
     succeeded_after_retry: int
     dead: int
-    skipped: int  # deliveries of documents that were finished already, so that nobody was paid twice
+    skipped: int  # deliveries of documents that were finished already, and so were not asked again
     calls: int
     retries: int
     rate_limited: int

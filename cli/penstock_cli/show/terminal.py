@@ -12,7 +12,7 @@ PIPE_WIDTH = 200  # into a file or a pipe nothing wraps at 80 columns
 
 
 def console() -> Console:
-    """No guessing at numbers and paths, no markup from foreign text; wide where nobody watches."""
+    """No guessing at numbers and paths, no markup from foreign text; wide in files and pipes."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)

@@ -52,6 +52,11 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+
+
 def percent(part: int, whole: int) -> str:
     """A share that never lies at its ends: 100 % and 0 % only when it is exactly that."""
     if whole == 0:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, TypedDict
 from penstock_cli.show.engines import engines_of
 from penstock_cli.show.figures import MICRO, Counter, Figures, Speed
 from penstock_cli.show.quota import Look, lift_command, troubles
-from penstock_cli.show.reasons import bound, latest_cause, told_cause, unserved
+from penstock_cli.show.reasons import bound, cause_line, latest_cause, unserved
 from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 
 REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
-STALL_NOTICE_S = 30.0  # longer than most answers take, shorter than the patience of whoever watches
+STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -86,14 +86,14 @@ class Watch:
             return {"reasons": (), "cause": None}
         lane, provider = str(self.job.spec["lane"]), str(self.job.spec.get("provider", "default"))
         cause = latest_cause(redis.failing.of(provider, self.job.job_id))
-        told = None if cause is None else told_cause(cause)
+        line = None if cause is None else cause_line(cause)
         found = [None if served else unserved(seen, lane)]
         if lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN:
             for view in read_quotas(client, quota_ids=[provider]):
                 look = Look(view, None, lift_command(provider, self._books.option()))
                 found += [" ".join(part for part in (one.text, one.fix) if part) for one in troubles(look) if one.grave]
                 found.append(bound(view))
-        return {"reasons": tuple(one for one in found if one is not None), "cause": told}
+        return {"reasons": tuple(one for one in found if one is not None), "cause": line}
 
     def _since_submit(self) -> float:
         kept = self._books.seconds(self.job)
@@ -125,4 +125,4 @@ class Stall:
             return None
         self._told = True
         cause = f". The last failure: {figures.cause}" if figures.cause else ""
-        return f"nothing has finished for {silent_s:.0f} s, and {failed:,} tries have failed since; trying on{cause}"
+        return f"nothing has finished for {silent_s:.0f} s, and {failed:,} tries have failed since; they are repeated{cause}"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 
 CHARS_PER_TOKEN = 4
-CATEGORY_CHARS = 240  # of a document, judged for its category
+CATEGORY_CHARS = 240  # of a document, read for its category
 SUMMARY_CHARS = 96  # with the category that is 127 at most: max_tokens=32 never cuts an answer
 INSTRUCTION_CHARS = 160  # a colon or blank line within these ends the instruction, and the document follows
 EMBEDDING_DIMENSIONS = 256

@@ -28,7 +28,7 @@ def openai(refusal: Refusal) -> tuple[int, bytes]:
 
 
 def anthropic(refusal: Refusal) -> tuple[int, bytes]:
-    """An empty account is told apart by `details`, everything else by the type alone."""
+    """An empty account differs by `details`, everything else by the type alone."""
     status = OVERLOADED if refusal.status == 503 else refusal.status
     error: dict[str, object] = {"type": ANTHROPIC_TYPES.get(status, "api_error"), "message": refusal.message}
     if refusal.code in CREDIT_ERRORS:

@@ -42,9 +42,9 @@ def openai(meters: Meters, now: float, _: float) -> dict[str, str]:
 
 
 def groq(meters: Meters, now: float, wall: float) -> dict[str, str]:
-    """As OpenAI's, but what is told of requests is always the day's limit."""
-    told = {name: meter for name, meter in meters.items() if name != "requests"}
-    return openai(told, now, wall)
+    """As OpenAI's, but the figures of requests are always the day's limit."""
+    shown = {name: meter for name, meter in meters.items() if name != "requests"}
+    return openai(shown, now, wall)
 
 
 def azure(meters: Meters, now: float, _: float) -> dict[str, str]:

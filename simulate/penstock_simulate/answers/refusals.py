@@ -25,7 +25,7 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that is no result. ``wait_s``: when to come back, None where no wait is told."""
+    """An answer that is no result. ``wait_s``: when to come back, None where the answer names no wait."""
 
     status: int
     message: str
@@ -80,7 +80,7 @@ def failed() -> Refusal:
 
 
 def no_money(code: str) -> Refusal:
-    """No wait is told: none helps until somebody pays."""
+    """Without a wait: none helps until the account has money again."""
     if code == "billing_error":
         return Refusal(402, "There is an issue with your billing or payment information.", code, code)
     message = "You exceeded your current quota, please check your plan and billing details."
@@ -101,7 +101,7 @@ def _no_capacity_for_flex(wait_s: float | None) -> Refusal:
     return Refusal(429, message, "resource_unavailable", "resource_unavailable", wait_s=wait_s)
 
 
-# What can be asked for by name: POST /control {"refuse": {"kind": …, "calls": …}}. Given the wait that is told.
+# What can be asked for by name: POST /control {"refuse": {"kind": …, "calls": …}}. Given the wait that the answer names.
 BY_NAME: Mapping[str, Callable[[float], Refusal]] = {
     "rate_limit_exceeded": throttled,
     "slow_down": too_steep,

@@ -19,7 +19,7 @@ class Manner(Enum):
     CUT = "cut"  # the connection ends in the middle of the body
     HUNG = "hung"  # nothing at all, until the client gives up
     DRIPPED = "dripped"  # a byte at a time
-    MEASURED = "measured"  # the body many times over, with its length told first
+    MEASURED = "measured"  # the body many times over, with its length sent first
     CHUNKED = "chunked"  # the body many times over, without a length
     RAW = "raw"  # the body is all that is sent, status line included; then the connection ends
 

@@ -42,6 +42,6 @@ def listing() -> str:
     """Every kind in a line of its own, by family."""
     width = max(map(len, KINDS))
     return "\n".join(
-        f"{family}\n" + "".join(f"  {kind.name:<{width}}  {kind.told}\n" for kind in kinds)
+        f"{family}\n" + "".join(f"  {kind.name:<{width}}  {kind.line}\n" for kind in kinds)
         for family, kinds in FAMILIES.items()
     )

@@ -19,10 +19,10 @@ class Asked(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """One way to answer. ``told`` is the line of the list; ``answers``: the result arrives all the same."""
+    """One way to answer. ``line`` is its text in the list; ``answers``: the result arrives all the same."""
 
     name: str
-    told: str
+    line: str
     make: Callable[[Asked], Reply]
     answers: bool = False
 
@@ -40,5 +40,5 @@ def with_headers(headers: Mapping[str, str]) -> Callable[[Asked], Reply]:
 
 def error(message: str, code: str | None = None, kind: str = "invalid_request_error") -> bytes:
     """OpenAI's error body, around a message that is already written as JSON text without its quotes."""
-    told = "null" if code is None else f'"{code}"'
-    return f'{{"error":{{"message":"{message}","type":"{kind}","param":null,"code":{told}}}}}'.encode()
+    written = "null" if code is None else f'"{code}"'
+    return f'{{"error":{{"message":"{message}","type":"{kind}","param":null,"code":{written}}}}}'.encode()

@@ -8,7 +8,7 @@ from penstock_simulate.answers.reply import Reply
 from penstock_simulate.hostile.kinds import Asked, Kind
 
 TRAP = "/trap"
-ELSEWHERE = "localhost"  # another name of this machine, and so another host for a client that was told 127.0.0.1
+ELSEWHERE = "localhost"  # another name of this machine, and so another host for a client that was given 127.0.0.1
 
 
 def _to(status: int, *, host: str | None = None) -> Callable[[Asked], Reply]:

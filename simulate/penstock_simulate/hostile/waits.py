@@ -1,4 +1,4 @@
-"""Times and limits that nobody can mean: Retry-After, and the headers that tell limits."""
+"""Times and limits that make no sense, in Retry-After and in the headers of limits."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LIMITS = {
 
 KINDS = (
     *(
-        Kind(f"retry-after-{name}", f"429 with Retry-After: {told}", fixed(429, BUSY, {**JSON, "Retry-After": value}))
-        for name, (told, value) in RETRY_AFTER.items()
+        Kind(f"retry-after-{name}", f"429 with Retry-After: {line}", fixed(429, BUSY, {**JSON, "Retry-After": value}))
+        for name, (line, value) in RETRY_AFTER.items()
     ),
     *(
-        Kind(name, f"a good answer whose headers tell {told} as the limit", with_headers(headers), answers=True)
-        for name, (told, headers) in LIMITS.items()
+        Kind(name, f"a good answer whose headers name {line} as the limit", with_headers(headers), answers=True)
+        for name, (line, headers) in LIMITS.items()
     ),
 )

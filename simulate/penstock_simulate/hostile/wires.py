@@ -8,8 +8,8 @@ from penstock_simulate.hostile.kinds import JSON, Asked, Kind
 HUGE_HEADER_BYTES = 1_000_000
 
 
-def _raw(told: bytes, body: bytes) -> Reply:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + told + b"\r\n"
+def _raw(fields: bytes, body: bytes) -> Reply:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + fields + b"\r\n"
     return Reply(200, head + body, {}, manner=Manner.RAW)
 
 

@@ -44,7 +44,7 @@ class Slots:
             heapq.heappop(self._ends)
 
     def running(self, now: float) -> int:
-        return sum(end > now for end in self._ends)
+        return sum(1 for end in self._ends if end > now)
 
     def waiting(self, now: float) -> int:
         self._forget(now)
@@ -56,7 +56,7 @@ class Slots:
 
 
 def resized(slots: Slots | None, metering: Metering) -> Slots | None:
-    """The queue under these settings, with whoever is in it; None where none is kept."""
+    """The queue under these settings, with the calls that are in it; None where none is kept."""
     if metering.crowded != Crowded.QUEUED or metering.max_concurrency is None:
         return None
     if slots is None:
@@ -73,5 +73,6 @@ def gauges(running: int, waiting: int, model: str) -> str:
         ("vllm:num_requests_waiting", "Number of requests waiting to be processed.", waiting),
     )
     return "".join(
-        f"# HELP {name} {told}\n# TYPE {name} gauge\n{name}{labels} {float(value)}\n" for name, told, value in rows
+        f"# HELP {name} {meaning}\n# TYPE {name} gauge\n{name}{labels} {float(value)}\n"
+        for name, meaning, value in rows
     )

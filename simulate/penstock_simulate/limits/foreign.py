@@ -1,4 +1,4 @@
-"""Somebody else on the same key: a Poisson load that takes a fixed share of every limit."""
+"""Other clients of the same key: a Poisson load that uses a fixed share of every limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strict limits of a provider, judged together: a call is charged for all of them or refused."""
+"""Strict limits of a provider, checked together: a call is charged for all of them or refused."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ TOLERANCE = 1e-6
 
 
 class Meter(Protocol):
-    """One limit. What it holds goes below zero when units are used that nobody asked it for: output, other clients."""
+    """One limit. What it holds goes below zero when units are used that it did not grant: output, other clients."""
 
     rate: float  # units per second
     capacity: float  # what it holds when full: a single cost above this never fits

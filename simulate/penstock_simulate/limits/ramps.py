@@ -6,7 +6,7 @@ from collections import deque
 
 from penstock_simulate.config import SimulatorConfig
 
-SLOTS = 10  # a ramp's span is judged in this many slots
+SLOTS = 10  # a ramp's span is measured in this many slots
 MINUTE_S = 60.0
 
 

@@ -6,7 +6,7 @@ from collections import deque
 
 from penstock_simulate.limits.charges import Charge
 
-SLOTS_PER_S = 100  # a second is told to a hundredth: finer slots cost memory on every call and tell nothing
+SLOTS_PER_S = 100  # finer slots cost memory on every call and show nothing more
 
 
 class LastSecond:

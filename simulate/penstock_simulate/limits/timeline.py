@@ -1,4 +1,4 @@
-"""What is going to happen at a known time, done when somebody looks: no task and no timer waits for it."""
+"""What happens at a known time, done at the next look: no task and no timer waits for it."""
 
 from __future__ import annotations
 
