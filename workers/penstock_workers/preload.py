@@ -13,7 +13,7 @@ MODULES = (
     "penstock_workers.celery_app.app",
     "penstock_workers.celery_app.consumer",
     "penstock_workers.celery_app.pool",
-    "penstock_workers.celery_app.strategy",
+    "penstock_workers.celery_app.handover",
     "penstock_workers.celery_app.requests",
 )
 
