@@ -86,9 +86,10 @@ format: $(STAMP) ## put the code into house format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## measure, each figure beside its comparison in the same run (about 20 minutes)
+# `make bench --check` would be an option of make's own.
+bench: $(STAMP) ## measure, each figure beside its comparison (20 minutes; CHECK=1: hold the ratios to their limits, 5 minutes)
 	@$(BIN)/python $(INSTALL) --group bench
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks $(if $(CHECK),--check)
 
 bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch tools, on the CPU (an hour; a GPU: --gpu)
 	@$(ENGINES)/bin/python -m benchmarks.engine

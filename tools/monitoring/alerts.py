@@ -1,7 +1,7 @@
 """When a person should look, and what to do then: Prometheus's rules and the runbook in docs/production.md are made from this.
 
 What a control loop tells of the fleet comes from each of them alike, hence ``max by``. Thresholds are where people of a fleet
-that works through a night would want to know; severity `critical` is worth waking somebody.
+that works through a night would want to know; severity `critical` is worth waking a person.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ ALERTS: Final = (
         f"/ max by (quota) (increase({of.QUOTA_GRANTED}[15m])) > 0.05\n"
         f"and max by (quota) (increase({of.QUOTA_THROTTLED}[15m])) > 20", "10m",
         "{{ $value | humanizePercentage }} of the requests to {{ $labels.quota }} are refused as too many",
-        "The configured rpm or tpm is above what the account has, or somebody else uses the same key. Compare "
+        "The configured rpm or tpm is above what the account has, or another program uses the same key. Compare "
         "`penstock limits` with the provider's console and lower the setting; the fleet keeps a growing margin meanwhile.",
     ),
     Alert(

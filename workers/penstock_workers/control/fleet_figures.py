@@ -16,7 +16,7 @@ import redis
 
 from penstock_ledger import RedisLedger, WorkerSeen
 from penstock_ledger.model import Job
-from penstock_producer.spec import LANES
+from penstock_producer.lanes import LANES
 from penstock_producer.wire import FED_HEADER, queue_name
 from penstock_ratelimit.quota_hash import Breaker
 from penstock_ratelimit.watch import QuotaView, read_quotas
