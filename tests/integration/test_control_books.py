@@ -21,8 +21,8 @@ from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.control import steer
 from penstock_workers.control.books import REWINDS_MAX
 from penstock_workers.control.loop import Control
-from penstock_workers.item.flight import Flight
-from penstock_workers.item.jobbook import read_job
+from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.jobs import read_job
 from penstock_workers.item.outcome import Outcome, Skipped, Unreadable
 from penstock_workers.item.starts import Starts
 from penstock_workers.item.strays import Strays
@@ -177,8 +177,8 @@ def begun(house: House, *keys: ItemKey) -> list[Outcome | None]:
     """What a worker hears of items at begin."""
     read = read_job(house.jobs, house.settings)
 
-    def flight(key: ItemKey) -> Flight:
-        made = Flight(Delivery(f"t-{key.doc_id}", {}, {}))
+    def attempt(key: ItemKey) -> Attempt:
+        made = Attempt(Delivery(f"t-{key.doc_id}", {}, {}))
         made.message = ItemMessage(key, b"{}", None)
         made.job = read(key.job_id)
         return made
@@ -186,7 +186,7 @@ def begun(house: House, *keys: ItemKey) -> list[Outcome | None]:
     async def ask() -> list[Outcome | None]:
         starts = Starts(house.hot, house.outcomes, Strays(house.jobs))
         starts.start()
-        verdicts = await asyncio.gather(*(starts.begin(flight(key)) for key in keys))
+        verdicts = await asyncio.gather(*(starts.begin(attempt(key)) for key in keys))
         await starts.close()
         return list(verdicts)
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock_ratelimit.discovery import ABSURD, FORGET_S
 from penstock_ratelimit.dispatcher import ASK_AGAIN_S
-from penstock_workers.item.judge import ASTRAY, FATES, Act
+from penstock_workers.item.failures import ASTRAY, FATES, Act
 from penstock_workers.item.runs import PROVEN_WAIT_S, UNPROVEN_WAIT_S
 from penstock_workers.settings import WorkerSettings
 

@@ -12,8 +12,8 @@ from penstock_producer.spec import JobSpec
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.item.decide import RetryPolicy
-from penstock_workers.item.flight import Flight, JobView
+from penstock_workers.item.fates import RetryPolicy
+from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.outcome import Released
 from penstock_workers.item.runner import ItemRunner
 from penstock_workers.metrics import catalogue
@@ -47,7 +47,7 @@ class PausedProvider:
     def known(self, job_id: str) -> JobView:
         return JobView(job_id, JobSpec(), ProviderSettings(), 1)
 
-    async def turn(self, flight: Flight) -> Any:
+    async def turn(self, attempt: Attempt) -> Any:
         await asyncio.Event().wait()
 
     async def prepare(self, request: object) -> Any:

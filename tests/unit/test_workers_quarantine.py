@@ -12,8 +12,8 @@ from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.item.decide import RetryPolicy
-from penstock_workers.item.flight import Flight, JobView
+from penstock_workers.item.fates import RetryPolicy
+from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.outcome import Dead, Done, Outcome
 from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Cells, line_of
 from penstock_workers.item.runner import ItemRunner
@@ -32,15 +32,15 @@ class Books:
         self.crashes, self.open = crashes, 0
         self.steps: list[str] = []
 
-    async def begin(self, flight: Flight) -> None:
+    async def begin(self, attempt: Attempt) -> None:
         self.open += 1
         self.steps.append("begin")
-        flight.begun, flight.crashes = True, self.crashes
+        attempt.begun, attempt.crashes = True, self.crashes
 
-    async def give_back(self, flight: Flight) -> None:
+    async def give_back(self, attempt: Attempt) -> None:
         self.open -= 1
         self.steps.append("give back")
-        flight.begun = False
+        attempt.begun = False
 
 
 class Parts:
@@ -50,18 +50,18 @@ class Parts:
         self.books, self.tried = Books(crashes), tried
         self.cells = Cells([64, 8, 1])
 
-    def place(self, flight: Flight) -> Any:
+    def place(self, attempt: Attempt) -> Any:
         self.books.steps.append("wait apart" if not self.books.open else "wait, counted")
-        return self.cells.place(line_of(flight.crashes))
+        return self.cells.place(line_of(attempt.crashes))
 
     async def infer(self, what: object) -> Answer | None:
-        self.books.steps.append("infer apart" if isinstance(what, Flight) else "infer")
+        self.books.steps.append("infer apart" if isinstance(what, Attempt) else "infer")
         return self.tried
 
     async def prepare(self, request: Request) -> Prepared:
         return Prepared(request)
 
-    async def turn(self, flight: Flight) -> Any:
+    async def turn(self, attempt: Attempt) -> Any:
         self.books.steps.append("admit" if not self.books.open else "admit, counted")
         return self
 
@@ -70,13 +70,13 @@ class Parts:
     def release(self) -> None: ...
     def started(self, delivery: Delivery) -> None: ...
 
-    def may_retry(self, flight: Flight) -> bool:
+    def may_retry(self, attempt: Attempt) -> bool:
         return True
 
-    async def ready(self, flight: Flight) -> None:
+    async def ready(self, attempt: Attempt) -> None:
         self.books.steps.append("ready")
 
-    async def preprocess(self, flight: Flight) -> None:
+    async def preprocess(self, attempt: Attempt) -> None:
         self.books.steps.append("preprocess, counted" if self.books.open else "preprocess")
 
 
@@ -90,10 +90,10 @@ async def outcome(parts: Parts, **spec: object) -> Outcome:
     )  # fmt: skip
     runner._bridge = role
 
-    async def opened(flight: Flight) -> None:
-        flight.message = ItemMessage(ItemKey("job", 1, "doc"), b"{}", None)
-        flight.job = JobView("job", JobSpec.from_json(spec), ProviderSettings(), 1)
-        flight.body = flight.given = b"{}"
+    async def opened(attempt: Attempt) -> None:
+        attempt.message = ItemMessage(ItemKey("job", 1, "doc"), b"{}", None)
+        attempt.job = JobView("job", JobSpec.from_json(spec), ProviderSettings(), 1)
+        attempt.body = attempt.given = b"{}"
 
     runner._open = opened  # type: ignore[method-assign]  # messages and jobs are not what this is about
     settled: list[Settled] = []

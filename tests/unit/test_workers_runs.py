@@ -12,8 +12,8 @@ from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.flight import Flight, JobView
-from penstock_workers.item.judge import Failure, Reply
+from penstock_workers.item.attempt import Attempt, JobView
+from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Parked
 from penstock_workers.item.runs import PROBE_S, PROVEN_WAIT_S, UNPROVEN_WAIT_S, Runs
 from penstock_workers.settings import ProviderSettings
@@ -33,18 +33,18 @@ class Job:
     def __init__(self, runs: Runs, name: str = "job") -> None:
         self._runs, self._name = runs, name
 
-    def flight(self, sent_at: float | None = None) -> Flight:
-        flight = Flight(Delivery("task", {}, {}, queue="penstock.api"))
-        flight.message = ItemMessage(ItemKey(self._name, 1, "doc"), b"{}", None)
-        flight.job = JobView(self._name, JobSpec(), ProviderSettings(base_url="http://gateway/v2"), 1)
-        flight.sent_at = now() if sent_at is None else sent_at
-        return flight
+    def attempt(self, sent_at: float | None = None) -> Attempt:
+        attempt = Attempt(Delivery("task", {}, {}, queue="penstock.api"))
+        attempt.message = ItemMessage(ItemKey(self._name, 1, "doc"), b"{}", None)
+        attempt.job = JobView(self._name, JobSpec(), ProviderSettings(base_url="http://gateway/v2"), 1)
+        attempt.sent_at = now() if sent_at is None else sent_at
+        return attempt
 
     def answered(self, happened: Failure | Reply, sent_at: float | None = None) -> Verdict:
-        return asyncio.create_task(self._runs.weigh(self.flight(sent_at), happened))
+        return asyncio.create_task(self._runs.weigh(self.attempt(sent_at), happened))
 
     def may_start(self) -> bool:
-        return self._runs.turn_away(self.flight()) is None
+        return self._runs.turn_away(self.attempt()) is None
 
 
 def now() -> float:

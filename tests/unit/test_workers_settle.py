@@ -20,10 +20,10 @@ from penstock_workers.celery_app.bridge import Acked, Delivery, SetAside, Verdic
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
 from penstock_workers.item import insist
-from penstock_workers.item.flight import Flight, JobView
+from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.insist import Insistence, Waiting
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, Unreadable
-from penstock_workers.item.refusals import UNSTORABLE
+from penstock_workers.item.unstorable import UNSTORABLE
 from penstock_workers.item.runner import ItemRunner
 from penstock_workers.item.settle import Settler
 from penstock_workers.item.shelves import Settled
@@ -40,8 +40,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(insist, "full_jitter", lambda *_, **__: 0.0)
 
 
-def flight(doc: str) -> Flight:
-    made = Flight(Delivery(f"t-{doc}", {}, {}, queue="penstock.api"))
+def attempt(doc: str) -> Attempt:
+    made = Attempt(Delivery(f"t-{doc}", {}, {}, queue="penstock.api"))
     made.message = ItemMessage(ItemKey("job_a", 1, doc), b"{}", None)
     spec = JobSpec.from_json({"lane": "api", "model": "m", "endpoint": "/v1/chat/completions"})
     made.job = JobView("job_a", spec, ProviderSettings(), 1)
@@ -50,7 +50,7 @@ def flight(doc: str) -> Flight:
 
 
 def done(doc: str) -> Settled:
-    made = flight(doc)
+    made = attempt(doc)
     return Settled(made, Done(Result(made.key, 200, b'{"answer": 1}', None, "m", "stop", 1, 1, 0, 5, 1, 1)))
 
 
@@ -67,7 +67,7 @@ class Stores:
         self.transactions += 1
         for settled in group:
             self.sql(settled)
-        self.rows |= {settled.flight.key.doc_id: settled.outcome for settled in group}
+        self.rows |= {settled.attempt.key.doc_id: settled.outcome for settled in group}
 
     def write_redis(self, group: Sequence[Settled]) -> None:
         for settled in group:
@@ -110,7 +110,7 @@ async def house() -> AsyncIterator[House]:
 
 def refuse(doc: str, error: Exception, kind: type = object) -> Callable[[Settled], None]:
     def check(settled: Settled) -> None:
-        if settled.flight.key.doc_id == doc and isinstance(settled.outcome, kind):
+        if settled.attempt.key.doc_id == doc and isinstance(settled.outcome, kind):
             raise error
 
     return check
@@ -147,8 +147,8 @@ async def test_what_no_row_can_hold_is_set_aside(house: House) -> None:
 async def test_a_retry_that_redis_never_takes_is_set_aside_and_a_result_stands(house: House) -> None:
     """Redis's refusal of one conclusion touches no other; what SQL holds is concluded, what only Redis would hold kept (A4)."""
     wrong = redis.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
-    house.stores.redis = lambda settled: (_ for _ in ()).throw(wrong) if "odd" in settled.flight.key.doc_id else None
-    later = flight("odd-retry")
+    house.stores.redis = lambda settled: (_ for _ in ()).throw(wrong) if "odd" in settled.attempt.key.doc_id else None
+    later = attempt("odd-retry")
     await house.settle(done("a"), done("odd-result"), Settled(later, Retry(1.0, "again")))
     assert house.verdicts["t-a"] == house.verdicts["t-odd-result"] == Acked(runtime_s=0.005)
     assert isinstance(house.verdicts["t-odd-retry"], SetAside)
@@ -189,7 +189,7 @@ async def test_a_start_that_cannot_be_counted_holds_up_no_other() -> None:
     """An id that no client can send is set aside at begin, and the items that began with it go (B5)."""
     starts = Starts(Ledger(), None, None)  # type: ignore[arg-type]  # neither SQL nor strays are asked
     starts.start()
-    verdicts = await asyncio.gather(*(starts.begin(flight(doc)) for doc in ("a", "\ud800", "b")))
+    verdicts = await asyncio.gather(*(starts.begin(attempt(doc)) for doc in ("a", "\ud800", "b")))
     await starts.close()
     assert verdicts[0] is verdicts[2] is None
     assert isinstance(verdicts[1], Unreadable)
@@ -250,18 +250,18 @@ def test_a_cause_is_told_in_full_once_and_then_now_and_then(caplog: pytest.LogCa
 class Verdicts:
     """Starts that know one document."""
 
-    async def begin(self, flight: Flight) -> Outcome | None:
-        return None if flight.key.doc_id == "known" else Unreadable("not fed")
+    async def begin(self, attempt: Attempt) -> Outcome | None:
+        return None if attempt.key.doc_id == "known" else Unreadable("not fed")
 
 
 async def test_a_stranger_gets_no_dead_letter_and_pauses_no_job() -> None:
     """What is decided before an item has begun counts for fed documents only; waiting outside the queue is for all (B6)."""
     runner = object.__new__(ItemRunner)
     runner._starts = Verdicts()  # type: ignore[assignment]  # the one part that is asked
-    dead = Dead(DeadLetter(flight("x").key, "request_too_large", 1, 0, "", None, b"", None))
+    dead = Dead(DeadLetter(attempt("x").key, "request_too_large", 1, 0, "", None, b"", None))
     for outcome in (dead, Parked("source_unavailable", pauses=True)):
-        assert await runner._vouched(flight("known"), outcome) is outcome
-        assert await runner._vouched(flight("forged"), outcome) == Unreadable("not fed")
+        assert await runner._vouched(attempt("known"), outcome) is outcome
+        assert await runner._vouched(attempt("forged"), outcome) == Unreadable("not fed")
     waits = Parked("its job is paused")
-    assert await runner._vouched(flight("forged"), waits) is waits
-    assert await runner._vouched(Flight(Delivery("t", {}, {})), dead) is dead, "no job, no books"
+    assert await runner._vouched(attempt("forged"), waits) is waits
+    assert await runner._vouched(Attempt(Delivery("t", {}, {})), dead) is dead, "no job, no books"
