@@ -23,9 +23,8 @@ from penstock_workers.control.books import REWINDS_MAX
 from penstock_workers.control.loop import Control
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.jobs import read_job
-from penstock_workers.item.outcome import Outcome, Skipped, Unreadable
+from penstock_workers.item.outcome import Outcome, Skipped, TurnedAway, Unreadable
 from penstock_workers.item.starts import Starts
-from penstock_workers.item.strays import Strays
 from penstock_workers.settings import WorkerSettings
 
 SPEC = {"lane": "api", "model": "m", "endpoint": "/v1/chat/completions", "prompt": "{text}"}
@@ -178,17 +177,15 @@ def begun(house: House, *keys: ItemKey) -> list[Outcome | None]:
     read = read_job(house.jobs, house.settings)
 
     def attempt(key: ItemKey) -> Attempt:
-        made = Attempt(Delivery(f"t-{key.doc_id}", {}, {}))
-        made.message = ItemMessage(key, b"{}", None)
-        made.job = read(key.job_id)
-        return made
+        message = ItemMessage(key, b"{}", None)
+        return Attempt(Delivery(f"t-{key.doc_id}", {}, {}), message, read(key.job_id), b"{}")
 
     async def ask() -> list[Outcome | None]:
-        starts = Starts(house.hot, house.outcomes, Strays(house.jobs))
+        starts = Starts(house.hot, house.outcomes, house.jobs)
         starts.start()
-        verdicts = await asyncio.gather(*(starts.begin(attempt(key)) for key in keys))
+        begins = await asyncio.gather(*(starts.begin(attempt(key)) for key in keys), return_exceptions=True)
         await starts.close()
-        return list(verdicts)
+        return [begun.outcome if isinstance(begun, TurnedAway) else None for begun in begins]
 
     return asyncio.run(ask())
 

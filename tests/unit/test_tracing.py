@@ -22,11 +22,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job, JobState
 from penstock_producer import tracing, wire
+from penstock_producer.spec import JobSpec
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.attempt import Attempt, Mark
+from penstock_workers.item.attempt import Attempt, JobView, Marks, Settled
 from penstock_workers.item.outcome import Outcome, Parked, Released, Retry
-from penstock_workers.item.shelves import Settled
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.settings import ProviderSettings, WorkerSettings
 from penstock_workers.tracing.feeds import FeedSpans
 from penstock_workers.tracing.items import ItemTraces
 from penstock_workers.tracing.model_call import ModelCalls
@@ -106,7 +106,7 @@ def test_the_callers_span_is_found_without_importing_anything() -> None:
 OFF_THEN_ON = """
     import sys
     from penstock_workers.build import build_engine
-    from penstock_workers.settings import WorkerSettings
+    from penstock_workers.settings import ProviderSettings, WorkerSettings
     from penstock_workers.tracing import open_tracing
 
     build_engine(WorkerSettings())
@@ -137,17 +137,19 @@ def _attempt(header: object = None, **marks: int) -> Attempt:
     """An attempt whose message was read, with its further marks."""
     kwargs = {"v": 1, "job": KEY.job_id, "gen": KEY.generation, "doc": KEY.doc_id, "body": {}}
     headers = {} if header is None else {"traceparent": header}
-    attempt = Attempt(Delivery("t", kwargs, headers, queue="penstock.api"), marks=_marks(read=1_000, **marks))
-    attempt.message = wire.decode_item(kwargs, {})
-    return attempt
+    job = JobView(KEY.job_id, JobSpec(), ProviderSettings(), 1)
+    return Attempt(
+        Delivery("t", kwargs, headers, queue="penstock.api"), wire.decode_item(kwargs, {}), job, b"{}",
+        marks=_marks(read=1_000, **marks),
+    )  # fmt: skip
 
 
-def _marks(**later: int) -> dict[Mark, int]:
-    marks: dict[Mark, int] = {"claimed": 1_000, "decided": 5_000}
-    return marks | cast("dict[Mark, int]", later)
+def _marks(**later: int) -> Marks:
+    marks: Marks = {"claimed": 1_000, "decided": 5_000}
+    return marks | cast("Marks", later)
 
 
-def _spans_of(attempt: Attempt, outcome: Outcome = GIVEN_UP, share: float = 1.0) -> list[Span]:
+def _spans_of(attempt: Delivery | Attempt, outcome: Outcome = GIVEN_UP, share: float = 1.0) -> list[Span]:
     """What a worker with that share hands over once the item is settled."""
     spans: list[Span] = []
     ItemTraces(share, "api", ModelCalls(WorkerSettings()), spans.extend).settled([Settled(attempt, outcome)])
@@ -169,7 +171,7 @@ def test_the_feeders_word_goes_first(header: object, share: float, traced: bool)
 
 def test_a_message_that_names_no_item_is_not_traced() -> None:
     """Without a key there is no trace to put it in."""
-    assert not _spans_of(Attempt(Delivery("t", None, {}), marks=_marks()))
+    assert not _spans_of(Delivery("t", None, {}))
 
 
 def test_an_attempt_without_marks_is_not_traced() -> None:

@@ -7,16 +7,12 @@ import logging
 from collections.abc import Iterable
 
 import pytest
+from attempts import make_attempt
 
 from penstock_ledger import Cause
-from penstock_ledger.model import ItemKey
-from penstock_producer.spec import JobSpec
-from penstock_producer.wire import ItemMessage
-from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.causes import KINDS_MAX, LOG_EVERY_S, Causes
-from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.settings import ProviderSettings
 
 
 class Clock:
@@ -27,10 +23,7 @@ class Clock:
 
 
 def attempt(job: str = "job") -> Attempt:
-    made = Attempt(Delivery("task", {}, {}))
-    made.message = ItemMessage(ItemKey(job, 1, "doc"), b"{}", None)
-    made.job = JobView(job, JobSpec(provider="openai"), ProviderSettings(), 1)
-    return made
+    return make_attempt(job_id=job, provider="openai")
 
 
 def test_failures_are_added_up_and_written_together() -> None:

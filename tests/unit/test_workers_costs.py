@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import orjson
 import pytest
+from attempts import make_attempt
 
-from penstock_ledger.model import ItemKey
-from penstock_producer.spec import JobSpec
-from penstock_producer.wire import ItemMessage
-from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.costs import Costs
-from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.failures import Reply
 from penstock_workers.settings import ProviderSettings
 
 
 def attempt(text: str, *, job: str = "job", **params: object) -> Attempt:
-    item = Attempt(Delivery("job:doc", {}, {}, retries=0, queue="penstock.api"))
-    item.body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": text}], **params})
-    item.message = ItemMessage(ItemKey(job, 1, "doc"), item.body, None)
-    item.job = JobView(job, JobSpec(), ProviderSettings(), 1)
-    return item
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": text}], **params})
+    return make_attempt(job_id=job, body=body)
 
 
 def answered(prompt: int, completion: int) -> Reply:

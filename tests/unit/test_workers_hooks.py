@@ -15,11 +15,8 @@ from typing import Any
 
 import orjson
 import pytest
+from attempts import make_attempt
 
-from penstock_ledger.model import ItemKey
-from penstock_producer.spec import JobSpec
-from penstock_producer.wire import ItemMessage
-from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.children import frames
 from penstock_workers.children.frames import After, Before, Have
 from penstock_workers.children.marks import Marks, new_file
@@ -30,9 +27,8 @@ from penstock_workers.hooks import threads as hook_threads
 from penstock_workers.hooks.calls import HookCalls
 from penstock_workers.hooks.imports import HOOKS_KEPT, HookImports
 from penstock_workers.hooks.job_code import JobCode
-from penstock_workers.item.attempt import Attempt, JobView
+from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import DETAIL_CHARS, Failure, Reply
-from penstock_workers.settings import ProviderSettings
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 REPLY = Reply(b'{"answer":1}', 200, "r", "m", "stop", 3, 2, "text", 5)
@@ -138,11 +134,7 @@ async def at_work() -> JobCode:
 
 
 def attempt(**spec: object) -> Attempt:
-    item = Attempt(Delivery("job:doc", {}, {}, retries=0, queue="penstock.api"))
-    item.message = ItemMessage(ItemKey("job", 2, "doc"), BODY, None)
-    item.job = JobView("job", JobSpec.from_json(spec), ProviderSettings(), 1)
-    item.body = item.given = BODY
-    return item
+    return make_attempt(generation=2, body=BODY, **spec)
 
 
 async def before(at_work: JobCode, path: str) -> tuple[Failure | None, dict[str, Any]]:

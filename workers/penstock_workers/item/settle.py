@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock_workers.backlog import Backlog
-from penstock_workers.celery_app.bridge import Acked, Bridge, GivenBack, Retried, SetAside, Verdict
+from penstock_workers.celery_app.bridge import Bridge
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Settled
 from penstock_workers.item.groups import Gatherer, StoreWriter
-from penstock_workers.item.outcome import Dead, Done, Released, Retry, Unreadable
 from penstock_workers.item.records import Records
 from penstock_workers.item.unstorable import Choice, Unstorable
 from penstock_workers.metrics.tally import Tally
@@ -89,7 +88,7 @@ class Settler:
         self._failpoints.hit("after_settle")
         self.groups += 1
         self._tally.settled(group)
-        self._bridge.conclude([(settled.delivery, _verdict(settled)) for settled in group])
+        self._bridge.conclude([(settled.delivery, settled.outcome) for settled in group])
         if self._on_durable is not None:
             self._on_durable(group)
         self.backlog.done(more=len(self._gatherer) > 0)
@@ -114,20 +113,3 @@ class Settler:
         again = await store.write(write, [choice.settled for choice in choices if choice.is_to_be_written])
         kept += [settled for part, _ in again.parts for settled in part]
         return kept + [self._unstorable.set_aside(settled, error).settled for settled, error in again.refused]
-
-
-def _verdict(settled: Settled) -> Verdict:
-    outcome = settled.outcome
-    match outcome:
-        case Done(result):
-            return Acked(runtime_s=result.latency_ms / 1000)
-        case Dead(letter):
-            return Acked(ok=False, error=f"{letter.reason}: {letter.last_error}")
-        case Retry(after_s, error):
-            return Retried(error, after_s)
-        case Released(why):
-            return GivenBack(why)
-        case Unreadable(why):
-            return SetAside(why)
-        case _:  # skipped or parked: stored elsewhere or not needed, so the broker may forget it
-            return Acked()

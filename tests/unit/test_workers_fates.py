@@ -1,4 +1,4 @@
-"""From what happened to what becomes of the item: attempts, waits and pauses, with exact numbers."""
+"""From what happened to the outcome: attempts, waits and pauses, with exact numbers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from dataclasses import replace
 
 import orjson
 import pytest
+from attempts import BODY, make_attempt
 
-from penstock_ledger.model import ItemKey
-from penstock_producer.spec import JobSpec
-from penstock_producer.wire import SPENT_HEADER, ItemMessage
+from penstock_producer.wire import SPENT_HEADER
 from penstock_ratelimit import Signal
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.fates import RetryPolicy, decide
-from penstock_workers.item.attempt import Attempt, JobView, Spent
+from penstock_workers.item.attempt import Attempt, Settled, Spent
 from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.fates import RetryPolicy, decide
 from penstock_workers.item.outcome import Dead, Done, Parked, Retry
-from penstock_workers.item.shelves import Settled, _batch
+from penstock_workers.item.records import _batch
 from penstock_workers.settings import ProviderSettings
 
-BODY = b'{"model":"m"}'
+PRICED = ProviderSettings(usd_per_mtok_in=0.5, usd_per_mtok_out=2.0)
 
 
 class Highest(random.Random):
@@ -34,10 +33,7 @@ POLICY = RetryPolicy(base_s=1.0, cap_s=60.0, max_retry_after_s=900.0, rng=Highes
 
 
 def attempt(retries: int = 0, **spec: object) -> Attempt:
-    item = Attempt(Delivery("job:doc", {}, {}, retries=retries, queue="penstock.api"))
-    item.message = ItemMessage(ItemKey("job", 1, "doc"), BODY, None)
-    item.job = JobView("job", JobSpec.from_json(spec), ProviderSettings(usd_per_mtok_in=0.5, usd_per_mtok_out=2.0), 1)
-    item.body = item.given = BODY
+    item = make_attempt(retries=retries, settings=PRICED, **spec)
     item.calls = 1
     return item
 
