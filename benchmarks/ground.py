@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import psutil  # type: ignore[import-untyped]  # it ships no types
 import redis
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE_FOLDERS = ("producer", "workers", "ratelimit", "ledger", "gateway", "cli")
 START_TIMEOUT_S = 30.0
 TEXT = (
     "The quick brown fox jumps over the lazy dog near the bank of the river. " * 6
@@ -38,6 +40,11 @@ class Usage:
     peak_bytes: int
 
 
+def end_in_order() -> None:
+    """On SIGTERM servers and folders go, too. Each command of the benchmarks begins with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+
+
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True) as path:
@@ -45,13 +52,20 @@ def folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def redis_server(place: Path) -> Iterator[RunningRedis]:
-    """The redis-server that tests use, on a free port, without persistence."""
+def tests_on_path() -> Iterator[None]:
+    """For the real servers that tests start, too."""
     sys.path.insert(0, str(ROOT / "tests"))
     try:
-        servers = import_module("servers")
+        yield
     finally:
         sys.path.remove(str(ROOT / "tests"))
+
+
+@contextlib.contextmanager
+def redis_server(place: Path) -> Iterator[RunningRedis]:
+    """The redis-server that tests use, on a free port, without persistence."""
+    with tests_on_path():
+        servers = import_module("servers")
     server = servers.RedisServer.start(place / "redis")
     try:
         yield RunningRedis(server.url, server.pid)
@@ -78,10 +92,23 @@ class RunningSimulator:
 def simulator(latency_ms: float, sigma: float) -> Iterator[RunningSimulator]:
     """`penstock simulate` without limits or faults, in a process of its own."""
     options = ["--port", "0", "--latency-ms", f"{latency_ms:g}", "--latency-sigma", f"{sigma:g}"]
-    with process([sys.executable, "-m", "penstock_cli.simulate", *options], stdout=subprocess.PIPE) as running:
+    with _serving([sys.executable, "-m", "penstock_simulate", *options]) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def provider(latency_ms: float) -> Iterator[RunningSimulator]:
+    """A server that answers all alike and costs next to nothing, in a process of its own. See provider.py."""
+    with _serving([sys.executable, "-m", "benchmarks.provider", f"{latency_ms:g}"]) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def _serving(command: list[str]) -> Iterator[RunningSimulator]:
+    with process(command, stdout=subprocess.PIPE) as running:
         found = re.search(rb"serving (\S+)", _first_line(running))
         if found is None:
-            raise GroundError("the simulator did not say where it serves")
+            raise GroundError(f"{' '.join(command[1:])} did not say where it serves")
         yield RunningSimulator(found[1].decode(), running.pid)
 
 
@@ -92,12 +119,14 @@ def process(
     variables: Mapping[str, str] | None = None,
     stdout: int | None = None,
     log: Path | None = None,
+    checkout: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child that is ended with the block: asked first, then killed."""
+    """A child that is ended with the block: asked first, then killed. It runs the code of ``checkout``."""
     output = log.open("wb") if log is not None else None
-    started = subprocess.Popen(
-        command, env={**os.environ, **(variables or {})}, stdout=output or stdout, stderr=output, cwd=ROOT
-    )
+    environment = {**os.environ, **(variables or {})}
+    if checkout != ROOT:  # before what is installed in this environment
+        environment["PYTHONPATH"] = os.pathsep.join(str(checkout / folder) for folder in PACKAGE_FOLDERS)
+    started = subprocess.Popen(command, env=environment, stdout=output or stdout, stderr=output, cwd=checkout)
     try:
         yield started
     finally:

@@ -4,7 +4,7 @@ from penstock_ratelimit.estimates.estimator import CHARS_PER_TOKEN, DEFAULT_OUTP
 from penstock_ratelimit.estimates.learned import FLUSH_S
 from penstock_ratelimit.fairness import CLASS_STEP, DEFAULT_FLOW, FairLine
 from penstock_ratelimit.provider.profiles import MAX_TOKENS_BELIEVED
-from penstock_ratelimit.provider.refusals import is_page
+from penstock_ratelimit.provider.refusals import DETAIL_CHARS, is_page
 from penstock_ratelimit.shared.dispatcher import RETRIES_LEAVE
 from penstock_ratelimit.store.quota_hash import Breaker, ScriptClient, lift_hold
 from penstock_ratelimit.store.watch import MAX_LEARNED, DimensionView, LearnedView, QuotaView, Traffic, read_quotas
@@ -15,6 +15,7 @@ __all__ = [
     "CLASS_STEP",
     "DEFAULT_FLOW",
     "DEFAULT_OUTPUT_TOKENS",
+    "DETAIL_CHARS",
     "FLUSH_S",
     "MAX_LEARNED",
     "MAX_TOKENS_BELIEVED",

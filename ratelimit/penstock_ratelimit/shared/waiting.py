@@ -33,8 +33,11 @@ class Waiter:
         self.price(terms)
 
     def price(self, terms: Terms) -> None:
-        """Price it by these terms. Raises ``NeverFits`` and ``BadCost``."""
-        if self.ask.certain:
+        """Price it by these terms. Raises ``NeverFits`` and ``BadCost``.
+
+        Without limits nothing is looked up in ``costs`` and ``certain``: a caller may work them out when they are read.
+        """
+        if terms.dims and self.ask.certain:
             terms.check_fits(self.ask.certain)
         self.amounts = terms.amounts(self.ask.costs)
         self.terms = terms
