@@ -25,7 +25,8 @@ from penstock_ratelimit.shared.reports import ReportBuffer
 from penstock_ratelimit.shared.terms_in_force import TermsInForce
 from penstock_ratelimit.shared.waiting import Waiter, WaitingCallers
 from penstock_ratelimit.shared.window import MAX_WINDOW, Window
-from penstock_ratelimit.store.quota_hash import QuotaHash, Reserve, Reserved, ReserveStatus
+from penstock_ratelimit.store.messages import Reserve, Reserved, ReserveStatus
+from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.tasks import cancel_and_wait
 from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import Feedback, Grant, QuotaStats, Tally, Ticket, refund

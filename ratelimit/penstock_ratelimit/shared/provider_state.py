@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 
-from penstock_ratelimit.store.quota_hash import Breaker, Health, Reserved
+from penstock_ratelimit.store.messages import Breaker, Health, Reserved
 
 log = logging.getLogger("penstock.ratelimit")
 

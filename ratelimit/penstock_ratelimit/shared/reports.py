@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock_ratelimit.provider.refusals import WINS, Signal
-from penstock_ratelimit.store.quota_hash import NOTHING, Remaining, Report
+from penstock_ratelimit.store.messages import NOTHING, Remaining, Report
 from penstock_ratelimit.tickets import Feedback
 
 IDLE_S: Final = 0.25

@@ -6,7 +6,8 @@ import logging
 
 from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.shared.discovery import declares_the_same, with_discovered
-from penstock_ratelimit.store.quota_hash import InForce, QuotaHash
+from penstock_ratelimit.store.messages import InForce
+from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import Tally
 

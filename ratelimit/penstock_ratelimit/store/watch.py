@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from penstock_ratelimit.estimates.estimator import OUTPUT_QUANTILE
 from penstock_ratelimit.estimates.learned import read_sketch
 from penstock_ratelimit.shared.dispatcher import HEARTBEAT_TTL_S
-from penstock_ratelimit.store.quota_hash import Breaker
+from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.terms import Terms
 
 MAX_QUOTAS: Final = 256
