@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection
 
 from penstock_ledger import RedisLedger
 from penstock_ledger.model import Job, JobState
-from penstock_producer.spec import LANES, JobSpec
+from penstock_producer.lanes import LANES
+from penstock_producer.spec import JobSpec
 from penstock_ratelimit.fairness import Flow
 from penstock_workers.celery_app.heartbeat import INTERVAL_S
 from penstock_workers.control.shares import Share, shares
