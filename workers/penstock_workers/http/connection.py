@@ -47,6 +47,7 @@ class Connection(asyncio.Protocol):
                 await self._upload(self._transport, waiter, head, body)
             await waiter
         finally:
+            del waiter  # an exception's traceback reaches this frame, and the waiter holds the exception
             self._settle()
         return self._reader.wants
 
@@ -54,17 +55,20 @@ class Connection(asyncio.Protocol):
         """What the answer wants is reserved: read the rest of it. Raises HttpError."""
         try:
             self._reader.grant()
-            if not self._reader.complete:
-                waiter = self._expect(deadline)
-                if self._transport is not None:
-                    self._transport.resume_reading()
-                else:
-                    self._ended()
-                await waiter
         except HttpError:
             self.close()
             raise
+        if self._reader.complete:
+            return
+        waiter = self._expect(deadline)
+        try:
+            if self._transport is None:
+                self._ended()
+            else:
+                self._transport.resume_reading()
+            await waiter
         finally:
+            del waiter
             self._settle()
 
     def finish(self) -> tuple[HttpAnswer, bool]:

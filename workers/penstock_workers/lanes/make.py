@@ -22,7 +22,9 @@ def make_lane(settings: WorkerSettings) -> Lane:
     """The lane that this worker serves. Raises UnknownLane, and what the lane finds wrong in its settings."""
     match settings.lane:
         case "api":
-            return ApiLane(settings.providers, settings.max_answer_bytes, settings.answer_memory_bytes)
+            return ApiLane(
+                settings.providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client
+            )
         case "gpu":
             return GpuLane(settings) if settings.gpu.upstream_url is None else SidecarLane(settings)
         case "embed":
