@@ -7,7 +7,7 @@ import contextlib
 import gzip
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from http_servers import Peer, RawServer, Script, canned, raw_server
@@ -24,12 +24,26 @@ from penstock_workers.http import (
     TimedOut,
     make_client,
 )
+from penstock_workers.http.lean import LeanClient
 
+Request = pytest.FixtureRequest
 LIMIT_S = 20.0  # of one request: far more than any of them takes
 SHORT_S = 0.15  # of one that is to run out
 KIB = 1024
-LIMITS = Limits(max_body_bytes=256 * KIB, free_body_bytes=16 * KIB, connect_timeout_s=SHORT_S, idle_per_server=3)
+LIMITS = Limits(max_body_bytes=256 * KIB, free_body_bytes=16 * KIB, idle_per_server=3)
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+# What aiohttp 3.14.5 does otherwise, and cannot be told to do: one reason to have a client of our own.
+AIOHTTPS_OWN = {
+    "gzip cut short": "it takes a packed body that is cut short for a whole one",
+    "behind the answer": "it keeps a connection with bytes behind an answer, and the next request fails by them",
+    "later": "it keeps a connection with an answer that no request asked for, and gives that to the next one",
+}
+AIOHTTPS_OWN_KINDS = {
+    ("behind the answer", "half an answer"), ("behind the answer", "garbage"), ("behind the answer", "one byte"),
+    ("later", "an answer"), ("later", "half an answer"), ("later", "one byte"),
+}  # fmt: skip
 
 
 @pytest.fixture(params=["lean", "aiohttp"])
@@ -50,6 +64,12 @@ async def post(
     client: HttpClient, server: RawServer, body: bytes = b"{}", timeout_s: float = LIMIT_S, **more: Any
 ) -> HttpAnswer:
     return await client.post(Target.of(server.url), body, headers={}, timeout_s=timeout_s, **more)
+
+
+def expect_of_aiohttp(client: HttpClient, request: Request, what: str) -> None:
+    """The test must fail with aiohttp's client: when it does not any more, the library has changed."""
+    if not isinstance(client, LeanClient):
+        request.applymarker(pytest.mark.xfail(reason=AIOHTTPS_OWN[what], strict=True))
 
 
 def answer(body: bytes = b"", *headers: bytes, status: bytes = b"200 OK", length: int | None = None) -> bytes:
@@ -98,8 +118,10 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("sent", BROKEN.values(), ids=BROKEN)
-async def test_what_is_no_answer_is_a_lost_connection(client: HttpClient, sent: bytes) -> None:
+async def test_what_is_no_answer_is_a_lost_connection(client: HttpClient, sent: bytes, request: Request) -> None:
     """The request counts as sent, nothing of it is sent again, and the connection is gone."""
+    if sent is BROKEN["gzip cut short"]:
+        expect_of_aiohttp(client, request, "gzip cut short")
     async with raw_server(canned(sent, close=True)) as server:
         with pytest.raises(ConnectionLost):
             await post(client, server)
@@ -196,12 +218,15 @@ async def test_an_early_answer_ends_the_upload(client: HttpClient) -> None:
 EVIL = {"an answer": answer(b"evil"), "half an answer": answer(b"evil")[:20], "garbage": b"evil", "one byte": b"H"}
 
 
-@pytest.mark.parametrize("more", EVIL.values(), ids=EVIL)
-@pytest.mark.parametrize("at_once", [True, False], ids=["behind the answer", "later"])
+@pytest.mark.parametrize("kind", EVIL)
+@pytest.mark.parametrize("when", ["behind the answer", "later"])
 async def test_a_connection_that_says_too_much_is_not_used_again(
-    client: HttpClient, more: bytes, at_once: bool
+    client: HttpClient, kind: str, when: str, request: Request
 ) -> None:
     """The next request would get what was meant for another: it has a new connection."""
+    more, at_once = EVIL[kind], when == "behind the answer"
+    if (when, kind) in AIOHTTPS_OWN_KINDS:
+        expect_of_aiohttp(client, request, when)
 
     async def script(peer: Peer) -> None:
         first = peer.server.connections == 1
@@ -315,8 +340,8 @@ async def test_a_body_of_just_the_limit_is_an_answer(client: HttpClient) -> None
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_packed_bombs_are_not_unpacked(client: HttpClient, encoding: str) -> None:
-    """100 MiB in 100 KiB: what counts is what it becomes."""
-    bomb = {"gzip": gzip.compress, "deflate": zlib.compress}[encoding](bytes(100 * KIB * KIB))
+    """10 MiB in 10 KiB: what counts is what it becomes."""
+    bomb = {"gzip": gzip.compress, "deflate": zlib.compress}[encoding](bytes(10 * KIB * KIB))
     async with raw_server(canned(answer(bomb, b"content-encoding: " + encoding.encode()))) as server:
         with pytest.raises(AnswerTooLarge):
             await post(client, server)
@@ -333,7 +358,7 @@ def drip(sent: bytes) -> Script:
         for byte in sent:
             await peer.send(bytes([byte]))
             await asyncio.sleep(0.005)
-        await asyncio.Event().wait()
+        await peer.reader.readexactly(1)
 
     return script
 
@@ -370,8 +395,10 @@ async def test_an_upload_that_is_not_read_runs_out_of_time(client: HttpClient) -
         server.release.set()
 
 
-async def test_a_handshake_without_end_is_no_connection(client: HttpClient) -> None:
-    """A port that accepts and says nothing: nothing was sent, whatever the request's own limit is."""
+@pytest.mark.parametrize("name", ["lean", "aiohttp"])
+async def test_a_handshake_without_end_is_no_connection(name: Literal["lean", "aiohttp"]) -> None:
+    """A port that accepts and says nothing: nothing was sent, and the limit on connecting is the one that counts."""
+    client = make_client(name, LIMITS._replace(connect_timeout_s=SHORT_S))
 
     async def script(peer: Peer) -> None:
         await peer.reader.read()
@@ -382,6 +409,7 @@ async def test_a_handshake_without_end_is_no_connection(client: HttpClient) -> N
             await client.post(secure, b"{}", headers={}, timeout_s=LIMIT_S)
         with pytest.raises(TimedOut):
             await client.post(secure, b"{}", headers={}, timeout_s=SHORT_S / 2)
+    await client.close()
 
 
 # -- giving up ---------------------------------------------------------------------------------------------------------
@@ -452,18 +480,30 @@ RESERVED = {
 
 @pytest.mark.parametrize(("sent", "size"), RESERVED.values(), ids=RESERVED)
 async def test_large_bodies_wait_for_memory(client: HttpClient, sent: bytes, size: int) -> None:
-    """Once for all that it may become; the request's own time stands still meanwhile, and the connection serves on."""
+    """Once, for all that the body may become; then it comes whole, and the connection serves on."""
     memory = Memory()
     async with raw_server(canned(sent)) as server:
+        asked = asyncio.create_task(post(client, server, reserve=memory.reserve))
+        await memory.has_asked.wait()
+        await turn_the_loop(client)
+        assert not asked.done()
+        memory.given.set()
+        assert (await asked).body == LARGE
+        assert memory.asked == [size]
+        assert (await post(client, server, reserve=memory.reserve)).body == LARGE
+        assert server.connections == 1
+
+
+async def test_waiting_for_memory_is_not_the_requests_time(client: HttpClient) -> None:
+    """Its limit stands still until the memory is there."""
+    memory = Memory()
+    async with raw_server(canned(answer(LARGE))) as server:
         asked = asyncio.create_task(post(client, server, timeout_s=2 * SHORT_S, reserve=memory.reserve))
         await memory.has_asked.wait()
         done, _ = await asyncio.wait([asked], timeout=3 * SHORT_S)
         assert not done
         memory.given.set()
         assert (await asked).body == LARGE
-        assert memory.asked == [size]
-        assert (await post(client, server, reserve=memory.reserve)).body == LARGE
-        assert server.connections == 1
 
 
 async def test_small_bodies_do_not_ask(client: HttpClient) -> None:

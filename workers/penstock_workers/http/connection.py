@@ -71,17 +71,15 @@ class Connection(asyncio.Protocol):
             del waiter
             self._settle()
 
-    def finish(self) -> tuple[HttpAnswer, bool]:
-        """The whole answer, and whether the connection can be used again. Raises ConnectionLost."""
+    def finish(self) -> HttpAnswer:
+        """The whole answer. Raises ConnectionLost where its body is cut short."""
         try:
             answer = self._reader.answer()
         except HttpError:
             self.close()
             raise
-        keeps = self._reader.keeps and self.usable and not self._is_uploading
-        if not keeps:
-            self.close()
-        return answer, keeps
+        self.usable = self.usable and self._reader.keeps and not self._is_uploading
+        return answer
 
     def _expect(self, deadline: float) -> asyncio.Future[None]:
         self._waiter = waiter = self._loop.create_future()
@@ -121,8 +119,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def tls_session(self) -> ssl.SSLSession | None:
-        """What a later connection to the same server may begin with."""
-        assert self._transport is not None, "an answer has just come over it"
+        """What a later connection to the same server may begin with; None where this one has ended."""
+        if self._transport is None:
+            return None
         encrypted: ssl.SSLObject = self._transport.get_extra_info("ssl_object")
         return encrypted.session
 

@@ -71,9 +71,8 @@ class LeanClient:
         if wants:
             assert reserve is not None, "else nothing wants more than it may have"
             await self._grant(connection, wants, deadline, reserve)
-        answer, keeps = connection.finish()
-        if keeps:
-            pool.put(connection, answer.headers)
+        answer = connection.finish()
+        pool.take_back(connection, answer.headers)
         return answer
 
     async def _grant(self, connection: Connection, wants: int, deadline: float, reserve: Reserve) -> None:

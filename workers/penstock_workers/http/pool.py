@@ -57,15 +57,15 @@ class Pool:
             connection.close()
         return None
 
-    def put(self, connection: Connection, headers: Mapping[str, str]) -> None:
-        """A connection whose answer is whole, with that answer's headers."""
-        if len(self._idle) >= self._limits.idle_per_server:
-            connection.close()
-            return
-        if self._server.secure and not connection.idle_since:
-            self._tls.session = connection.tls_session()  # after the first answer: tickets come with it
+    def take_back(self, connection: Connection, headers: Mapping[str, str]) -> None:
+        """A connection whose answer is whole, with that answer's headers. It is kept where it is usable."""
+        if self._server.secure and not connection.idle_since:  # its first answer: tickets come with it
+            self._tls.session = connection.tls_session() or self._tls.session
         now = self._loop.time()
         connection.idle_since, connection.idle_until = now, now + self._keepalive_s(headers)
+        if not connection.usable or len(self._idle) >= self._limits.idle_per_server:
+            connection.close()
+            return
         self._idle.append(connection)
         if self._sweep is None:
             self._sweep = self._loop.call_later(self._limits.keepalive_s, self._close_old)
