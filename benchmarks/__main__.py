@@ -1,4 +1,4 @@
-"""`python -m benchmarks [a b c d e f m n q t] [--quick]`: each prints one table; without letters, all of them in order."""
+"""`python -m benchmarks [a b c d e f h m n q t] [--quick]`: each prints one table; without letters, all of them in order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from benchmarks.report import machine, show
 
 MODULES = {
     "a": "feed", "b": "queue_path", "n": "noop_path", "c": "http_path", "d": "redis_bytes", "e": "memory", "q": "pace",
-    "m": "embed", "f": "flower", "t": "tracing",
+    "m": "embed", "f": "flower", "t": "tracing", "h": "http_clients",
 }  # fmt: skip
 EXPLAINED = {
     "a": "feed rate", "b": "queue path against stock Celery", "n": "queue path with both stores, no-op lane",
     "c": "whole path over HTTP", "d": "bytes of Redis", "e": "peak memory", "q": "shared quota beside other limiters",
     "m": "embed lane beside fixed batches and an offline run", "f": "Flower attached and detached",
-    "t": "tracing off, of one item in a hundred, and of all",
+    "t": "tracing off, of one item in a hundred, and of all", "h": "HTTP clients alone",
 }  # fmt: skip
 
 
