@@ -220,6 +220,7 @@ class RawServer:
     ended: int = 0  # connections that a script counts as ended
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # a client has closed its connection
     release: asyncio.Event = field(default_factory=asyncio.Event)  # between a script and its test
+    answer_now: asyncio.Event = field(default_factory=asyncio.Event)  # likewise
 
 
 @contextlib.asynccontextmanager

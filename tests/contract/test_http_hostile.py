@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Literal
@@ -128,6 +129,19 @@ async def test_what_is_no_answer_is_a_lost_connection(client: HttpClient, sent: 
         assert len(server.heads) == 1
 
 
+async def test_a_server_that_hangs_up_at_once(client: HttpClient) -> None:
+    """Before it can have read anything: an error like any other, and each request tries once."""
+
+    async def script(peer: Peer) -> None:
+        peer.reset()
+
+    async with raw_server(script) as server:
+        for attempt in (1, 2):
+            with pytest.raises((NotConnected, ConnectionLost)):
+                await post(client, server)
+            assert server.connections == attempt
+
+
 async def test_a_reset_is_a_lost_connection(client: HttpClient) -> None:
     """Before the answer and within it."""
 
@@ -158,6 +172,8 @@ WHOLE: dict[str, tuple[bytes, int, bytes]] = {
     "an unknown encoding": (answer(b"\x01\x02", b"content-encoding: x-own", status=b"429 Slow"), 429, b"\x01\x02"),
     "trailers": (chunked(b"2\r\nok\r\n0\r\nx-after: 1\r\n\r\n"), 200, b"ok"),
     "extensions of chunks": (chunked(b"2;a=b\r\nok\r\n0\r\n\r\n"), 200, b"ok"),
+    "line ends without a carriage return": (answer(b"ok").replace(b"\r\n", b"\n"), 200, b"ok"),
+    "spaces behind a chunk's size": (chunked(b"2  \r\nok\r\n0\r\n\r\n"), 200, b"ok"),
     "nothing packed": (answer(b"", b"content-encoding: gzip"), 200, b""),
     "gzip in two members": (answer(gzip.compress(b"a") + gzip.compress(b"b"), b"content-encoding: gzip"), 200, b"ab"),
     "deflate without its head": (answer(zlib.compress(b"ok")[2:-4], b"content-encoding: deflate"), 200, b"ok"),
@@ -556,6 +572,41 @@ async def test_a_cancelled_wait_for_memory_closes_the_connection(client: HttpCli
             await asked
         async with asyncio.timeout(LIMIT_S):
             await server.gone.wait()
+
+
+async def test_an_idle_connection_holds_no_answer(lean: HttpClient) -> None:
+    """A large body is gone from memory when its request lets go of it, however many connections are kept."""
+    async with raw_server(canned(answer(LARGE))) as server:
+        came = await post(lean, server)
+        body = came.body
+        del came
+        assert body == LARGE
+        assert sys.getrefcount(body) == 2  # this name, and the call's own
+
+
+async def test_a_cancelled_request_whose_answer_just_came_leaves_no_connection(lean: HttpClient) -> None:
+    """Cancelled in the very turn of the loop that brought the answer: the connection is closed, and not forgotten open."""
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        peer.server.release.set()
+        await peer.server.answer_now.wait()
+        await peer.send(OK)
+        await peer.reader.readexactly(1)
+
+    async with raw_server(script) as server:
+        asked = asyncio.create_task(post(lean, server))
+        await server.release.wait()
+        server.answer_now.set()
+        for _ in range(3):  # the server writes, and the client's socket becomes readable in the next turn
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        if asked.cancelled():
+            async with asyncio.timeout(LIMIT_S):
+                await server.gone.wait()
+        else:
+            assert (await post(lean, server)).body == b"ok"
 
 
 # -- the lean client's pool --------------------------------------------------------------------------------------------

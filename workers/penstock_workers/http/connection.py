@@ -46,6 +46,9 @@ class Connection(asyncio.Protocol):
             else:
                 await self._upload(self._transport, waiter, head, body)
             await waiter
+        except BaseException:
+            self.close()
+            raise
         finally:
             del waiter  # an exception's traceback reaches this frame, and the waiter holds the exception
             self._settle()
@@ -67,6 +70,9 @@ class Connection(asyncio.Protocol):
             else:
                 self._transport.resume_reading()
             await waiter
+        except BaseException:
+            self.close()
+            raise
         finally:
             del waiter
             self._settle()
@@ -87,10 +93,8 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def _settle(self) -> None:
-        """The wait is over. One that ended without its event was cancelled: an answer may still be under way."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            self.close()
+        """The wait is over, however it ended."""
+        self._waiter = None
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None

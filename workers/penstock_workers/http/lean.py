@@ -54,7 +54,8 @@ class LeanClient:
 
     async def close(self) -> None:
         self._is_closed = True
-        for pool in self._pools.values():
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
             pool.close()
         if self._proxied is not None:
             await self._proxied.close()

@@ -36,6 +36,7 @@ class Pool:
         self._limits = limits
         self._idle: deque[Connection] = deque()  # the one that was used last is on the right
         self._all: WeakSet[Connection] = WeakSet()  # the loop holds them while they are open
+        self._is_closed = False
         self._sweep: asyncio.TimerHandle | None = None
         self._addresses: list[AddrInfoType] = []
         self._addresses_until = 0.0
@@ -88,6 +89,7 @@ class Pool:
         self._sweep = self._loop.call_later(self._limits.keepalive_s, self._close_old) if kept else None
 
     def close(self) -> None:
+        self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
         if self._lookup is not None:
@@ -105,7 +107,7 @@ class Pool:
         patience = asyncio.timeout(limit_s)
         try:
             async with patience:
-                return await self._open()
+                connection = await self._open()
         except ssl.SSLCertVerificationError as error:
             raise CertificateRefused(f"{name}: {error}") from error
         except (OSError, UnicodeError) as error:  # TimeoutError and every ssl.SSLError is an OSError
@@ -115,6 +117,9 @@ class Pool:
             if timeout_s <= self._limits.connect_timeout_s:
                 raise TimedOut(f"no connection to {name} within {limit_s:g} s") from None
             raise NotConnected(f"no connection to {name} within {limit_s:g} s") from None
+        if not connection.usable:
+            raise NotConnected(f"{name} closed the connection, or spoke, before anything was sent")
+        return connection
 
     async def _open(self) -> Connection:
         found = await self._resolve()
@@ -127,6 +132,8 @@ class Pool:
             server_hostname=self._server.host.rstrip(".") if secure else None,
         )
         self._all.add(connection)
+        if self._is_closed:
+            connection.close()
         return connection
 
     async def _resolve(self) -> list[AddrInfoType]:
@@ -140,7 +147,7 @@ class Pool:
 
     async def _look_up(self) -> list[AddrInfoType]:
         host, port = self._server.host, self._server.port
-        return [*await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)]
+        return [*await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
     def _looked_up(self, lookup: asyncio.Task[list[AddrInfoType]]) -> None:
         self._lookup = None

@@ -25,6 +25,8 @@ class AnswerReader:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._parser = HttpResponseParser(self)
+        # As aiohttp's client takes them, too: what old servers write, and nothing that moves where an answer ends.
+        self._parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
         self.begin(reserves=False)
 
     def begin(self, *, reserves: bool) -> None:
@@ -81,9 +83,9 @@ class AnswerReader:
         self.complete = True
 
     def answer(self) -> HttpAnswer:
-        """Once it is complete and wants nothing. Raises ConnectionLost where a compressed body is cut short."""
-        body = b"" if self._body is None else self._body.whole()
-        return HttpAnswer(self._status, self._headers, body)
+        """Once, when it is complete and wants nothing. Raises ConnectionLost where a compressed body is cut short."""
+        body, self._body = self._body, None  # an idle connection holds no memory
+        return HttpAnswer(self._status, self._headers, b"" if body is None else body.whole())
 
     # -- called by the parser --------------------------------------------------------------------------------------
 

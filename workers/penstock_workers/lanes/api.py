@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 
 from penstock_ledger.redaction import hide, redact_bytes
 from penstock_workers.http import (
@@ -57,12 +58,11 @@ class ApiLane:
         self._targets: dict[tuple[str, str], Target] = {}  # by provider and endpoint
 
     async def start(self) -> None:
+        always = {"Content-Type": "application/json", "User-Agent": f"penstock/{version('penstock')}"}
         for name, provider in self._providers.items():
             key = provider.api_key(name)
             self._keys[name] = (key or "").encode()
-            self._headers[name] = {"Content-Type": "application/json"} | (
-                {"Authorization": f"Bearer {key}"} if key else {}
-            )
+            self._headers[name] = always | ({"Authorization": f"Bearer {key}"} if key else {})
         limits = Limits(
             max_body_bytes=self._max_answer_bytes,
             free_body_bytes=SMALL_ANSWER_BYTES,
