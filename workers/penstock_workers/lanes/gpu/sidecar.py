@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from penstock_workers.errors import BadEngineSettings, EngineAway
-from penstock_workers.http import HttpClient, HttpError, Target, make_client
+from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
 from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.api import ApiLane
 from penstock_workers.lanes.base import Prepared, Request
@@ -47,7 +47,7 @@ class SidecarLane:
         self._max_seqs = settings.gpu.max_num_seqs
         self._give_up = give_up
         provider = ProviderSettings(base_url=self._url)
-        self._http_client = settings.http_client
+        self._http_client: ClientName = settings.http_client
         self._client = ApiLane(
             {SERVER: provider}, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client
         )
