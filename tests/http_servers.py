@@ -260,7 +260,7 @@ async def raw_server(
 
 
 def canned(*answers: bytes, close: bool = False) -> Script:
-    """Gives these answers to the requests of each connection, the last one again and again, and closes after them if told."""
+    """Gives these answers to the requests of each connection, the last one again and again, and closes after them with ``close``."""
 
     async def script(peer: Peer) -> None:
         left = list(answers)

@@ -96,7 +96,7 @@ async def test_bodies_come_whole_however_they_are_sent(
 
 
 async def test_redirects_are_answers(client: HttpClient, service: str) -> None:
-    """A redirect is never followed: it would send a document where nobody configured, and be a second send."""
+    """A redirect is never followed: it would be a second send, and carry a document to a place that is in no setting."""
     answer = await post(client, service + "/redirect")
     assert (answer.status, answer.body, answer.headers.get("location")) == (307, b"elsewhere", "/echo")
 
@@ -228,7 +228,7 @@ async def test_headers_that_break_a_request_apart_are_refused(client: HttpClient
 
 
 def test_a_user_and_a_key_for_one_server_are_refused() -> None:
-    """Which of both was meant cannot be told."""
+    """Both cannot be meant, and the error says what to leave out."""
     with pytest.raises(UnusableRequest, match="beside a key"):
         Target.of("http://me:secret@host/", {"Authorization": "Bearer k"})
 

@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._waiter is None:  # bytes that no request asked for: the next answer could not be told from them
+        if self._waiter is None:  # bytes that no request asked for: they could be taken for the next answer
             self.close()
             return
         reader = self._reader
