@@ -15,8 +15,8 @@ from penstock_ledger import DatabaseUnavailable, keys
 from penstock_producer import Producer
 from penstock_producer.borders import DoorSettings
 from penstock_workers.celery_app.app import PenstockApp, create_app
+from penstock_workers.doors import tasks as doors
 from penstock_workers.doors.book import REFUSED_KEPT, DoorBook
-from penstock_workers.doors.tasks import tasks as doors
 from penstock_workers.errors import DoorRefused
 from penstock_workers.settings import WorkerSettings
 

@@ -24,10 +24,10 @@ from penstock_workers.children import frames
 from penstock_workers.children.frames import After, Before, Have
 from penstock_workers.children.marks import Marks, new_file
 from penstock_workers.errors import ChildBroken, HookMissing, HookStuck
+from penstock_workers.hooks import calls as hook_calls
+from penstock_workers.hooks import job_code
+from penstock_workers.hooks import threads as hook_threads
 from penstock_workers.hooks.calls import HookCalls
-from penstock_workers.hooks.contract import calls as hook_calls
-from penstock_workers.hooks.contract import job_code
-from penstock_workers.hooks.contract import threads as hook_threads
 from penstock_workers.hooks.imports import HOOKS_KEPT, HookImports
 from penstock_workers.hooks.job_code import JobCode
 from penstock_workers.item.flight import Flight, JobView
