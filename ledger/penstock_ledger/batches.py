@@ -15,7 +15,6 @@ class Publish(NamedTuple):
 
     key: ItemKey
     position: str  # where to read it again
-    tag: str  # the delivery tag inside ``raw``
     raw: bytes  # the whole queue message
 
 

@@ -130,6 +130,13 @@ class OutcomeStore:
                 return
             after = rows[-1].doc_id
 
+    def refused_lines(self, job_id: str) -> frozenset[int]:
+        """The lines of a job's source whose rows were refused when it was submitted."""
+        query = select(outcomes.c.line).where(
+            outcomes.c.job_id == job_id, outcomes.c.generation == 1, _IS_DEAD, outcomes.c.line.is_not(None)
+        )
+        return frozenset(row.line for row in self._rows(query))
+
     def terminal_docs(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[list[tuple[str, bool]]]:
         """Pages of (document id, is dead) of one generation: what the completed set is rebuilt from.
 

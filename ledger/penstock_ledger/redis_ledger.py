@@ -70,9 +70,10 @@ class RedisLedger:
     # -- the life of an item -------------------------------------------------------------------------------------------
 
     def publish(
-        self, queue: str, docs: Sequence[Publish], buckets: int, *, urgent: bool = False, again: bool = False
+        self, queue: str, docs: Iterable[Publish], buckets: int, *, urgent: bool = False, again: bool = False
     ) -> PublishReport:
-        """Queue documents that are neither finished nor in the window.
+        """Queue documents that are neither finished nor in the window, in calls of at most BATCH_MAX documents and
+        PUBLISH_BYTES_MAX bytes.
 
         ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming end. ``again`` is for
         documents in the window whose message is lost: they are queued again and stay in the window all the while.

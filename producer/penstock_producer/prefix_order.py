@@ -15,9 +15,6 @@ from penstock_producer.request_body import text_field
 from penstock_producer.sources.base import Document
 from penstock_producer.spec import JobSpec
 
-ROWS_ORDERED = 5_000  # one step of the control loop; the longest run of one beginning
-BYTES_ORDERED = 16 * 1024 * 1024  # of request bodies held while they are ordered; their sort keys are as much again
-
 _LANES_ORDERED = frozenset({"gpu"})  # the engine is ours and its cache decides the pace; providers see the file's order
 # Rendered before the text wherever they stand in the body. Rare: only bodies that have one of them are parsed.
 _FIRST = {"messages": ("tools",), "input": ("instructions", "tools")}

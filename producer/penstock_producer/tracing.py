@@ -18,7 +18,7 @@ from penstock_ledger.model import ItemKey
 
 TRACEPARENT_HEADER = "traceparent"  # https://www.w3.org/TR/trace-context/
 SUBMITTED_BY = "traceparent"  # in a job's source: the span in which it was submitted
-_TRACES_KEPT = 1_024  # digests of the documents of one publish, asked for twice
+_TRACES_KEPT = 5_000  # digests of the documents that a feeder publishes at a time; each is asked for twice
 _LOWER_64 = (1 << 64) - 1
 _SAMPLED = 0x01
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")

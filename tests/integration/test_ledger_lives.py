@@ -48,7 +48,7 @@ class Night:
 
     def feed(self) -> None:
         items = [
-            Publish(key(doc), doc, item_tag(key(doc)), encode_item(key(doc), queue=QUEUE, body=b"{}", ref=None))
+            Publish(key(doc), doc, encode_item(key(doc), queue=QUEUE, body=b"{}", ref=None))
             for doc in DOCS
         ]
         self.hot.publish(QUEUE, items, BUCKETS)

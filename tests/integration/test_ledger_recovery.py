@@ -28,7 +28,7 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.keys import done_bucket, done_field
-from penstock_producer.wire import encode_item, item_tag
+from penstock_producer.wire import encode_item
 
 JOB = "job-a"
 QUEUE = "penstock.api"
@@ -45,7 +45,7 @@ def letter(doc: str) -> DeadLetter:
 
 def publish(doc: str) -> Publish:
     key = ItemKey(JOB, 1, doc)
-    return Publish(key, doc, item_tag(key), encode_item(key, queue=QUEUE, body=b"{}", ref=None))
+    return Publish(key, doc, encode_item(key, queue=QUEUE, body=b"{}", ref=None))
 
 
 def figures(counts: Counts) -> dict[str, int]:

@@ -61,7 +61,7 @@ def message(doc: str, retries: int = 0, generation: int = 1) -> bytes:
 
 def publish(doc: str, generation: int = 1) -> Publish:
     item = key(doc, generation)
-    return Publish(item, f"at {doc}", item_tag(item), message(doc, generation=generation))
+    return Publish(item, f"at {doc}", message(doc, generation=generation))
 
 
 def begin(doc: str, generation: int = 1) -> Begin:
@@ -118,7 +118,7 @@ def test_documents_are_queued_once(hot: RedisLedger, client: Any) -> None:
 
 def urgent(doc: str) -> Publish:
     raw = encode_item(key(doc), queue=QUEUE, body=b"{}", ref=None, urgent=True)
-    return Publish(key(doc), doc, item_tag(key(doc)), raw)
+    return Publish(key(doc), doc, raw)
 
 
 def claimed(client: Any, number: int) -> list[str]:
@@ -183,8 +183,17 @@ def test_generations_and_jobs_in_one_call_do_not_mix(hot: RedisLedger) -> None:
 def test_long_ids_are_told_apart(hot: RedisLedger) -> None:
     """Ids above the compact size are as exact as short ones."""
     long_a, long_b = "x" * 100 + "a", "x" * 100 + "b"
-    hot.settle(SettleBatch(done=[done(long_a), done("é" * 40)]))
-    assert hot.publish(QUEUE, [publish(long_a), publish(long_b), publish("é" * 40)], BUCKETS) == (1, 2, 0)
+    as_long_as_a_digest = "\N{CRYING FACE}" * 32
+    finished = [long_a, "é" * 40, as_long_as_a_digest]
+    hot.settle(SettleBatch(done=[done(doc) for doc in finished]))
+    docs = [publish("short"), *map(publish, finished), publish(long_b)]
+    assert hot.publish(QUEUE, docs, BUCKETS) == (2, 3, 0)
+    assert hot.publish(QUEUE, docs, BUCKETS) == (0, 3, 2)
+
+
+def test_a_document_twice_in_one_call_is_queued_once(hot: RedisLedger) -> None:
+    """The second one finds the first in the window."""
+    assert hot.publish(QUEUE, [publish("a"), publish("b"), publish("a")], BUCKETS) == (2, 0, 1)
 
 
 @pytest.mark.parametrize("found", [None, "epoch-0"])
@@ -537,7 +546,7 @@ def test_workers_are_seen_while_they_beat(hot: RedisLedger, client: Any) -> None
 def test_a_forgotten_job_leaves_no_key_and_takes_no_others(hot: RedisLedger, client: Any) -> None:
     """Forgetting a job deletes all its keys, and none of a job whose id looks similar."""
     other = ItemKey("job-ab", 1, "x")
-    hot.publish(QUEUE, [publish("a"), Publish(other, "p", item_tag(other), b"{}")], BUCKETS)
+    hot.publish(QUEUE, [publish("a"), Publish(other, "p", b"{}")], BUCKETS)
     hot.settle(SettleBatch(done=[done(f"d{n}") for n in range(50)]))
     hot.set_job_state(JOB, JobState.PAUSED)
     hot.park(JOB, [message("a")])

@@ -44,6 +44,7 @@ def open_source(
             spec,
             max_line_bytes=int(where["max_line_bytes"]),
             max_body_bytes=int(where.get("max_body_bytes", DEFAULT_MAX_BODY_BYTES)),
+            surveyed=True,
         )
     blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
     if timeout_s is not None:

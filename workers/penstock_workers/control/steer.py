@@ -12,6 +12,7 @@ from penstock_ledger.model import Feed, Job, JobState
 from penstock_ledger.redaction import redact
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.feeder import Feeder, open_feeder
+from penstock_producer.repair import write_off
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import item_tag, queue_name
 from penstock_ratelimit.quota_hash import lift_hold
@@ -257,7 +258,7 @@ class Steering:
         ):
             return  # what is being paid for may still have its result; nothing more starts
         try:
-            if any(not led.feeder.write_off(WRITE_OFF_MAX).exhausted for _, led in feeds):
+            if any(not write_off(led.feeder, WRITE_OFF_MAX).exhausted for _, led in feeds):
                 return
         except SourceError as error:
             reason = f"{job.reason}; documents that were not started have no dead letter, because {error}"
