@@ -225,7 +225,7 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
     from penstock_cli.redis_binary import MINIMUM_VERSION
     from penstock_cli.safety_checks import REDIS_FIXES, fix_for, redis_safety
     from penstock_cli.server_versions import of_redis
-    from penstock_ledger import RedisAddress, redis_health
+    from penstock_ledger import RedisAddress, is_cluster
 
     address = RedisAddress.parse(url)
     client = address.connect(
@@ -239,7 +239,7 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
         if of_redis(info).version < MINIMUM_VERSION:
             yield _too_old(str(of_redis(info)))
         yield from redis_safety(address, info)
-        if redis_health.mode(info) == "cluster":
+        if is_cluster(info):
             yield Finding(Verdict.BAD, "mode", "cluster", "use one Redis with replicas: a step touches several slots")
         yield _eviction(info)
         yield _durability(info)

@@ -14,7 +14,7 @@ import redis
 
 from penstock_ledger import keys
 from penstock_ledger.redis_scripts import Scripts
-from penstock_ledger.storable import storable
+from penstock_ledger.stored_values import storable
 
 KEEP_S: Final = 3600
 """After the last failure of a provider."""

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 from penstock_ledger.database import Database
 from penstock_ledger.errors import FeedLost
 from penstock_ledger.model import Feed, FeedKind
-from penstock_ledger.storable import json_text
+from penstock_ledger.stored_values import json_text
 from penstock_ledger.tables import feeds, spool
 
 

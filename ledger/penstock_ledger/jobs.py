@@ -15,7 +15,7 @@ from penstock_ledger.feeds import FeedStore, add_feed
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob
 from penstock_ledger.outcome_insert import insert_outcomes
 from penstock_ledger.outcome_rows import letter_row
-from penstock_ledger.storable import json_text
+from penstock_ledger.stored_values import json_text
 from penstock_ledger.tables import jobs, outcomes, spool
 from penstock_ledger.tallies import grouped, subtract
 

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, literal_column, select
 from penstock_ledger.array_literals import ARRAY_TYPES, array_literals
 from penstock_ledger.model import ItemKey
 from penstock_ledger.outcome_rows import COLUMNS, KEY_COLUMNS, OutcomeRow, key_of
-from penstock_ledger.storable import Words
+from penstock_ledger.stored_values import Words
 from penstock_ledger.tables import outcomes
 from penstock_ledger.tallies import add_rows
 

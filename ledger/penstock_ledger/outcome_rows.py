@@ -7,7 +7,7 @@ from typing import Any, Final
 from sqlalchemy import Row
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
-from penstock_ledger.storable import bounded_count, bounded_figure, storable
+from penstock_ledger.stored_values import bounded_count, bounded_figure, storable
 from penstock_ledger.tables import outcomes
 
 OutcomeRow = tuple[Any, ...]

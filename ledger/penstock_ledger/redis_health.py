@@ -38,7 +38,7 @@ def check(client: redis.Redis) -> None:
     if version < MIN_VERSION:
         wanted = ".".join(map(str, MIN_VERSION))
         raise RedisUnfit(f"redis_version is {server['redis_version']}; use Redis {wanted} or newer, or Valkey")
-    if mode(server) == "cluster":
+    if is_cluster(server):
         raise RedisUnfit("redis_mode is cluster: one step touches keys of several slots; use one Redis with replicas")
     told = _info(client, "memory")
     if "maxmemory_policy" not in told:
@@ -52,9 +52,9 @@ def check(client: redis.Redis) -> None:
         )
 
 
-def mode(server: Mapping[str, Any]) -> str:
-    """`standalone`, `sentinel` or `cluster`, from an INFO. Valkey calls the field by another name."""
-    return str(server.get("server_mode") or server.get("redis_mode") or "standalone")
+def is_cluster(server: Mapping[str, Any]) -> bool:
+    """Whether the INFO of a server says that it is one of a cluster. Valkey calls the field by another name."""
+    return "cluster" in (server.get("server_mode"), server.get("redis_mode"))
 
 
 def _info(client: redis.Redis, section: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-from penstock_ledger.storable import Words
+from penstock_ledger.stored_values import Words
 
 HEAD: Final = "0002"  # the newest migration; revisions sort by their number
 

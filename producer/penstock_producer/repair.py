@@ -28,7 +28,9 @@ def write_off(feeder: Feeder, limit: int) -> FeedStep:
         letters = [written_off(document, feeder.key(document.doc_id)) for document in documents]
         finished = stores.outcomes.settle([], letters)
         marks = [(letter.key.doc_id, letter.key not in finished) for letter in letters]
-        stores.hot.rehydrate(feed.job_id, feed.generation, marks, feeder.buckets)  # this takes them out of the window, too
+        stores.hot.rehydrate(
+            feed.job_id, feed.generation, marks, feeder.buckets
+        )  # this takes them out of the window, too
         return 0, 0
 
     if feed.kind is FeedKind.SPOOL:
