@@ -13,6 +13,7 @@ from penstock_ledger.model import Counts, DeadLetter, ItemKey, Result
 from penstock_ledger.outcome_insert import insert_outcomes, terminal_keys
 from penstock_ledger.outcome_rows import (
     KEY_COLUMNS,
+    RESULT_COLUMNS,
     OutcomeRow,
     letter_from,
     letter_row,
@@ -89,7 +90,7 @@ class OutcomeStore:
 
     def results(self, job_id: str, page: int = PAGE) -> Iterator[Result]:
         """Visible results by generation and document id."""
-        query = _visible(job_id).where(_IS_RESULT)
+        query = select(*RESULT_COLUMNS).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
         return self._paged(query, page, result_from)
 
     def dead_letters(

@@ -91,8 +91,10 @@ class FileWriter:
         self._file = self._part.open("wb", buffering=FOLDER_BUFFER_BYTES)
 
     def write(self, data: bytes) -> None:
-        with _explained_os(self._path):
+        try:  # and no context manager, which costs more than the write: this is called for every document
             self._file.write(data)
+        except OSError as error:
+            raise _os_problem(self._path, error) from error
 
     def finish(self) -> None:
         with _explained_os(self._path):
@@ -246,6 +248,10 @@ def _explained_os(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SinkError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that can be written and has room"
-        ) from error
+        raise _os_problem(path, error) from error
+
+
+def _os_problem(path: Path, error: OSError) -> SinkError:
+    return SinkError(
+        f"cannot write {path}: {error.strerror or error}; choose a folder that can be written and has room"
+    )
