@@ -211,7 +211,7 @@ def _connections(database: Database) -> Iterator[Finding]:
         return
     each = sum(pool_sizes(WorkerSettings.load()).values())
     room = max(0, found.limit - found.used) // each
-    seen = f"{found.used} of {found.limit} connections in use, {found.ours} by Penstock; a worker opens up to {each}"
+    seen = f"{found.used} of {found.limit} connections in use, {found.by_penstock} by Penstock; a worker opens up to {each}"
     if room:
         yield Finding(Verdict.GOOD, "pool", f"{seen}: room for {room} more")
         return

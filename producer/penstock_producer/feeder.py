@@ -88,7 +88,7 @@ class Feeder:
         self._owner = owner
         self._refused_lines = refused_lines  # the survey's: rows there are read less strictly than by the survey
         self._ordered_for = ordered_for  # the endpoint whose bodies are put into prefix order; None keeps the source's
-        self._spans = spans  # None: nothing is traced
+        self._spans = spans  # None: no item is traced
         self._rows: Iterator[Document | BadRow] | None = None
         self._cursor: Cursor = dict(feed.cursor)
 

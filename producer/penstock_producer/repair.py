@@ -13,7 +13,7 @@ __all__ = ["republish", "write_off"]
 
 
 def republish(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
-    """Publish (document id, position) pairs again that are in the window and nowhere else. Returns how many."""
+    """Publish (document id, position) pairs again that are in the window and have no message. Returns how many."""
     return feeder.publish((feeder.source.fetch(position) for _, position in missing), again=True).published
 
 

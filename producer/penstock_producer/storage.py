@@ -43,7 +43,7 @@ class Writer(Protocol):
 
 
 class Sink(Protocol):
-    """A place for files whose names are ours: nothing that a document says ever becomes part of a name."""
+    """A place for files with fixed names: nothing from a document ever becomes part of a name."""
 
     def create(self, name: str) -> Writer: ...
 

@@ -97,10 +97,10 @@ class JsonlSource:
     def _check_form(self, record: Mapping[str, Any]) -> None:
         advice = self._form.mistaken_for(record)
         if advice is not None:
-            told = (
+            public = (
                 f"{self.uri}: the first row has not the form that the job asks for: batch lines go without a prompt, "
             )
-            raise SourceError("wrong_form", f"{self.uri}: {advice}", told=told + "plain records need one")
+            raise SourceError("wrong_form", f"{self.uri}: {advice}", public=public + "plain records need one")
 
     def _too_long(self, length: int) -> RowFault:
         return RowFault(
@@ -117,7 +117,7 @@ class JsonlSource:
 
 
 def _refuse_others(uri: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Compressed and columnar files and JSON arrays would be a million bad rows: name them at the first bytes instead."""
+    """Refuse compressed and columnar files and JSON arrays by their first bytes: each would be a million bad rows."""
     for index, chunk in enumerate(chunks):
         if index == 0:
             refuse_content(uri, chunk.removeprefix(BOM))

@@ -20,7 +20,7 @@ _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the envir
 
 
 DOOR = "door"  # of a pin: the kind of door that the job came through, where it is not a trusted one
-REMOTE = "remote"  # a stranger's: its source is read from inside `source_roots` only, at submit and ever after
+REMOTE = "remote"  # a remote one: its source is read from inside `source_roots` only, at submit and ever after
 
 
 def open_source(

@@ -67,6 +67,6 @@ class ReplaySource:
         return Document(doc_id, body, position, letter.line or 0, cursor)
 
     def _original(self, doc_id: str) -> bytes:
-        """The request before the first replay: whatever is replayed had its first dead letter in the first generation."""
+        """The request before the first replay: a document that is replayed has a dead letter in the first generation."""
         first = self._outcomes.of_generation(self._feed.job_id, 1, doc_id)
         return first.request if isinstance(first, DeadLetter) else b""

@@ -28,7 +28,7 @@ _LONG_NUMBER = b"9" * (_MAX_INT_DIGITS - 1)
 # Strings are skipped whole, possessively, so that no input makes the scan quadratic.
 _DEPTH_TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_UTF16_SHARE = 4  # a quarter of NUL bytes is no accident
+_UTF16_SHARE = 4  # text in UTF-16 has a quarter of NUL bytes and more
 
 
 class RowFault(Exception):
@@ -68,7 +68,7 @@ def parse_object(line: bytes, control_keys: tuple[bytes, ...], *, last: bool = F
 
 
 def parse_surveyed(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line that the survey has accepted: what only the slow look finds is known not to be there.
+    """The JSON object of a line that the survey has accepted: it is not parsed slowly again.
 
     Raises RowFault for a line that has no JSON object all the same.
     """

@@ -109,7 +109,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
                 log.warning("%s %s waits: %s", self.name, self.request.id, error)
                 time.sleep(DATABASE_PAUSE_S)
             except PenstockError as error:
-                return error.told
+                return error.public_message
             except Exception as error:
                 where = inspect.trace()[-1]
                 log.error("%s: %s at %s:%d", self.name, type(error).__name__, where.filename, where.lineno)
