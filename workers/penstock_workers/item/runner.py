@@ -137,6 +137,7 @@ class ItemRunner:
             flight.turn.conclude(tried, happened)
         finally:
             flight.turn.release()  # gives back what was never started
+            del flight.turn  # it knows the flight: both would wait for the collector, with the request's body
         return await self._accept(flight, happened)
 
     async def _open(self, flight: Flight) -> None:
