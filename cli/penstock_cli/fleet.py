@@ -28,7 +28,7 @@ from penstock_cli.text import count, duration, one_line
 from penstock_cli.watch import Stall, Watch
 from penstock_ledger.log_lines import LineFormatter
 from penstock_ledger.model import JobState
-from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.spec import LANES_WITH_A_MODEL_OF_THEIR_OWN
 from penstock_producer.wire import queue_name
 
 if TYPE_CHECKING:

@@ -64,8 +64,7 @@ def _json_or_text(text: str) -> Any:
 def job_spec(flags: JobFlags) -> JobSpec:
     """Raises UsageProblem, which lists every flag that is unusable."""
     from penstock_producer.errors import SpecError
-    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
-    from penstock_producer.spec import CHAT, EMBEDDINGS, JobSpec
+    from penstock_producer.spec import CHAT, EMBEDDINGS, LANES_WITH_A_MODEL_OF_THEIR_OWN, JobSpec
 
     deadline = None if flags.deadline is None else parse_duration("--deadline", flags.deadline)
     bad_rows = flags.max_bad_rows.strip()

@@ -166,7 +166,7 @@ def _understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     """Flags and settings, checked without a look at anything else. Raises UsageProblem and SettingsError."""
     from penstock_producer import SpecError
     from penstock_producer.acceptance import check_acceptable
-    from penstock_producer.sources.convert import refuse_unreadable
+    from penstock_producer.sources import refuse_unreadable
     from penstock_workers.lanes.make import check_lane, make_lane
     from penstock_workers.settings import WorkerSettings
 
@@ -193,7 +193,7 @@ def _understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
 
 
 def _asks_a_provider(spec: JobSpec) -> bool:
-    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_producer.spec import LANES_WITH_A_MODEL_OF_THEIR_OWN
 
     return spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
 

@@ -10,7 +10,7 @@ from penstock_cli.engines import engines_of
 from penstock_cli.figures import MICRO, Counter, Figures, Speed
 from penstock_cli.quota_view import Look, lift_command, troubles
 from penstock_cli.reasons import bound, latest_cause, told_cause, unserved
-from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.spec import LANES_WITH_A_MODEL_OF_THEIR_OWN
 
 REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
 STALL_NOTICE_S = 30.0  # longer than most answers take, shorter than the patience of whoever watches

@@ -13,7 +13,7 @@ from penstock_ledger.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from penstock_ledger.batches import Begin as Begin
-    from penstock_ledger.batches import BeginVerdict as BeginVerdict
+    from penstock_ledger.batches import BeginReply as BeginReply
     from penstock_ledger.batches import Begun as Begun
     from penstock_ledger.batches import Depth as Depth
     from penstock_ledger.batches import Drained as Drained
@@ -81,7 +81,7 @@ else:
         __name__,
         {
             "penstock_ledger.batches": (
-                "Begin BeginVerdict Begun Depth Drained Drains Memory Publish PublishReport SettleBatch "
+                "Begin BeginReply Begun Depth Drained Drains Memory Publish PublishReport SettleBatch "
                 "SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
             "penstock_ledger.causes": "Cause CauseBook",

@@ -33,7 +33,7 @@ class Begin(NamedTuple):
     buckets: int
 
 
-class BeginVerdict(IntEnum):
+class BeginReply(IntEnum):
     """Whether an attempt may begin. The numbers are those of begin.lua."""
 
     GO = 0
@@ -47,7 +47,7 @@ class BeginVerdict(IntEnum):
 class Begun(NamedTuple):
     """The answer for one item."""
 
-    verdict: BeginVerdict
+    reply: BeginReply
     crashes: int  # earlier starts that ended without any conclusion: the worker died, or lost its lease
 
 

@@ -26,6 +26,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_USAGE",
+    "DatabaseUnavailable",
+    "DatabaseUnusable",
+    "FeedLost",
+    "JobClosed",
+    "JobConflict",
+    "JobError",
+    "JobNotFound",
+    "JobNotReplayable",
+    "LedgerError",
+    "NothingToReplay",
+    "PenstockError",
+    "RedisForgot",
+    "RedisUnfit",
+    "SchemaError",
+    "SchemaMissing",
+    "SchemaTooNew",
+    "SpoolConflict",
+    "shown_ids",
+]
+
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2  # bad usage or input: another argument, file or setting is needed
 

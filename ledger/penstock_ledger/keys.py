@@ -53,6 +53,42 @@ from typing import Final
 
 from penstock_ledger.model import FeedKind, Job
 
+__all__ = [
+    "DEAD",
+    "DONE",
+    "EPOCH",
+    "EPOCH_REBUILT",
+    "EPOCH_RUN",
+    "MAX_FIELD_BYTES",
+    "OLDER_UNACKED",
+    "OLDER_UNACKED_INDEX",
+    "PARKED_UNKNOWN",
+    "PER_BUCKET",
+    "PREFIX",
+    "QUEUE_PREFIX",
+    "REFUSED",
+    "UNKNOWN_BUCKETS",
+    "WORKERS",
+    "bucket_count",
+    "buckets_for",
+    "delayed",
+    "delayed_clock",
+    "delayed_raw",
+    "done_bucket",
+    "done_field",
+    "door_starts",
+    "drains",
+    "failing",
+    "feed_scope",
+    "job_scope",
+    "relayed",
+    "shovel",
+    "unacked",
+    "unacked_index",
+    "unacked_mutex",
+    "worker",
+]
+
 PREFIX: Final = "penstock:"
 QUEUE_PREFIX: Final = "penstock."  # of a lane's queue
 EPOCH: Final = PREFIX + "epoch"

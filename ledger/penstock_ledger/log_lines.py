@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from penstock_ledger.redaction import redact
 
+__all__ = ["LineFormatter", "log_to_stderr", "make_safe", "one_line", "several_lines"]
+
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 INDENT: Final = "    "  # before the lines of a traceback: only a record starts in the first column
 

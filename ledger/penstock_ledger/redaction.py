@@ -14,6 +14,18 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+__all__ = [
+    "HIDDEN",
+    "hide",
+    "is_secret_name",
+    "looks_secret",
+    "redact",
+    "redact_bytes",
+    "remember",
+    "remember_url",
+    "remember_variables",
+]
+
 HIDDEN: Final = "[redacted]"
 MIN_CHARS: Final = 6  # a shorter value is part of ordinary words: hiding it would make texts unreadable
 MAX_VALUES: Final = 500  # forms of values that are remembered; each costs every text one search

@@ -13,7 +13,7 @@ import redis
 from penstock_ledger import keys
 from penstock_ledger.batches import (
     Begin,
-    BeginVerdict,
+    BeginReply,
     Begun,
     Publish,
     PublishReport,
@@ -70,7 +70,7 @@ class Scripts:
         for key, buckets in items:
             arguments += _place(key, buckets)
         answer = self._begin([keys.EPOCH, keys.EPOCH_REBUILT], arguments)
-        return [Begun(BeginVerdict(answer[i]), answer[i + 1]) for i in range(0, len(answer), 2)]
+        return [Begun(BeginReply(answer[i]), answer[i + 1]) for i in range(0, len(answer), 2)]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
         finished = len(batch.done) + len(batch.dead)

@@ -16,6 +16,8 @@ from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.hook_paths import is_allowed
 from penstock_producer.spec import JobSpec
 
+__all__ = ["Borders", "DoorSettings"]
+
 ANY = "*"  # in `doors.urgent_tenants`: whatever tenant a job names, or none
 
 

@@ -27,8 +27,33 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_ledger.errors import EXIT_USAGE, PenstockError, shown_ids
 
+__all__ = [
+    "MAX_FAULTS_SHOWN",
+    "MAX_LINES_SHOWN",
+    "MAX_ROWS_KEPT",
+    "MAX_SEEN_CHARS",
+    "BadMessage",
+    "BadReference",
+    "InvalidDocument",
+    "JobCancelled",
+    "Problem",
+    "ProducerError",
+    "SettingsError",
+    "SinkError",
+    "SourceChanged",
+    "SourceError",
+    "SourceForbidden",
+    "SourceUnavailable",
+    "SpecError",
+    "TemplateError",
+    "TooManyBadRows",
+    "UnknownMessageVersion",
+    "WireError",
+    "seen",
+]
+
 if TYPE_CHECKING:
-    from penstock_producer.sources.base import BadRow
+    from penstock_producer.rows import BadRow
 
 MAX_ROWS_KEPT = 20  # of a refused source, in the exception
 MAX_FAULTS_SHOWN = 10  # kinds of faults of a refused source, each with its first row

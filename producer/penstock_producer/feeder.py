@@ -16,8 +16,8 @@ from penstock_ledger import Database, JobStore, OutcomeStore, Publish, PublishRe
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
 from penstock_producer.prefix_order import in_prefix_order, wants_order
 from penstock_producer.refusals import refused
+from penstock_producer.rows import BadRow, Cursor, Document, Source
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.sources.base import BadRow, Cursor, Document, Source
 from penstock_producer.sources.of_feed import source_of
 from penstock_producer.spec import JobSpec
 from penstock_producer.tracing import SendSpans

@@ -18,6 +18,8 @@ import orjson
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer.storage import Writer, open_sink
 
+__all__ = ["ERRORS_NAME", "OUTPUT_NAME", "Written", "error_line", "output_line", "probe_sink", "write_outputs"]
+
 OUTPUT_NAME = "output.jsonl"
 ERRORS_NAME = "errors.jsonl"
 

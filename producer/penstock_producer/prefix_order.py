@@ -12,7 +12,7 @@ from operator import itemgetter
 import orjson
 
 from penstock_producer.request_body import text_field
-from penstock_producer.sources.base import Document
+from penstock_producer.rows import Document
 from penstock_producer.spec import JobSpec
 
 _LANES_ORDERED = frozenset(

@@ -28,8 +28,8 @@ from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.spec import JobSpec
+from penstock_producer.survey import survey
 from penstock_producer.tracing import SUBMITTED_BY, callers_span
-from penstock_producer.validate import survey
 
 _JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: none is guessed or repeated
 _JOB_ID_CHARS = 20

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock_ledger.model import FeedKind
 from penstock_producer.feeder import Feeder, FeedStep
 from penstock_producer.refusals import written_off
-from penstock_producer.sources.base import Document
+from penstock_producer.rows import Document
 
 __all__ = ["republish", "write_off"]
 

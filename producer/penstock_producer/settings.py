@@ -24,6 +24,8 @@ from penstock_producer.endpoints import check_path, refusal
 from penstock_producer.errors import SettingsError, seen
 from penstock_producer.source_roots import check_root
 
+__all__ = ["ProducerSettings", "ProviderFacts", "check_url", "config_path", "refuse_example_password"]
+
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"

@@ -24,8 +24,11 @@ from penstock_producer.params import KNOWN, param_problems
 from penstock_producer.response_schema import schema_problems
 from penstock_producer.template import Template
 
+__all__ = ["CHAT", "EMBEDDINGS", "LANES", "LANES_WITH_A_MODEL_OF_THEIR_OWN", "JobSpec", "Lane", "Overflow", "Priority"]
+
 Lane = Literal["api", "gpu", "embed", "batch"]
 LANES: Final[tuple[Lane, ...]] = get_args(Lane)
+LANES_WITH_A_MODEL_OF_THEIR_OWN: Final = frozenset({"gpu", "embed"})  # the worker hosts it: a request need not name one
 Priority = Literal["urgent", "normal", "low"]
 Overflow = Literal["fail", "shrink", "trim"]
 CHAT = "/v1/chat/completions"

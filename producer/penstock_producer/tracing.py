@@ -16,6 +16,16 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock_ledger.model import ItemKey
 
+__all__ = [
+    "SUBMITTED_BY",
+    "TRACEPARENT_HEADER",
+    "Sampler",
+    "SpanContext",
+    "parse_traceparent",
+    "trace_of",
+    "traceparent",
+]
+
 TRACEPARENT_HEADER = "traceparent"  # https://www.w3.org/TR/trace-context/
 SUBMITTED_BY = "traceparent"  # in a job's source: the span in which it was submitted
 _TRACES_KEPT = 5_000  # digests of the documents that a feeder publishes at a time; each is asked for twice

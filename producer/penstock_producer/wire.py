@@ -24,6 +24,19 @@ from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
 from penstock_producer.tracing import TRACEPARENT_HEADER
 
+__all__ = [
+    "CALLS_HEADER",
+    "FED_HEADER",
+    "SPENT_HEADER",
+    "TASK_NAME",
+    "URGENT_HEADER",
+    "ItemMessage",
+    "decode_item",
+    "encode_item",
+    "item_tag",
+    "queue_name",
+]
+
 TASK_NAME = "penstock.item"
 MESSAGE_VERSION = 1
 GENERATION_HEADER = "x-penstock-gen"

@@ -32,9 +32,9 @@ from penstock_ledger import (
     Trouble,
     in_words,
     open_database,
+    purge_job,
     trouble_of,
 )
-from penstock_ledger.purge import purge_job
 from penstock_ledger.sqlite_lock import WriteLock
 from penstock_ledger.stored_values import FIGURE_MAX, Words
 from penstock_ledger.tables import metadata

@@ -13,7 +13,7 @@ from servers import RedisServer
 
 from penstock_ledger import (
     Begin,
-    BeginVerdict,
+    BeginReply,
     Begun,
     ItemKey,
     JobState,
@@ -34,7 +34,7 @@ from penstock_workers.stores import open_stores
 QUEUE = "penstock.api"
 JOB = "job-a"
 BUCKETS = 7
-GO, DONE, PAUSED, CANCELLED, UNKNOWN, UNKNOWN_SINCE_REBUILT = BeginVerdict
+GO, DONE, PAUSED, CANCELLED, UNKNOWN, UNKNOWN_SINCE_REBUILT = BeginReply
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ def test_figures_beyond_32_bits_stay_exact(hot: RedisLedger) -> None:
         (JobState.CANCELLED, CANCELLED), (JobState.FAILED, CANCELLED), (JobState.COMPLETED, GO),
     ],
 )  # fmt: skip
-def test_workers_hear_of_a_jobs_state_at_begin(hot: RedisLedger, state: JobState, verdict: BeginVerdict) -> None:
+def test_workers_hear_of_a_jobs_state_at_begin(hot: RedisLedger, state: JobState, verdict: BeginReply) -> None:
     """A paused or cancelled job starts nothing and counts nothing; finished documents are finished in every state."""
     feed(hot, "a", "finished")
     hot.settle(SettleBatch(done=[done("finished")]))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from penstock_cli.dry_run import Estimate, estimate
 from penstock_cli.main import app
-from penstock_producer.sources.base import Document
+from penstock_producer.sources import Document
 
 RUN = [
     "run",

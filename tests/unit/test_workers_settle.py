@@ -11,7 +11,7 @@ import pytest
 import redis
 from sqlalchemy.exc import DataError, OperationalError
 
-from penstock_ledger import Begin, BeginVerdict, Begun, ItemKey, SettleBatch, Trouble
+from penstock_ledger import Begin, BeginReply, Begun, ItemKey, SettleBatch, Trouble
 from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
@@ -180,7 +180,7 @@ class Ledger:
     def begin(self, items: Sequence[Begin]) -> list[Begun]:
         for item in items:
             item.key.doc_id.encode()
-        return [Begun(BeginVerdict.GO, 0) for _ in items]
+        return [Begun(BeginReply.GO, 0) for _ in items]
 
     def settle(self, batch: SettleBatch) -> None:
         """Nothing is released here."""

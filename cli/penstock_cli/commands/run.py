@@ -99,7 +99,7 @@ def run(
     from penstock_cli import local
     from penstock_cli.jobspec import default_job_key
     from penstock_cli.local import RunRequest, default_state, run_local
-    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_producer.spec import LANES_WITH_A_MODEL_OF_THEIR_OWN
 
     request = RunRequest(
         source=source,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock_producer.errors import BadReference, SourceError, seen
+from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
-from penstock_producer.sources.base import BadRow, Cursor, Document
 from penstock_producer.sources.blob import Blob
 from penstock_producer.sources.convert import refuse_content
 from penstock_producer.sources.forms import Form, form_of

@@ -13,7 +13,7 @@ from penstock_ledger import OutcomeStore
 from penstock_ledger.model import DeadLetter, Feed
 from penstock_producer.errors import SourceChanged
 from penstock_producer.overrides import Overrides
-from penstock_producer.sources.base import BadRow, Cursor, Document
+from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.sources.strict_json import RowFault
 
 KIND = "replay"

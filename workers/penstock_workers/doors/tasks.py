@@ -21,9 +21,9 @@ from celery.exceptions import Reject
 from redis.exceptions import RedisError
 
 from penstock_ledger import DatabaseUnavailable, PenstockError, RedisAddress
+from penstock_producer import Producer
 from penstock_producer.borders import Borders
 from penstock_producer.errors import ProducerError
-from penstock_producer.producer import Producer
 from penstock_workers.doors.book import DoorBook
 from penstock_workers.errors import DoorRefused
 from penstock_workers.settings import WorkerSettings

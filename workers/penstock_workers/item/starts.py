@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from penstock_ledger import Begin, BeginVerdict, Begun, OutcomeStore, RedisLedger, SettleBatch, in_words
+from penstock_ledger import Begin, BeginReply, Begun, OutcomeStore, RedisLedger, SettleBatch, in_words
 from penstock_ledger.model import ItemKey
 from penstock_workers.backlog import Backlog
 from penstock_workers.failure_log import FailureLog
@@ -118,7 +118,7 @@ class Starts:
 
     def _turned_away(self, flight: Flight, begun: Begun) -> Outcome | None:
         if begun.verdict in _STRAY:
-            return self._strays.judge(flight.key, rebuilt=begun.verdict is BeginVerdict.UNKNOWN_SINCE_REBUILT)
+            return self._strays.judge(flight.key, rebuilt=begun.verdict is BeginReply.UNKNOWN_SINCE_REBUILT)
         return _TURNED_AWAY.get(begun.verdict)
 
     def _close(self, flights: list[Flight]) -> None:
@@ -142,14 +142,14 @@ class Starts:
 
 
 def _is_doubtful(flight: Flight, begun: Begun) -> bool:
-    if begun.verdict is BeginVerdict.GO:
+    if begun.verdict is BeginReply.GO:
         return flight.delivery.redelivered or begun.crashes > 0
     return begun.verdict in _STRAY
 
 
-_STRAY = (BeginVerdict.UNKNOWN, BeginVerdict.UNKNOWN_SINCE_REBUILT)
-_TURNED_AWAY: dict[BeginVerdict, Outcome] = {
-    BeginVerdict.DONE: Skipped("finished already"),
-    BeginVerdict.CANCELLED: Skipped("its job is cancelled"),
-    BeginVerdict.PAUSED: Parked("its job is paused"),
+_STRAY = (BeginReply.UNKNOWN, BeginReply.UNKNOWN_SINCE_REBUILT)
+_TURNED_AWAY: dict[BeginReply, Outcome] = {
+    BeginReply.DONE: Skipped("finished already"),
+    BeginReply.CANCELLED: Skipped("its job is cancelled"),
+    BeginReply.PAUSED: Parked("its job is paused"),
 }

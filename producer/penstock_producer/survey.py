@@ -8,10 +8,12 @@ from typing import Any
 
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.refusals import DUPLICATE
+from penstock_producer.rows import BadRow
 from penstock_producer.seen_ids import Duplicate, SeenIds
-from penstock_producer.sources.base import BadRow
 from penstock_producer.sources.jsonl import JsonlSource
 from penstock_producer.spec import JobSpec
+
+__all__ = ["Survey", "survey"]
 
 # Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
 MAX_BAD_ROWS_HELD = 100_000
