@@ -61,10 +61,10 @@ class Night:
         doc = envelope.message.key.doc_id
         begun = self.hot.begin([Begin(key(doc), BUCKETS)])[0]
         if doc in self.finished:
-            assert begun.verdict is BeginReply.DONE, f"{doc} would be paid for twice"
+            assert begun.reply is BeginReply.DONE, f"{doc} would be paid for twice"
             self.ack(doc)
             return
-        if begun.verdict is BeginReply.UNKNOWN_SINCE_REBUILT:
+        if begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT:
             assert self.has_forgotten, "what is fed is known, unless Redis forgot"
             self.ack(doc)  # the feed brings it again
             return

@@ -261,15 +261,15 @@ def test_only_what_was_fed_begins(hot: RedisLedger, client: Any) -> None:
     """An item that no feed sent, or of a generation that none has fed, is not counted and hears that it is unknown (B6)."""
     feed(hot, "a")
     strangers = [begin("forged"), begin("a", generation=7), Begin(ItemKey("its key", 1, "a"), BUCKETS)]
-    verdicts = [begun.verdict for begun in hot.begin([begin("a"), *strangers])]
-    assert verdicts == [GO] + [UNKNOWN_SINCE_REBUILT] * 3, "the epoch is new here"
+    replies = [begun.reply for begun in hot.begin([begin("a"), *strangers])]
+    assert replies == [GO] + [UNKNOWN_SINCE_REBUILT] * 3, "the epoch is new here"
     client.delete("penstock:epoch:rebuilt")
-    assert [begun.verdict for begun in hot.begin([begin("a"), *strangers])] == [GO] + [UNKNOWN] * 3
+    assert [begun.reply for begun in hot.begin([begin("a"), *strangers])] == [GO] + [UNKNOWN] * 3
     assert client.hkeys(f"penstock:{JOB}:1:starts") == [b"a"]
     assert not client.exists(f"penstock:{JOB}:7:starts")
     hot.settle(SettleBatch(retries=[retry("a")]))
     hot.promote(QUEUE)
-    assert hot.begin([begin("a")])[0].verdict is GO, "a retry stays in the window"
+    assert hot.begin([begin("a")])[0].reply is GO, "a retry stays in the window"
 
 
 def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client: Any) -> None:
@@ -277,7 +277,7 @@ def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client
     client.flushall()
     assert hot.begin([begin("a")]) == [Begun(GO, 0)]
     hot.install_epoch()
-    assert hot.begin([begin("b")])[0].verdict is UNKNOWN_SINCE_REBUILT
+    assert hot.begin([begin("b")])[0].reply is UNKNOWN_SINCE_REBUILT
 
 
 def test_a_lost_message_is_queued_again_without_leaving_the_window(hot: RedisLedger, client: Any) -> None:
@@ -325,7 +325,7 @@ def test_large_batches_are_cut(hot: RedisLedger) -> None:
     """A batch of thousands goes through, in calls of bounded size."""
     names = [f"d{n}" for n in range(1_700)]
     feed(hot, *names)
-    assert [begun.verdict for begun in hot.begin([begin(doc) for doc in names])] == [GO] * len(names)
+    assert [begun.reply for begun in hot.begin([begin(doc) for doc in names])] == [GO] * len(names)
     report = hot.settle(SettleBatch(
         done=[done(doc) for doc in names[:600]],
         dead=[SettledDead(key(doc), BUCKETS, "x") for doc in names[600:1_200]],

@@ -117,9 +117,9 @@ class Starts:
         ]
 
     def _turned_away(self, flight: Flight, begun: Begun) -> Outcome | None:
-        if begun.verdict in _STRAY:
-            return self._strays.judge(flight.key, rebuilt=begun.verdict is BeginReply.UNKNOWN_SINCE_REBUILT)
-        return _TURNED_AWAY.get(begun.verdict)
+        if begun.reply in _STRAY:
+            return self._strays.judge(flight.key, rebuilt=begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT)
+        return _TURNED_AWAY.get(begun.reply)
 
     def _close(self, flights: list[Flight]) -> None:
         """Their outcomes are in SQL, but whoever put them there died before it told Redis: tell it now."""
@@ -142,9 +142,9 @@ class Starts:
 
 
 def _is_doubtful(flight: Flight, begun: Begun) -> bool:
-    if begun.verdict is BeginReply.GO:
+    if begun.reply is BeginReply.GO:
         return flight.delivery.redelivered or begun.crashes > 0
-    return begun.verdict in _STRAY
+    return begun.reply in _STRAY
 
 
 _STRAY = (BeginReply.UNKNOWN, BeginReply.UNKNOWN_SINCE_REBUILT)
