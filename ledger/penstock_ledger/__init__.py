@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock_ledger.batches import Depth as Depth
     from penstock_ledger.batches import Drained as Drained
     from penstock_ledger.batches import Drains as Drains
+    from penstock_ledger.batches import JobSeen as JobSeen
     from penstock_ledger.batches import Memory as Memory
     from penstock_ledger.batches import Publish as Publish
     from penstock_ledger.batches import PublishReport as PublishReport
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
     from penstock_ledger.jobs import JobStore as JobStore
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
+    from penstock_ledger.live import LiveFeed as LiveFeed
+    from penstock_ledger.live import LiveJob as LiveJob
+    from penstock_ledger.live import LiveJobs as LiveJobs
     from penstock_ledger.meta import Meta as Meta
     from penstock_ledger.model import Counts as Counts
     from penstock_ledger.model import DeadLetter as DeadLetter
@@ -81,7 +85,7 @@ else:
         __name__,
         {
             "penstock_ledger.batches": (
-                "Begin BeginReply Begun Depth Drained Drains Memory Publish PublishReport SettleBatch "
+                "Begin BeginReply Begun Depth Drained Drains JobSeen Memory Publish PublishReport SettleBatch "
                 "SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
             "penstock_ledger.causes": "Cause CauseBook",
@@ -93,6 +97,7 @@ else:
             ),
             "penstock_ledger.jobs": "JobStore",
             "penstock_ledger.keys": "bucket_count buckets_for",
+            "penstock_ledger.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.meta": "Meta",
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
             "penstock_ledger.outcomes": "OutcomeStore",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import orjson
 
 from penstock_producer.errors import Problem, SpecError
+from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 from penstock_producer.params import as_sent
-from penstock_producer.spec import LANES_WITH_A_MODEL_OF_THEIR_OWN, JobSpec
+from penstock_producer.spec import JobSpec
 
 # Where the text of a document goes, by the end of the endpoint's path.
 _TEXT_FIELDS = {

@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from penstock_ledger import JobNotFound, JobStore, buckets_for
-from penstock_producer.spec import LANES_WITH_A_MODEL_OF_THEIR_OWN, JobSpec
+from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.spec import JobSpec
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.item.flight import JobView
 from penstock_workers.item.flows import flow_of
