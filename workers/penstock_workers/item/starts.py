@@ -13,7 +13,11 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from penstock_ledger import Begin, BeginVerdict, Begun, JobStore, OutcomeStore, RedisLedger, SettleBatch, in_words
+<<<<<<< HEAD
+from penstock_ledger import Begin, BeginReply, Begun, JobStore, OutcomeStore, RedisLedger, SettleBatch, in_words
+=======
+from penstock_ledger import Begin, BeginReply, Begun, OutcomeStore, RedisLedger, SettleBatch, in_words
+>>>>>>> refs/heads/data
 from penstock_ledger.model import ItemKey
 from penstock_workers.backlog import Backlog
 from penstock_workers.failure_log import FailureLog
@@ -28,11 +32,11 @@ REDIS_RETRY_CAP_S = 5.0  # while Redis is away items wait here; they are bounded
 SHOWN_CHARS = 80  # of an id that a stranger chose
 
 _FINISHED = Skipped("finished already")
-_NOT_FED = (BeginVerdict.UNKNOWN, BeginVerdict.UNKNOWN_SINCE_REBUILT)
-_MUST_NOT: dict[BeginVerdict, Outcome] = {
-    BeginVerdict.DONE: _FINISHED,
-    BeginVerdict.CANCELLED: Skipped("its job is cancelled"),
-    BeginVerdict.PAUSED: Parked("its job is paused"),
+_NOT_FED = (BeginReply.UNKNOWN, BeginReply.UNKNOWN_SINCE_REBUILT)
+_MUST_NOT: dict[BeginReply, Outcome] = {
+    BeginReply.DONE: _FINISHED,
+    BeginReply.CANCELLED: Skipped("its job is cancelled"),
+    BeginReply.PAUSED: Parked("its job is paused"),
 }
 
 
@@ -130,10 +134,17 @@ class Starts:
             for asked, one in zip(group, begun, strict=True)
         ]
 
+<<<<<<< HEAD
     def _objection(self, asked: _Asked, begun: Begun) -> Outcome | None:
-        if begun.verdict in _NOT_FED:
-            return self._not_fed(asked.begin.key, rebuilt=begun.verdict is BeginVerdict.UNKNOWN_SINCE_REBUILT)
-        return _MUST_NOT.get(begun.verdict)
+        if begun.reply in _NOT_FED:
+            return self._not_fed(asked.begin.key, rebuilt=begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT)
+        return _MUST_NOT.get(begun.reply)
+=======
+    def _turned_away(self, flight: Flight, begun: Begun) -> Outcome | None:
+        if begun.reply in _STRAY:
+            return self._strays.judge(flight.key, rebuilt=begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT)
+        return _TURNED_AWAY.get(begun.reply)
+>>>>>>> refs/heads/data
 
     def _not_fed(self, key: ItemKey, *, rebuilt: bool) -> Outcome:
         """``rebuilt``: Redis was, not long ago. These are rare, so SQL is asked about each."""
@@ -156,6 +167,7 @@ class Starts:
         self._hot.drop_from_window(key for key, _ in found)
 
 
+<<<<<<< HEAD
 def _tell(asked: _Asked, answer: _Answer) -> bool:
     """False where a start was counted that is not wanted any more."""
     may_start = answer.outcome is None
@@ -168,6 +180,20 @@ def _tell(asked: _Asked, answer: _Answer) -> bool:
 
 
 def _is_doubtful(asked: _Asked, begun: Begun) -> bool:
-    if begun.verdict is BeginVerdict.GO:
+    if begun.reply is BeginReply.GO:
         return asked.redelivered or begun.crashes > 0
-    return begun.verdict in _NOT_FED
+    return begun.reply in _NOT_FED
+=======
+def _is_doubtful(flight: Flight, begun: Begun) -> bool:
+    if begun.reply is BeginReply.GO:
+        return flight.delivery.redelivered or begun.crashes > 0
+    return begun.reply in _STRAY
+
+
+_STRAY = (BeginReply.UNKNOWN, BeginReply.UNKNOWN_SINCE_REBUILT)
+_TURNED_AWAY: dict[BeginReply, Outcome] = {
+    BeginReply.DONE: Skipped("finished already"),
+    BeginReply.CANCELLED: Skipped("its job is cancelled"),
+    BeginReply.PAUSED: Parked("its job is paused"),
+}
+>>>>>>> refs/heads/data

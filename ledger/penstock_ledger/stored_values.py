@@ -13,7 +13,7 @@ from sqlalchemy import Dialect, Text
 from sqlalchemy.types import TypeDecorator
 
 COUNT_MAX: Final = 2**31 - 1  # tries and calls: columns of 32 bits
-# Tokens, millionths of a dollar and milliseconds of one document. Nothing honest comes near (100,000 USD, three years), and
+# Tokens, millionths of a dollar and milliseconds of one document. No real figure comes near (100,000 USD, three years), and
 # the sum over ten million documents still fits into 64 bits.
 FIGURE_MAX: Final = 10**11
 

@@ -42,7 +42,7 @@ class BadRow:
 
 
 class Source(Protocol):
-    """Documents that can be read again from any cursor, in the same order, with the same bad rows."""
+    """Documents that can be read again from any cursor, in the same order."""
 
     def pin(self) -> dict[str, Any]:
         """What identifies the content, so that a later reader can tell that it reads the same."""

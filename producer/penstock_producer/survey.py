@@ -8,18 +8,20 @@ from typing import Any
 
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.refusals import DUPLICATE
+from penstock_producer.rows import BadRow
 from penstock_producer.seen_ids import Duplicate, SeenIds
-from penstock_producer.sources.base import BadRow
 from penstock_producer.sources.jsonl import JsonlSource
 from penstock_producer.spec import JobSpec
 
+__all__ = ["Survey", "survey"]
+
 # Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
 MAX_BAD_ROWS_HELD = 100_000
-_ROWS_PER_WORD = 5_000  # some ten times a second
+_ROWS_PER_PROGRESS = 5_000  # calls it some ten times a second
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedRow:
     """A bad row with the document id that its dead letter will have."""
 
     row: BadRow
@@ -31,12 +33,12 @@ class Survey:
     """What a source holds."""
 
     total: int  # documents and bad rows together
-    refused: Sequence[Refusal]  # in the order of lines
+    refused: Sequence[RefusedRow]  # in the order of lines
     pin: dict[str, Any]
 
 
 def survey(source: JsonlSource, spec: JobSpec, progress: Callable[[int], None] | None = None) -> Survey:
-    """Read the whole source once, in flat memory. ``progress`` hears now and then how many rows were read.
+    """Read the whole source once, in flat memory. ``progress`` is called now and then with the number of rows read.
 
     Raises TooManyBadRows beyond the spec's ``max_bad_rows``, SourceError `empty_source` when there is no row at all,
     and whatever reading raises.
@@ -48,7 +50,7 @@ def survey(source: JsonlSource, spec: JobSpec, progress: Callable[[int], None] |
         add = ids.add
         for row in source.documents({}):
             total += 1
-            if progress is not None and total % _ROWS_PER_WORD == 0:
+            if progress is not None and total % _ROWS_PER_PROGRESS == 0:
                 progress(total)
             if isinstance(row, BadRow):
                 _keep(bad, row, most, source.uri)
@@ -91,7 +93,7 @@ def _duplicate(duplicate: Duplicate, source: JsonlSource) -> BadRow:
     )
 
 
-def _named(bad: list[BadRow], ids: SeenIds) -> list[Refusal]:
+def _named(bad: list[BadRow], ids: SeenIds) -> list[RefusedRow]:
     """Give each refused row an id that no document has: its own when it is free, else `line-<n>`."""
     taken: set[str] = set()
     refusals = []
@@ -102,5 +104,5 @@ def _named(bad: list[BadRow], ids: SeenIds) -> list[Refusal]:
         while doc_id in taken or doc_id in ids:
             doc_id += "~"  # a document that is really called line-7
         taken.add(doc_id)
-        refusals.append(Refusal(row, doc_id))
+        refusals.append(RefusedRow(row, doc_id))
     return refusals
