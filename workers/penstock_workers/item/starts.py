@@ -13,11 +13,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-<<<<<<< HEAD
 from penstock_ledger import Begin, BeginReply, Begun, JobStore, OutcomeStore, RedisLedger, SettleBatch, in_words
-=======
-from penstock_ledger import Begin, BeginReply, Begun, OutcomeStore, RedisLedger, SettleBatch, in_words
->>>>>>> refs/heads/data
 from penstock_ledger.model import ItemKey
 from penstock_workers.backlog import Backlog
 from penstock_workers.failure_log import FailureLog
@@ -134,17 +130,10 @@ class Starts:
             for asked, one in zip(group, begun, strict=True)
         ]
 
-<<<<<<< HEAD
     def _objection(self, asked: _Asked, begun: Begun) -> Outcome | None:
         if begun.reply in _NOT_FED:
             return self._not_fed(asked.begin.key, rebuilt=begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT)
         return _MUST_NOT.get(begun.reply)
-=======
-    def _turned_away(self, flight: Flight, begun: Begun) -> Outcome | None:
-        if begun.reply in _STRAY:
-            return self._strays.judge(flight.key, rebuilt=begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT)
-        return _TURNED_AWAY.get(begun.reply)
->>>>>>> refs/heads/data
 
     def _not_fed(self, key: ItemKey, *, rebuilt: bool) -> Outcome:
         """``rebuilt``: Redis was, not long ago. These are rare, so SQL is asked about each."""
@@ -167,7 +156,6 @@ class Starts:
         self._hot.drop_from_window(key for key, _ in found)
 
 
-<<<<<<< HEAD
 def _tell(asked: _Asked, answer: _Answer) -> bool:
     """False where a start was counted that is not wanted any more."""
     may_start = answer.outcome is None
@@ -183,17 +171,3 @@ def _is_doubtful(asked: _Asked, begun: Begun) -> bool:
     if begun.reply is BeginReply.GO:
         return asked.redelivered or begun.crashes > 0
     return begun.reply in _NOT_FED
-=======
-def _is_doubtful(flight: Flight, begun: Begun) -> bool:
-    if begun.reply is BeginReply.GO:
-        return flight.delivery.redelivered or begun.crashes > 0
-    return begun.reply in _STRAY
-
-
-_STRAY = (BeginReply.UNKNOWN, BeginReply.UNKNOWN_SINCE_REBUILT)
-_TURNED_AWAY: dict[BeginReply, Outcome] = {
-    BeginReply.DONE: Skipped("finished already"),
-    BeginReply.CANCELLED: Skipped("its job is cancelled"),
-    BeginReply.PAUSED: Parked("its job is paused"),
-}
->>>>>>> refs/heads/data
