@@ -8,10 +8,10 @@ from typing import Any
 from celery.worker.request import Request as CelerysRequest
 
 from benchmarks.noop_worker import BODY, HEADERS, NoopLane
-from penstock_workers import app as app_module
-from penstock_workers import strategy
-from penstock_workers.answer import Answer, Tried
 from penstock_workers.build import WorkerEngine
+from penstock_workers.celery_app import app as app_module
+from penstock_workers.celery_app import strategy
+from penstock_workers.lanes.answer import Answer, Tried
 from penstock_workers.lanes.base import Prepared
 from penstock_workers.settings import WorkerSettings
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_workers.answer import Answer, Tried
-from penstock_workers.app import create_app
 from penstock_workers.build import WorkerEngine
+from penstock_workers.celery_app.app import create_app
+from penstock_workers.lanes.answer import Answer, Tried
 from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import WorkerSettings
 

@@ -17,7 +17,7 @@ from typing import Any  # noqa: E402
 from celery import Celery  # noqa: E402
 
 from penstock_producer.wire import TASK_NAME, queue_name  # noqa: E402
-from penstock_workers.engine import Acked, Bridge, Delivery  # noqa: E402
+from penstock_workers.celery_app.bridge import Acked, Bridge, Delivery  # noqa: E402
 from penstock_workers.metrics.samples import Sample  # noqa: E402
 
 QUEUE = queue_name("api")
@@ -71,7 +71,7 @@ class NullEngine:
 
 
 def run_ours() -> None:
-    from penstock_workers.app import create_app
+    from penstock_workers.celery_app.app import create_app
     from penstock_workers.settings import WorkerSettings
 
     settings = WorkerSettings.load(lane="api", redis_url=URL)

@@ -27,7 +27,7 @@ from servers import RedisServer
 from penstock_ledger.model import ItemKey
 from penstock_producer.borders import DoorSettings
 from penstock_producer.wire import encode_item
-from penstock_workers.engine import Acked, Bridge, Delivery, GivenBack, Retried
+from penstock_workers.celery_app.bridge import Acked, Bridge, Delivery, GivenBack, Retried
 from penstock_workers.metrics.samples import Sample
 
 QUEUE = "penstock.api"
@@ -277,8 +277,8 @@ def until(condition: Callable[[], Any], timeout_s: float = 20, explain: Callable
 def main() -> None:
     from celery.signals import worker_ready
 
-    from penstock_workers import pool, pulse
-    from penstock_workers.app import create_app
+    from penstock_workers.celery_app import pool, pulse
+    from penstock_workers.celery_app.app import create_app
 
     settings = Settings(**json.loads(sys.argv[1]))
     probes = settings.probe_dir and Path(settings.probe_dir)

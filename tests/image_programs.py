@@ -11,7 +11,7 @@ ENTRYPOINT = ("tini", "--", "penstock")  # of docker/Dockerfile and docker/Docke
 
 PROGRAMS: Mapping[str, Sequence[str]] = {
     "penstock": PENSTOCK,
-    "penstock-probe": [sys.executable, "-m", "penstock_workers.probe"],
+    "penstock-probe": [sys.executable, "-m", "penstock_workers.celery_app.probe"],
     "python": [sys.executable],
     "python3": [sys.executable],
     "celery": [sys.executable, "-m", "celery"],

@@ -17,7 +17,7 @@ from benchmarks.engines.offline_vllm import WARM_UP
 from benchmarks.engines.setup import SERVED_AS, Setup
 from benchmarks.engines.work import Session, Work, cpu_seconds, say, setup_of
 from benchmarks.ground import GroundError
-from penstock_workers.answer import Answer
+from penstock_workers.lanes.answer import Answer
 from penstock_workers.lanes.base import Request
 from penstock_workers.lanes.gpu import GpuLane
 from penstock_workers.settings import GpuSettings, WorkerSettings

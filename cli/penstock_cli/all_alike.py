@@ -20,8 +20,8 @@ def advice(ledger: Books, job: Job, report: Report, *, url: str | None = None, a
     A job of few documents ends before its wrong address is told from wrong documents, so its end has to say it.
     ``url`` is the provider's where it is known, ``again`` the command that works on what was replayed.
     """
-    from penstock_workers.judge import ASTRAY
-    from penstock_workers.runs import to_check
+    from penstock_workers.item.judge import ASTRAY
+    from penstock_workers.item.runs import to_check
 
     if report.succeeded or len(report.dead_by_reason) != 1:
         return []

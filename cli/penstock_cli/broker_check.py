@@ -8,9 +8,9 @@ from typing import Any
 
 from penstock_cli.checks import Finding, Verdict
 from penstock_cli.text import safe
-from penstock_workers.amqp.address import AmqpAddress
-from penstock_workers.amqp.connect import AMQP_ERRORS, CHANNEL_ERRORS, connect
-from penstock_workers.amqp.publisher import QUORUM, Publisher
+from penstock_workers.broker.amqp.address import AmqpAddress
+from penstock_workers.broker.amqp.connect import AMQP_ERRORS, CHANNEL_ERRORS, connect
+from penstock_workers.broker.amqp.publisher import QUORUM, Publisher
 
 SUBJECT = "rabbitmq"
 MINIMUM_VERSION = (3, 10)  # the oldest that fleets were seen to run on

@@ -237,7 +237,7 @@ class Fleet:
 
     def _take_over(self) -> None:
         """The state folder is locked by us, so whoever held messages is dead: do not wait for their leases to end."""
-        from penstock_workers.lease_scripts import return_leases_of_the_dead
+        from penstock_workers.broker.lease_scripts import return_leases_of_the_dead
 
         returned = return_leases_of_the_dead(self._keeper.server.client)
         if returned:

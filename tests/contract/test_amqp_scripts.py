@@ -14,10 +14,10 @@ from servers import RedisServer
 from penstock_ledger import RedisLedger, keys
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item, item_tag
-from penstock_workers.amqp.lane import LaneShovel
-from penstock_workers.amqp.relay_scripts import Arrived, RelayScripts, TakeScript
-from penstock_workers.claims import Claim, ClaimScript
-from penstock_workers.lease_scripts import Lease, LeaseScripts, lane_keys
+from penstock_workers.broker.amqp.lane import LaneShovel
+from penstock_workers.broker.amqp.relay_scripts import Arrived, RelayScripts, TakeScript
+from penstock_workers.broker.claims import Claim, ClaimScript
+from penstock_workers.broker.lease_scripts import Lease, LeaseScripts, lane_keys
 
 QUEUE, CONTROL = "penstock.api", "penstock.control"
 TIMEOUT_S = 30.0

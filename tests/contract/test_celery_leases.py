@@ -13,7 +13,7 @@ from servers import RedisServer
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
-from penstock_workers.lease_scripts import PARKED_KEY, Keys, Lease, LeaseScripts, script_text
+from penstock_workers.broker.lease_scripts import PARKED_KEY, Keys, Lease, LeaseScripts, script_text
 
 QUEUE = "penstock.api"
 KEYS = Keys("unacked.api", "unacked_index.api", visibility_timeout_s=30)

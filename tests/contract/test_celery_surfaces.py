@@ -21,9 +21,10 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from servers import RedisServer
 
-from penstock_workers import events, reports, transport
-from penstock_workers.engine import Acked, Retried
-from penstock_workers.sampling import EventSample
+from penstock_workers.broker import transport
+from penstock_workers.celery_app import events, reports
+from penstock_workers.celery_app.bridge import Acked, Retried
+from penstock_workers.celery_app.sampling import EventSample
 
 
 @pytest.fixture

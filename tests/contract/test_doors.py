@@ -14,9 +14,9 @@ from servers import RedisServer
 from penstock_ledger import DatabaseUnavailable, keys
 from penstock_producer import Producer
 from penstock_producer.borders import DoorSettings
-from penstock_workers import doors
-from penstock_workers.app import PenstockApp, create_app
-from penstock_workers.door_book import REFUSED_KEPT, DoorBook
+from penstock_workers.celery_app.app import PenstockApp, create_app
+from penstock_workers.doors import tasks as doors
+from penstock_workers.doors.book import REFUSED_KEPT, DoorBook
 from penstock_workers.errors import DoorRefused
 from penstock_workers.settings import WorkerSettings
 

@@ -17,7 +17,7 @@ import orjson
 import psutil
 import pytest
 
-from penstock_workers.answer import Answer, NoAnswer
+from penstock_workers.lanes.answer import Answer, NoAnswer
 from penstock_workers.lanes.base import Request
 from penstock_workers.lanes.embed import EmbedLane
 from penstock_workers.lanes.embed.encoder import SentenceTransformersEncoder

@@ -73,7 +73,9 @@ def test_the_image_is_small_and_holds_no_tools(podman: Podman) -> None:
     assert inside("id", "-u").strip() == "10001"
     for module in ("torch", "vllm", "pip"):
         assert "ModuleNotFoundError" in inside("/opt/penstock/bin/python", "-c", f"import {module}")
-    everything = "import penstock_workers.app, penstock_workers.build, kombu.transport.redis, psycopg, boto3, flower"
+    everything = (
+        "import penstock_workers.celery_app.app, penstock_workers.build, kombu.transport.redis, psycopg, boto3, flower"
+    )
     assert inside("/opt/penstock/bin/python", "-c", everything) == ""
     for tool in ("cc", "gcc", "make"):
         assert not inside("sh", "-c", f"command -v {tool}").strip()

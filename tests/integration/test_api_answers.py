@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from penstock_workers.answer import Answer, NoAnswer, Tried
+from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.api import SMALL_ANSWER_BYTES, ApiLane
 from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings

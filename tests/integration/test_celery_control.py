@@ -18,8 +18,8 @@ from servers import RedisServer
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
-from penstock_workers.app import create_app
-from penstock_workers.lease_scripts import PARKED_KEY
+from penstock_workers.broker.lease_scripts import PARKED_KEY
+from penstock_workers.celery_app.app import create_app
 
 
 @pytest.fixture

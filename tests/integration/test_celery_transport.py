@@ -11,7 +11,7 @@ from celery_worker import until
 from kombu import Connection, Consumer, Queue
 from servers import RedisServer
 
-from penstock_workers import transport
+from penstock_workers.broker import transport
 
 
 @pytest.fixture

@@ -17,16 +17,16 @@ from penstock_ledger import JobNotFound, JobStore, Meta, OutcomeStore, RedisLedg
 from penstock_ledger.model import DeadLetter, ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.wire import ItemMessage
+from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.control import steer
 from penstock_workers.control.books import REWINDS_MAX
 from penstock_workers.control.loop import Control
-from penstock_workers.engine import Delivery
-from penstock_workers.flight import Flight
-from penstock_workers.jobbook import read_job
-from penstock_workers.outcome import Outcome, Skipped, Unreadable
+from penstock_workers.item.flight import Flight
+from penstock_workers.item.jobbook import read_job
+from penstock_workers.item.outcome import Outcome, Skipped, Unreadable
+from penstock_workers.item.starts import Starts
+from penstock_workers.item.strays import Strays
 from penstock_workers.settings import WorkerSettings
-from penstock_workers.starts import Starts
-from penstock_workers.strays import Strays
 
 SPEC = {"lane": "api", "model": "m", "endpoint": "/v1/chat/completions", "prompt": "{text}"}
 

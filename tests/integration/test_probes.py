@@ -13,7 +13,7 @@ import pytest
 from celery_worker import QUEUE, Fleet, WorkerProcess, fleet_on, until
 from servers import RedisServer
 
-from penstock_workers.app import create_app
+from penstock_workers.celery_app.app import create_app
 from penstock_workers.settings import WorkerSettings
 
 OLD_S = 1.0  # of `alive`, in tests; the workers here beat ten times per second
@@ -26,7 +26,14 @@ def fleet(own_redis: RedisServer, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def ask(worker: WorkerProcess, state: str) -> bool:
-    command = [sys.executable, "-m", "penstock_workers.probe", state, "--dir", str(worker.settings.probe_dir)]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock_workers.celery_app.probe",
+        state,
+        "--dir",
+        str(worker.settings.probe_dir),
+    ]
     return subprocess.run([*command, "--max-age", str(OLD_S)], capture_output=True, check=False).returncode == 0
 
 

@@ -12,7 +12,7 @@ from fleet import Fleet
 from penstock_ledger.model import JobState
 
 HOOKS = """
-from penstock_workers.hooks import Invalid
+from penstock_workers.hooks.contract import Invalid
 
 def before(item):
     if item.doc_id == "doc-1":

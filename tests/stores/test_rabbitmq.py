@@ -23,10 +23,10 @@ from penstock_cli.broker_check import rabbitmq
 from penstock_cli.checks import Verdict
 from penstock_ledger import JobNotFound, keys
 from penstock_ledger.model import Job, JobState
-from penstock_workers.amqp.address import AmqpAddress
-from penstock_workers.amqp.connect import AMQP_ERRORS, connect
-from penstock_workers.amqp.publisher import Publisher
-from penstock_workers.app import create_app
+from penstock_workers.broker.amqp.address import AmqpAddress
+from penstock_workers.broker.amqp.connect import AMQP_ERRORS, connect
+from penstock_workers.broker.amqp.publisher import Publisher
+from penstock_workers.celery_app.app import create_app
 from penstock_workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.servers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_workers.amqp.depth import READY_MAX, READY_MIN, Depth, Losses
+from penstock_workers.broker.amqp.depth import READY_MAX, READY_MIN, Depth, Losses
 
 
 def test_a_lane_that_empties_its_queue_gets_twice_as_much() -> None:

@@ -12,13 +12,13 @@ import amqp
 import pytest
 from redis.exceptions import ConnectionError as RedisGone
 
-from penstock_workers.amqp import intake as module
-from penstock_workers.amqp.foreign import arrived
-from penstock_workers.amqp.intake import RELAYED_TYPE, Intake
-from penstock_workers.amqp.relay_scripts import Arrived, Taken
-from penstock_workers.amqp.transport import Concluder
-from penstock_workers.leases import Fate, Leases
-from penstock_workers.messages import Message, payload_of
+from penstock_workers.broker.amqp import intake as module
+from penstock_workers.broker.amqp.foreign import arrived
+from penstock_workers.broker.amqp.intake import RELAYED_TYPE, Intake
+from penstock_workers.broker.amqp.relay_scripts import Arrived, Taken
+from penstock_workers.broker.amqp.transport import Concluder
+from penstock_workers.broker.leases import Fate, Leases
+from penstock_workers.broker.messages import Message, payload_of
 
 
 class Channel:

@@ -17,7 +17,7 @@ from penstock_producer.errors import BadReference, InvalidDocument
 from penstock_producer.overrides import Overrides
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.strict_json import RowFault
-from penstock_workers.bodies import Bodies
+from penstock_workers.item.bodies import Bodies
 from penstock_workers.settings import WorkerSettings
 
 MIB = 1024 * 1024

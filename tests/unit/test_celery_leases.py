@@ -9,10 +9,10 @@ from unittest.mock import AsyncMock
 import pytest
 from redis.exceptions import ConnectionError as RedisGone
 
-from penstock_workers import host
-from penstock_workers import leases as module
-from penstock_workers.lease_scripts import Keys, Lease
-from penstock_workers.leases import Fate, Leases
+from penstock_workers.broker import leases as module
+from penstock_workers.broker.lease_scripts import Keys, Lease
+from penstock_workers.broker.leases import Fate, Leases
+from penstock_workers.celery_app import host
 
 LONG_S, SHORT_S = 3600.0, 0.03
 

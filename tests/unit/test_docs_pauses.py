@@ -9,8 +9,8 @@ import pytest
 
 from penstock_ratelimit.discovery import ABSURD, FORGET_S
 from penstock_ratelimit.dispatcher import ASK_AGAIN_S
-from penstock_workers.judge import ASTRAY, FATES, Act
-from penstock_workers.runs import PROVEN_WAIT_S, UNPROVEN_WAIT_S
+from penstock_workers.item.judge import ASTRAY, FATES, Act
+from penstock_workers.item.runs import PROVEN_WAIT_S, UNPROVEN_WAIT_S
 from penstock_workers.settings import WorkerSettings
 
 DOCS = Path(__file__).parents[2] / "docs"

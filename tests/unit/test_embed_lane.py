@@ -14,9 +14,9 @@ import orjson
 import pytest
 from encoders import POISON, FakeEncoder, OnCall
 
-from penstock_workers.answer import Answer, NoAnswer
 from penstock_workers.errors import ModelMissing, PackageMissing
-from penstock_workers.judge import Failure, Reply, name_failure
+from penstock_workers.item.judge import Failure, Reply, name_failure
+from penstock_workers.lanes.answer import Answer, NoAnswer
 from penstock_workers.lanes.base import Request
 from penstock_workers.lanes.embed import EmbedLane, encoder
 from penstock_workers.lanes.embed.bodies import MAX_INPUTS

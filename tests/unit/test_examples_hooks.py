@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock_workers.children.marks import Marks, new_file
-from penstock_workers.hook_imports import HookImports
-from penstock_workers.hooks import Invalid, Item
+from penstock_workers.hooks.contract import Invalid, Item
+from penstock_workers.hooks.imports import HookImports
 
 
 async def test_the_example_shortens_and_labels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from penstock_ledger import RedisAddress
 from penstock_ledger.redis_address import without_secrets
 from penstock_producer.errors import SettingsError
 from penstock_producer.settings import ProducerSettings
-from penstock_workers.app import broker_url, create_app
+from penstock_workers.celery_app.app import broker_url, create_app
 from penstock_workers.settings import WorkerSettings
 
 THREE = "sentinel://app:p%40w@s1,s2:26380,[::1]:26381/2?service=jobs&sentinel_password=hush&ssl_ca_certs=/ca.pem"

@@ -11,7 +11,9 @@ import pytest
 from prometheus_client import generate_latest
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
-from penstock_workers.flight import NOTHING_SPENT, Spent
+from penstock_workers.item.flight import NOTHING_SPENT, Spent
+from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.item.shelves import Settled
 from penstock_workers.lanes.embed.figures import Figures
 from penstock_workers.lanes.gpu.figures import EngineFigures
 from penstock_workers.metrics import catalogue, start_metrics
@@ -19,9 +21,7 @@ from penstock_workers.metrics.engine import BOUND_BY, bound_figures, engine_figu
 from penstock_workers.metrics.samples import Sample, Spread
 from penstock_workers.metrics.serve import registry_of
 from penstock_workers.metrics.tally import Tally
-from penstock_workers.outcome import Dead, Done, Outcome, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.settings import WorkerSettings
-from penstock_workers.shelves import Settled
 
 KEY = ItemKey("job", 1, "doc")
 RESULT = Result(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_workers.probe import ALIVE, MAX_AGE_S, READY, STARTED, ProbeFiles, check, main
-from penstock_workers.pulse import Pulse
+from penstock_workers.celery_app.probe import ALIVE, MAX_AGE_S, READY, STARTED, ProbeFiles, check, main
+from penstock_workers.celery_app.pulse import Pulse
 
 
 @dataclass
@@ -167,7 +167,7 @@ def test_only_alive_has_an_age(tmp_path: Path, capsys: pytest.CaptureFixture[str
 )
 def test_files_of_a_dead_process_count_for_nothing(tmp_path: Path) -> None:
     """A folder outlives a container that is restarted: what the dead one wrote says nothing of the next."""
-    script = "import sys; from pathlib import Path; from penstock_workers.probe import ProbeFiles\n"
+    script = "import sys; from pathlib import Path; from penstock_workers.celery_app.probe import ProbeFiles\n"
     script += "files = ProbeFiles(Path(sys.argv[1])); files.started(); files.ready(); files.alive()"
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
     for state in (ALIVE, READY, STARTED):
@@ -178,7 +178,7 @@ def test_files_of_a_dead_process_count_for_nothing(tmp_path: Path) -> None:
 
 def test_the_program_needs_little(tmp_path: Path) -> None:
     """It runs every few seconds beside each worker, so it imports none of the libraries that workers stand on."""
-    script = "import sys; from penstock_workers.probe import main; main(sys.argv[1:]);"
+    script = "import sys; from penstock_workers.celery_app.probe import main; main(sys.argv[1:]);"
     heavy = {"celery", "kombu", "redis", "sqlalchemy", "asyncio", "argparse", "pathlib", "prometheus_client"}
     script += f"print(sorted({heavy} & set(sys.modules)))"
     asked = [sys.executable, "-c", script, "alive", "--dir", str(tmp_path)]

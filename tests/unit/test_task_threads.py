@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock_workers.task_threads import THREADS, TaskThreads
+from penstock_workers.doors.threads import THREADS, TaskThreads
 
 WAIT_S = 10.0  # for a thread of ours to come to a point; it takes a millisecond
 

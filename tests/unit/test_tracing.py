@@ -21,11 +21,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job, JobState
 from penstock_producer import tracing, wire
-from penstock_workers.engine import Delivery
-from penstock_workers.flight import Flight
-from penstock_workers.outcome import Parked, Released, Retry
+from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.flight import Flight
+from penstock_workers.item.outcome import Parked, Released, Retry
+from penstock_workers.item.shelves import Settled
 from penstock_workers.settings import WorkerSettings
-from penstock_workers.shelves import Settled
 from penstock_workers.tracing.feeds import FeedSpans
 from penstock_workers.tracing.items import ItemTraces
 from penstock_workers.tracing.model_call import ModelCalls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_workers.app import create_app
+from penstock_workers.celery_app.app import create_app
 from penstock_workers.settings import WorkerSettings
 
 

@@ -12,10 +12,10 @@ from penstock_ledger import Cause
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
-from penstock_workers.causes import KINDS_MAX, LOG_EVERY_S, Causes
-from penstock_workers.engine import Delivery
-from penstock_workers.flight import Flight, JobView
-from penstock_workers.judge import Failure, Reply
+from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.causes import KINDS_MAX, LOG_EVERY_S, Causes
+from penstock_workers.item.flight import Flight, JobView
+from penstock_workers.item.judge import Failure, Reply
 from penstock_workers.settings import ProviderSettings
 
 

@@ -8,10 +8,10 @@ import pytest
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
-from penstock_workers.costs import Costs
-from penstock_workers.engine import Delivery
-from penstock_workers.flight import Flight, JobView
-from penstock_workers.judge import Reply
+from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.costs import Costs
+from penstock_workers.item.flight import Flight, JobView
+from penstock_workers.item.judge import Reply
 from penstock_workers.settings import ProviderSettings
 
 

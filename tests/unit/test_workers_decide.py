@@ -12,13 +12,13 @@ from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import SPENT_HEADER, ItemMessage
 from penstock_ratelimit import Signal
-from penstock_workers.decide import RetryPolicy, decide
-from penstock_workers.engine import Delivery
-from penstock_workers.flight import Flight, JobView, Spent
-from penstock_workers.judge import Failure, Reply
-from penstock_workers.outcome import Dead, Done, Parked, Retry
+from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.decide import RetryPolicy, decide
+from penstock_workers.item.flight import Flight, JobView, Spent
+from penstock_workers.item.judge import Failure, Reply
+from penstock_workers.item.outcome import Dead, Done, Parked, Retry
+from penstock_workers.item.shelves import Settled, _batch
 from penstock_workers.settings import ProviderSettings
-from penstock_workers.shelves import Settled, _batch
 
 BODY = b'{"model":"m"}'
 

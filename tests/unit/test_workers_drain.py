@@ -10,13 +10,13 @@ import pytest
 from penstock_ledger import DatabaseUnavailable
 from penstock_producer.spec import JobSpec
 from penstock_ratelimit.testing import run_virtual
-from penstock_workers.decide import RetryPolicy
-from penstock_workers.engine import Delivery
+from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.flight import Flight, JobView
+from penstock_workers.item.decide import RetryPolicy
+from penstock_workers.item.flight import Flight, JobView
+from penstock_workers.item.outcome import Released
+from penstock_workers.item.runner import ItemRunner
 from penstock_workers.metrics import catalogue
-from penstock_workers.outcome import Released
-from penstock_workers.runner import ItemRunner
 from penstock_workers.settings import ProviderSettings
 
 DRAIN_S = 600.0

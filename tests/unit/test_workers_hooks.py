@@ -19,17 +19,19 @@ import pytest
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
-from penstock_workers import hook_calls, hook_threads, job_code
+from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.children import frames
 from penstock_workers.children.frames import After, Before, Have
 from penstock_workers.children.marks import Marks, new_file
-from penstock_workers.engine import Delivery
 from penstock_workers.errors import ChildBroken, HookMissing, HookStuck
-from penstock_workers.flight import Flight, JobView
-from penstock_workers.hook_calls import HookCalls
-from penstock_workers.hook_imports import HOOKS_KEPT, HookImports
-from penstock_workers.job_code import JobCode
-from penstock_workers.judge import DETAIL_CHARS, Failure, Reply
+from penstock_workers.hooks import calls as hook_calls
+from penstock_workers.hooks import job_code
+from penstock_workers.hooks import threads as hook_threads
+from penstock_workers.hooks.calls import HookCalls
+from penstock_workers.hooks.imports import HOOKS_KEPT, HookImports
+from penstock_workers.hooks.job_code import JobCode
+from penstock_workers.item.flight import Flight, JobView
+from penstock_workers.item.judge import DETAIL_CHARS, Failure, Reply
 from penstock_workers.settings import ProviderSettings
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
@@ -37,7 +39,7 @@ REPLY = Reply(b'{"answer":1}', 200, "r", "m", "stop", 3, 2, "text", 5)
 
 MODULE = '''
 import asyncio, functools, threading, time
-from penstock_workers.hooks import Invalid, Item
+from penstock_workers.hooks.contract import Invalid, Item
 
 gate = threading.Event()
 not_callable = 5

@@ -7,8 +7,8 @@ import pytest
 
 from penstock_ratelimit import Signal
 from penstock_ratelimit.refusals import CODES, STATUSES, TEXTS
-from penstock_workers.answer import Answer, NoAnswer
-from penstock_workers.judge import FATES, Act, Failure, Reply, name_failure
+from penstock_workers.item.judge import FATES, Act, Failure, Reply, name_failure
+from penstock_workers.lanes.answer import Answer, NoAnswer
 
 NOW = 1_790_000_000.0
 

@@ -10,17 +10,17 @@ import pytest
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
-from penstock_workers.answer import Answer, NoAnswer
-from penstock_workers.decide import RetryPolicy
-from penstock_workers.engine import Delivery
+from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.flight import Flight, JobView
+from penstock_workers.item.decide import RetryPolicy
+from penstock_workers.item.flight import Flight, JobView
+from penstock_workers.item.outcome import Dead, Done, Outcome
+from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Cells, line_of
+from penstock_workers.item.runner import ItemRunner
+from penstock_workers.item.settle import Settled
+from penstock_workers.lanes.answer import Answer, NoAnswer
 from penstock_workers.lanes.base import Prepared, Request
-from penstock_workers.outcome import Dead, Done, Outcome
-from penstock_workers.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Cells, line_of
-from penstock_workers.runner import ItemRunner
 from penstock_workers.settings import ProviderSettings
-from penstock_workers.settle import Settled
 
 GOOD = Answer(200, {}, b'{"choices":[{"message":{"content":"x"}}]}', 1)
 

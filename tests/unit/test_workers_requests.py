@@ -14,12 +14,12 @@ from celery_worker import Settings
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
-from penstock_workers.app import create_app
-from penstock_workers.engine import Acked, Retried
-from penstock_workers.messages import Message, payload_of
-from penstock_workers.reports import ERROR_MAX_CHARS, failure_report, retry_report
-from penstock_workers.requests import ID_MAX_CHARS, DoorRequest, ItemRequest
-from penstock_workers.sampling import EventSample
+from penstock_workers.broker.messages import Message, payload_of
+from penstock_workers.celery_app.app import create_app
+from penstock_workers.celery_app.bridge import Acked, Retried
+from penstock_workers.celery_app.reports import ERROR_MAX_CHARS, failure_report, retry_report
+from penstock_workers.celery_app.requests import ID_MAX_CHARS, DoorRequest, ItemRequest
+from penstock_workers.celery_app.sampling import EventSample
 
 SECRET = "the patient's file"
 QUEUE = "penstock.api"

@@ -11,11 +11,11 @@ from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
 from penstock_ratelimit.testing import run_virtual
-from penstock_workers.engine import Delivery
-from penstock_workers.flight import Flight, JobView
-from penstock_workers.judge import Failure, Reply
-from penstock_workers.outcome import Parked
-from penstock_workers.runs import PROBE_S, PROVEN_WAIT_S, UNPROVEN_WAIT_S, Runs
+from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.flight import Flight, JobView
+from penstock_workers.item.judge import Failure, Reply
+from penstock_workers.item.outcome import Parked
+from penstock_workers.item.runs import PROBE_S, PROVEN_WAIT_S, UNPROVEN_WAIT_S, Runs
 from penstock_workers.settings import ProviderSettings
 
 PAUSES_AT = 20

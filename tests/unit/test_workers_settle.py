@@ -15,21 +15,21 @@ from penstock_ledger import Begin, BeginVerdict, Begun, ItemKey, SettleBatch, Tr
 from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
-from penstock_workers import insist
 from penstock_workers.backlog import AWAY_FRESH_S, UNSETTLED_MAX_S, Backlog
-from penstock_workers.engine import Acked, Delivery, SetAside, Verdict
+from penstock_workers.celery_app.bridge import Acked, Delivery, SetAside, Verdict
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
-from penstock_workers.flight import Flight, JobView
-from penstock_workers.insist import Insistence, Waiting
+from penstock_workers.item import insist
+from penstock_workers.item.flight import Flight, JobView
+from penstock_workers.item.insist import Insistence, Waiting
+from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, Unreadable
+from penstock_workers.item.refusals import UNSTORABLE
+from penstock_workers.item.runner import ItemRunner
+from penstock_workers.item.settle import Settler
+from penstock_workers.item.shelves import Settled
+from penstock_workers.item.starts import Starts
 from penstock_workers.metrics.tally import Tally
-from penstock_workers.outcome import Dead, Done, Outcome, Parked, Retry, Unreadable
-from penstock_workers.refusals import UNSTORABLE
-from penstock_workers.runner import ItemRunner
 from penstock_workers.settings import ProviderSettings
-from penstock_workers.settle import Settler
-from penstock_workers.shelves import Settled
-from penstock_workers.starts import Starts
 
 AWAY = OperationalError("insert", None, Exception("connection refused"))
 FOR_GOOD = DataError("insert", None, Exception("text fields cannot contain NUL"))

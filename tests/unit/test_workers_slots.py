@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow, Priority
-from penstock_workers.slots import Slots
+from penstock_workers.item.slots import Slots
 
 
 async def settle_loop() -> None:

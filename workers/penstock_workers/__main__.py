@@ -10,7 +10,7 @@ from penstock_ledger.log_lines import log_to_stderr
 from penstock_workers.settings import WorkerSettings, process_name
 
 if TYPE_CHECKING:
-    from penstock_workers.app import PenstockApp
+    from penstock_workers.celery_app.app import PenstockApp
 
 
 def run_worker(
@@ -23,7 +23,7 @@ def run_worker(
     log_to_stderr()
     overrides = {lane: dict(hosted)} if hosted else {}
     settings = WorkerSettings.load(lane=lane, concurrency=concurrency, **overrides)
-    from penstock_workers.app import create_app
+    from penstock_workers.celery_app.app import create_app
     from penstock_workers.lanes.make import check_lane
 
     check_lane(settings.lane)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from penstock_ledger import Trouble
-from penstock_workers.insist import Insistence
+from penstock_workers.item.insist import Insistence
 
 UNSETTLED_MAX_S = 900.0  # the longest that an outcome may wait: no honest store is slow for a quarter of an hour
 AWAY_FRESH_S = 300.0  # for so long a failure says that a store is away: longer than any call's own time limits

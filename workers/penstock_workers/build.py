@@ -10,19 +10,30 @@ from functools import partial
 from importlib.metadata import version
 
 from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
-from penstock_workers.admission import Admission, QuotaAdmission, Unpaced
 from penstock_workers.backlog import Backlog
-from penstock_workers.bodies import Bodies
-from penstock_workers.causes import Causes
+from penstock_workers.celery_app.bridge import Bridge, Delivery, ItemEngine
+from penstock_workers.celery_app.heartbeat import Heartbeat
 from penstock_workers.children.crew import Crew
 from penstock_workers.children.starter import child_starter
 from penstock_workers.control import Control, ControlEngine, start_control
-from penstock_workers.decide import RetryPolicy
-from penstock_workers.engine import Bridge, Delivery, ItemEngine
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.heartbeat import Heartbeat
-from penstock_workers.job_code import JobCode
-from penstock_workers.jobbook import JobBook, read_job
+from penstock_workers.hooks.job_code import JobCode
+from penstock_workers.item.admission import Admission, QuotaAdmission, Unpaced
+from penstock_workers.item.bodies import Bodies
+from penstock_workers.item.causes import Causes
+from penstock_workers.item.decide import RetryPolicy
+from penstock_workers.item.jobbook import JobBook, read_job
+from penstock_workers.item.quarantine import (
+    SUSPECT_CHILDREN,
+    SUSPECT_CHILDREN_DEFAULT,
+    ChildQuarantine,
+    Quarantine,
+)
+from penstock_workers.item.runner import ItemRunner
+from penstock_workers.item.settle import Settler, Tell
+from penstock_workers.item.shelves import Settled, Shelves
+from penstock_workers.item.starts import Starts
+from penstock_workers.item.strays import Strays
 from penstock_workers.lanes.base import Lane
 from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission, SidecarLane
 from penstock_workers.lanes.make import make_lane
@@ -30,19 +41,8 @@ from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.engine import bound_figures, engine_figures
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.metrics.tally import Tally
-from penstock_workers.quarantine import (
-    SUSPECT_CHILDREN,
-    SUSPECT_CHILDREN_DEFAULT,
-    ChildQuarantine,
-    Quarantine,
-)
-from penstock_workers.runner import ItemRunner
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
-from penstock_workers.settle import Settler, Tell
-from penstock_workers.shelves import Settled, Shelves
-from penstock_workers.starts import Starts
 from penstock_workers.stores import open_stores
-from penstock_workers.strays import Strays
 from penstock_workers.tracing import Tracing, open_tracing
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from penstock_ledger.redaction import looks_secret, redact, remember, remember_u
 from penstock_producer.borders import DoorSettings
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
 from penstock_producer.spec import Lane
-from penstock_workers.amqp.address import AmqpAddress
+from penstock_workers.broker.amqp.address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
 
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.

@@ -26,7 +26,7 @@ def refused(
     from penstock_cli.text import safe
     from penstock_ledger import RedisAddress
     from penstock_producer.settings import ProducerSettings
-    from penstock_workers.door_book import DoorBook
+    from penstock_workers.doors.book import DoorBook
 
     with RedisAddress.parse(ProducerSettings.load().redis_url).connect() as client:
         found = list(islice(DoorBook(client).refusals(), limit))

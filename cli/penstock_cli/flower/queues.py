@@ -20,7 +20,7 @@ from tornado.web import HTTPError
 from penstock_ledger import RedisAddress, keys
 from penstock_producer.spec import LANES
 from penstock_producer.wire import queue_name
-from penstock_workers.app import CONTROL_QUEUE
+from penstock_workers.celery_app.app import CONTROL_QUEUE
 
 TIMEOUT_S = 5.0  # of Redis, for one page
 Row = dict[str, Any]  # as Flower's page and API have it

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_workers.answer import Answer, NoAnswer, Tried
+from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
 
 LENGTH_BYTES: Final = 4
 FRAME_MAX: Final = 2 * 1024**3  # a request and the largest answer that settings allow; more is no message of ours

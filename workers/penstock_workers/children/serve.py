@@ -44,12 +44,12 @@ from penstock_workers.children.frames import (
     read_frame,
 )
 from penstock_workers.children.marks import LOOP, Marks
-from penstock_workers.hook_calls import HookCalls
+from penstock_workers.hooks.calls import HookCalls
 
 if TYPE_CHECKING:
     from penstock_workers.failpoints import Failpoints
+    from penstock_workers.hooks.schema import SchemaChecks
     from penstock_workers.lanes.base import Lane
-    from penstock_workers.schema import SchemaChecks
 
 PR_SET_PDEATHSIG = 1
 
@@ -106,7 +106,7 @@ class Serving:
 
     def _check(self, what: Check | Usable) -> Reply:
         if self._schemas is None:
-            from penstock_workers.schema import SchemaChecks
+            from penstock_workers.hooks.schema import SchemaChecks
 
             self._schemas = SchemaChecks()
         words = (
@@ -127,7 +127,7 @@ class Serving:
 
     async def _infer(self, what: Infer) -> Inferred:
         """An exception is no death: only what ends the process without one is held against the item."""
-        from penstock_workers.answer import NoAnswer
+        from penstock_workers.lanes.answer import NoAnswer
         from penstock_workers.lanes.base import Request
 
         try:

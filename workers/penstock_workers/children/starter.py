@@ -8,7 +8,7 @@ from functools import partial
 
 from penstock_workers.children.child import Child, Limits
 from penstock_workers.children.crew import Start
-from penstock_workers.job_code import HOOK_TIMEOUT_S
+from penstock_workers.hooks.job_code import HOOK_TIMEOUT_S
 from penstock_workers.settings import WorkerSettings
 
 MB = 1024 * 1024

@@ -20,7 +20,7 @@ from penstock_producer.spec import LANES
 from penstock_producer.wire import FED_HEADER, queue_name
 from penstock_ratelimit.quota_hash import Breaker
 from penstock_ratelimit.watch import QuotaView, read_quotas
-from penstock_workers.heartbeat import INTERVAL_S
+from penstock_workers.celery_app.heartbeat import INTERVAL_S
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 

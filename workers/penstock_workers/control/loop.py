@@ -12,8 +12,8 @@ from penstock_ledger import Database, JobStore, OutcomeStore, RedisAddress, Redi
 from penstock_ledger.model import Job
 from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
-from penstock_workers.amqp.homecoming import Homecoming
-from penstock_workers.amqp.shovel import start_shovel
+from penstock_workers.broker.amqp.homecoming import Homecoming
+from penstock_workers.broker.amqp.shovel import start_shovel
 from penstock_workers.control.counted import Counted
 from penstock_workers.control.lookout import Lookout
 from penstock_workers.control.recover import Recovery

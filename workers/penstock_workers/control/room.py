@@ -11,10 +11,10 @@ from penstock_ledger import RedisLedger
 from penstock_ledger.model import Job, JobState
 from penstock_producer.spec import LANES, JobSpec
 from penstock_ratelimit.fairness import Flow
+from penstock_workers.celery_app.heartbeat import INTERVAL_S
 from penstock_workers.control.shares import Share, shares
 from penstock_workers.control.throughput import Throughput
-from penstock_workers.flows import flow_of
-from penstock_workers.heartbeat import INTERVAL_S
+from penstock_workers.item.flows import flow_of
 
 log = logging.getLogger(__name__)
 

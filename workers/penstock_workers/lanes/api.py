@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import aiohttp
 
 from penstock_ledger.redaction import hide, redact_bytes
-from penstock_workers.answer import Answer, NoAnswer, Tried
+from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.answer_memory import AnswerMemory, Room
 from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings

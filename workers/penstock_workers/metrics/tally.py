@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample, Spread
-from penstock_workers.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
 
 if TYPE_CHECKING:
-    from penstock_workers.flight import Flight
-    from penstock_workers.shelves import Settled
+    from penstock_workers.item.flight import Flight
+    from penstock_workers.item.shelves import Settled
 
 OUTCOMES: Final = {
     Done: "succeeded", Dead: "dead", Retry: "retried", Released: "requeued", Skipped: "skipped", Parked: "parked",

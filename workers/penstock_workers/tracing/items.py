@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import time_ns
 
 from penstock_producer.tracing import TRACEPARENT_HEADER, Sampler, SpanContext, parse_traceparent, trace_of
-from penstock_workers.flight import Flight
-from penstock_workers.outcome import Dead, Outcome, Parked, Released, Retry, Skipped, Unreadable
-from penstock_workers.shelves import Settled
+from penstock_workers.item.flight import Flight
+from penstock_workers.item.outcome import Dead, Outcome, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.item.shelves import Settled
 from penstock_workers.tracing.model_call import ModelCalls
 from penstock_workers.tracing.notes import Notes
 from penstock_workers.tracing.spans import Kind, Span, Value, child_of, message_attributes

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import orjson
 
 from penstock_producer.tracing import SpanContext
-from penstock_workers.costs import metering
-from penstock_workers.flight import Flight
-from penstock_workers.judge import Failure, Reply
+from penstock_workers.item.costs import metering
+from penstock_workers.item.flight import Flight
+from penstock_workers.item.judge import Failure, Reply
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 from penstock_workers.tracing.notes import Notes
 from penstock_workers.tracing.spans import Kind, Span, Value, short

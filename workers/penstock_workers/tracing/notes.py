@@ -7,11 +7,11 @@ from time import time_ns
 from typing import Any, Protocol
 
 from penstock_producer.tracing import SpanContext
-from penstock_workers.answer import Tried
-from penstock_workers.flight import Flight
-from penstock_workers.judge import Failure, Reply
-from penstock_workers.outcome import Outcome
-from penstock_workers.runner import ItemRunner
+from penstock_workers.item.flight import Flight
+from penstock_workers.item.judge import Failure, Reply
+from penstock_workers.item.outcome import Outcome
+from penstock_workers.item.runner import ItemRunner
+from penstock_workers.lanes.answer import Tried
 
 
 @dataclass(slots=True)

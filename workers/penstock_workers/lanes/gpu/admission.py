@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from penstock_workers.answer import NoAnswer, Tried
-from penstock_workers.flight import Flight
-from penstock_workers.judge import Failure, Reply
+from penstock_workers.item.flight import Flight
+from penstock_workers.item.judge import Failure, Reply
+from penstock_workers.item.quarantine import SUSPECT_AFTER_CRASHES, line_of
+from penstock_workers.lanes.answer import NoAnswer, Tried
 from penstock_workers.lanes.gpu.lane import GpuLane
 from penstock_workers.lanes.gpu.room import EngineRoom, Guest
 from penstock_workers.lanes.gpu.sidecar import SidecarLane
-from penstock_workers.quarantine import SUSPECT_AFTER_CRASHES, line_of
 
 
 class RoomAdmission:

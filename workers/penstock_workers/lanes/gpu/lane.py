@@ -19,8 +19,8 @@ from typing import Any
 
 import orjson
 
-from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.errors import BadEngineSettings
+from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.lanes.gpu.calls import CallBuilder, ContextOverflow, ModelFacts, UnknownModel
 from penstock_workers.lanes.gpu.engines import (

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
-from penstock_workers.answer import Answer, NoAnswer, Tried
 from penstock_workers.errors import BadEngineSettings, EngineAway
-from penstock_workers.gauges import GaugeWatch
+from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.api import ApiLane
 from penstock_workers.lanes.base import Prepared, Request
+from penstock_workers.lanes.gauges import GaugeWatch
 from penstock_workers.lanes.gpu.documents import refuse_templates
 from penstock_workers.lanes.gpu.engines import RequestRefused
 from penstock_workers.lanes.gpu.figures import bound

@@ -1,0 +1,1 @@
+"""How messages come and go: claim, lease, acknowledgement; Redis and RabbitMQ."""

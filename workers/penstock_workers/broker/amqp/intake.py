@@ -1,0 +1,171 @@
+"""What RabbitMQ has delivered to this worker, on its way to being a message that the worker holds.
+
+Deliveries wait here, unacknowledged, until the worker has room. Then one script call in Redis takes as many as fit, and
+RabbitMQ is told to forget them, copies included. While that call is under way more deliveries gather, so a busy worker
+takes them in groups. A worker that dies before leaves its deliveries to RabbitMQ, one that dies after to its leases.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic
+from typing import Any, NamedTuple
+
+from penstock_workers.broker.amqp.foreign import arrived
+from penstock_workers.broker.amqp.relay_scripts import Arrived, Taken
+from penstock_workers.broker.leases import BROKER_ERRORS, FAILURES_LOGGED_EACH_S, Fate, Leases
+
+log = logging.getLogger(__name__)
+
+RELAYED_TYPE = "penstock.relayed"  # the AMQP property `type` of what a shovel has published; `message_id` is the tag
+PREFETCH_MAX = 64  # deliveries that wait here: what is taken in one group, which costs the round trip to Redis once
+PREFETCH_SHARE = 8  # at most one waits here for so many that the worker holds: others may have room for it sooner
+RETRY_S = 0.5  # while Redis cannot be reached
+
+
+class Waiting(NamedTuple):
+    """One delivery."""
+
+    number: int  # RabbitMQ's delivery tag, rising on a channel
+    consumer: str
+    arrived: Arrived
+    deliver: Callable[[Arrived], object]
+
+
+class Intake:
+    """Of one channel; the hub thread's, but for the call of ``take``, for which there is a thread.
+
+    ``soon`` brings a call to the hub thread; ``ack`` tells RabbitMQ to forget all deliveries up to a number, ``reject`` to
+    put one back into its queue; ``goodbye`` closes what ``take`` needs.
+    """
+
+    def __init__(
+        self,
+        leases: Leases,
+        take: Callable[[Sequence[Arrived]], Taken],
+        *,
+        room: Callable[[], int],
+        soon: Callable[[Callable[[], object]], object],
+        ack: Callable[[int], object],
+        reject: Callable[[int], object],
+        goodbye: Callable[[], object],
+    ) -> None:
+        self._leases = leases
+        self._take = take
+        self._room = room
+        self._soon = soon
+        self._ack = ack
+        self._reject = reject
+        self._goodbye = goodbye
+        self.delivered = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-take")
+        self._waiting: deque[Waiting] = deque()  # bounded by the prefetch that the channel has asked for
+        self._group: list[Waiting] = []  # what the call under way is about
+        self._call: Future[Taken] | None = None
+        self._not_before = self._failed_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._group)
+
+    def add(self, queue: str, deliver: Callable[[Arrived], object], message: Any) -> None:
+        """A message as py-amqp has it."""
+        self.delivered += 1
+        info, properties = message.delivery_info, message.properties
+        if properties.get("type") == RELAYED_TYPE and properties.get("message_id"):
+            body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
+            found = Arrived(queue, properties["message_id"], body)
+        else:
+            found = arrived(queue, message)
+        self._waiting.append(Waiting(info["delivery_tag"], info["consumer_tag"], found, deliver))
+
+    def tick(self) -> None:
+        """At each turn of the hub."""
+        if self._call is not None or monotonic() < self._not_before:
+            return
+        if not self._waiting:
+            self._leases.listened()
+            return
+        room = min(self._room(), len(self._waiting), PREFETCH_MAX)
+        if room <= 0:
+            return
+        self._group = [self._waiting.popleft() for _ in range(room)]
+        call = self._call = self._thread.submit(self._take, [waiting.arrived for waiting in self._group])
+        call.add_done_callback(lambda _: self._soon(lambda: self._end(call)))
+
+    def cancel(self, consumer: str) -> None:
+        """Nobody wants this consumer's deliveries any more: they go back, where others may have room for them now."""
+        self._settle_call()
+        kept = [waiting for waiting in self._waiting if waiting.consumer != consumer]
+        unwanted = [waiting for waiting in self._waiting if waiting.consumer == consumer]
+        self._waiting = deque(kept)
+        for waiting in unwanted:
+            self._reject(waiting.number)
+
+    def close(self) -> None:
+        """The channel is gone, and RabbitMQ delivers again what waits here. What a call under way takes is given back."""
+        self._waiting.clear()
+        call, self._call = self._call, None
+        if call is not None:
+            group = list(self._group)
+            call.add_done_callback(lambda ended: self._give_back(ended, group))
+        self._group = []
+        self._thread.submit(self._goodbye)  # after the call
+        self._thread.shutdown(wait=False)
+
+    # -- the end of a call -------------------------------------------------------------------------------------------
+
+    def _end(self, call: Future[Taken]) -> None:
+        if call is not self._call:  # ``cancel`` or ``close`` has seen to it
+            return
+        group, taken = self._ended(call)
+        if taken is None:
+            return
+        self._note(group, taken)
+        try:
+            self._hand_over(waiting for waiting, is_ours in zip(group, taken.ours, strict=True) if is_ours)
+        finally:
+            self._ack(group[-1].number)
+
+    def _settle_call(self) -> None:
+        """Wait for the call under way, which ends within the timeout of its connection, and give back what it took."""
+        if self._call is None:
+            return
+        group, taken = self._ended(self._call)
+        if taken is not None:
+            self._leases.conclude(self._note(group, taken), Fate.GIVE_BACK)
+            self._ack(group[-1].number)
+
+    def _ended(self, call: Future[Taken]) -> tuple[list[Waiting], Taken | None]:
+        group, self._group, self._call = self._group, [], None
+        try:
+            return group, call.result()
+        except BROKER_ERRORS as error:
+            self._waiting.extendleft(reversed(group))
+            self._not_before = monotonic() + RETRY_S
+            if monotonic() - self._failed_at >= FAILURES_LOGGED_EACH_S:
+                self._failed_at = monotonic()
+                log.warning("cannot take %d messages (%s); they wait until Redis answers", len(self), error)
+            return group, None
+
+    def _note(self, group: Sequence[Waiting], taken: Taken) -> list[str]:
+        """Returns the tags that are ours. One of a copy may be ours as well, from before: never give back by those."""
+        ours = [waiting.arrived.tag for waiting, is_ours in zip(group, taken.ours, strict=True) if is_ours]
+        self._leases.claimed(ours, taken.score, dropped=len(group) - len(ours))
+        return ours
+
+    def _give_back(self, call: Future[Taken], group: Sequence[Waiting]) -> None:
+        """On the thread of the call, or here when it has ended. If it failed, nothing was taken, or leases will tell."""
+        if call.cancelled() or call.exception() is not None:
+            return
+        self._leases.conclude(self._note(group, call.result()), Fate.GIVE_BACK)
+
+    def _hand_over(self, ours: Iterable[Waiting]) -> None:
+        rest = iter(ours)
+        try:
+            for waiting in rest:
+                waiting.deliver(waiting.arrived)
+        finally:  # the connection was lost, or the worker told to stop, in the middle
+            self._leases.conclude([waiting.arrived.tag for waiting in rest], Fate.GIVE_BACK)

@@ -1,0 +1,82 @@
+"""Publishing in groups with confirms: many messages, then their confirmations, in place of a round trip each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+import amqp
+
+from penstock_workers.broker.amqp.intake import RELAYED_TYPE
+
+QUORUM: Final = {"x-queue-type": "quorum"}
+_PERSISTENT: Final = 2
+
+
+class Look(NamedTuple):
+    """A queue as RabbitMQ knows it."""
+
+    ready: int  # messages that no consumer has been sent
+    consumers: int
+
+
+class Publisher:
+    """To one queue, over a channel of its own. All raise py-amqp's errors and OSError, after which it is of no more use."""
+
+    def __init__(self, channel: Any, queue: str) -> None:
+        self._channel = channel
+        self._queue = queue
+        self._sent = 0
+        self._open: dict[int, str] = {}  # number -> tag of what was sent and not answered; bounded by a group
+        self._left: set[str] = set()  # tags of the group that are not confirmed, those that were not even sent included
+        self._returned: set[str] = set()  # tags that were confirmed, and thrown away all the same
+        channel.confirm_select()
+        channel.events["basic_ack"].add(self._on_ack)
+        channel.events["basic_nack"].add(self._on_nack)
+        channel.events["basic_return"].add(self._on_return)
+
+    def look(self) -> Look:
+        """Declares the queue, which may have been deleted."""
+        found = self._channel.queue_declare(self._queue, durable=True, auto_delete=False, arguments=QUORUM)
+        return Look(found.message_count, found.consumer_count)
+
+    def publish(self, messages: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
+        """Pairs of tag and text. Returns when each was confirmed or refused; raises when that takes too long."""
+        until = monotonic() + timeout_s
+        self._left = {tag for tag, _ in messages}
+        for tag, raw in messages:
+            self._sent += 1
+            self._open[self._sent] = tag
+            self._channel.basic_publish(_message(tag, raw), routing_key=self._queue, mandatory=True, timeout=timeout_s)
+        while self._open:
+            self._channel.connection.drain_events(timeout=max(0.001, until - monotonic()))
+
+    def unconfirmed(self) -> set[str]:
+        """Tags of the last group that RabbitMQ does not have for sure."""
+        left = self._left | self._returned
+        self._left, self._returned = set(), set()
+        self._open.clear()
+        return left
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _on_ack(self, number: int, multiple: bool) -> None:
+        self._left.difference_update(self._answered(number, multiple))
+
+    def _on_nack(self, number: int, multiple: bool) -> None:
+        self._answered(number, multiple)
+
+    def _on_return(self, _error: Exception, _exchange: str, _routing_key: str, message: Any) -> None:
+        """There is no such queue: it was deleted since we looked. A confirmation follows all the same."""
+        self._returned.add(message.properties["message_id"])
+
+    def _answered(self, number: int, multiple: bool) -> list[str]:
+        numbers = [sent for sent in self._open if sent <= number] if multiple else [number]
+        return [self._open.pop(sent) for sent in numbers if sent in self._open]
+
+
+def _message(tag: str, raw: bytes) -> Any:
+    make: Any = amqp.Message
+    return make(raw, message_id=tag, type=RELAYED_TYPE, content_type="application/json", delivery_mode=_PERSISTENT)

@@ -1,0 +1,103 @@
+"""Typed stubs of the scripts that move messages between Redis and RabbitMQ.
+
+``penstock:relayed:<queue>`` holds the tags that lie in RabbitMQ, or are on their way there, and the time of each. A message
+is recorded in ``unacked`` all the while: under the shovel's lease until RabbitMQ has confirmed it, under none (+inf) until a
+worker takes it, then under the worker's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import redis
+
+from penstock_ledger import keys
+from penstock_producer.wire import queue_name
+from penstock_workers.broker.lease_scripts import Keys, Lease, lane_keys, script_text
+
+RECALL_MAX = 500  # messages per call
+
+
+class Arrived(NamedTuple):
+    """A message as RabbitMQ delivered it."""
+
+    queue: str
+    tag: str
+    raw: bytes
+    record: str = ""  # for a message that no shovel has recorded
+
+
+class Taken(NamedTuple):
+    """What became of arrived messages, in their order."""
+
+    score: str  # the lease time of those that are ours
+    ours: list[bool]  # False: a copy
+
+
+class TakeScript:
+    """A worker's side. Raises redis-py's errors."""
+
+    def __init__(self, client: redis.Redis, where: Keys) -> None:
+        self._where = where
+        self._take = client.register_script(script_text("take"))
+
+    def take(self, arrived: Sequence[Arrived]) -> Taken:
+        names = list(dict.fromkeys(message.queue for message in arrived))
+        paths = [self._where.unacked, self._where.unacked_index]
+        for name in names:
+            paths += [keys.unacked(name), keys.unacked_index(name), keys.relayed(name)]
+        arguments: list[str | int] = []
+        for message in arrived:
+            arguments += [names.index(message.queue) + 1, message.tag, message.record]
+        score, *found = self._take(paths, arguments)
+        return Taken(_text(score), [bool(is_ours) for is_ours in found])
+
+
+class RelayScripts:
+    """A shovel's side, for one lane. Raises redis-py's errors."""
+
+    def __init__(self, client: redis.Redis, lane: str, visibility_timeout_s: float) -> None:
+        self.where = lane_keys(lane, visibility_timeout_s=visibility_timeout_s)
+        self.key = keys.relayed(queue_name(lane))
+        self._client: Any = client
+        self._relay = client.register_script(script_text("relay"))
+        self._recall = client.register_script(script_text("recall"))
+
+    def announce(self, leases: Sequence[Lease]) -> None:
+        """Before they are published: RabbitMQ delivers sooner than it confirms."""
+        self._client.zadd(self.key, {lease.tag: lease.seen for lease in leases})
+
+    def confirm(self, leases: Sequence[Lease]) -> int:
+        """RabbitMQ has them; returns how many still lie there."""
+        if not leases:
+            return 0
+        arguments: list[str | float] = [self.where.visibility_timeout_s, *chain.from_iterable(leases)]
+        return int(self._relay([self.where.unacked_index, self.key], arguments))
+
+    def recall(self, tags: Sequence[str]) -> int:
+        """Back to the list; returns how many nobody had taken."""
+        if not tags:
+            return 0
+        where = self.where
+        paths = [where.unacked, where.unacked_index, where.parked, self.key]
+        return int(self._recall(paths, [where.prefix, where.steps_text, *tags]))
+
+    def recall_before(self, seconds: float) -> int:
+        """Recall what was relayed before this time of the server's clock, ``RECALL_MAX`` at most."""
+        found = self._client.zrangebyscore(self.key, "-inf", seconds, start=0, num=RECALL_MAX)
+        return self.recall([_text(tag) for tag in found])
+
+    def oldest(self) -> float | None:
+        """When the oldest one was relayed, by the server's clock; None = none is."""
+        found = self._client.zrange(self.key, 0, 0, withscores=True)
+        return float(found[0][1]) if found else None
+
+    def now(self) -> float:
+        seconds, micros = self._client.time()
+        return float(seconds) + float(micros) / 1e6
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

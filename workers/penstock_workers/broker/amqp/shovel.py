@@ -1,0 +1,135 @@
+"""Moves messages from the lanes' lists in Redis to their queues in RabbitMQ. Beside each control loop, one thread.
+
+One shovel at a time moves a lane's messages, which saves looks and is no lock: two at once are safe, since each message is
+claimed, and what is published twice is taken once. Whatever fails, a message is in its list, or is given back to it, or
+comes back when the lease ends under which it was being moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from penstock_ledger import RedisAddress, keys
+from penstock_producer.spec import LANES
+from penstock_ratelimit import full_jitter
+from penstock_workers.broker.amqp.address import AmqpAddress
+from penstock_workers.broker.amqp.connect import AMQP_ERRORS, connect
+from penstock_workers.broker.amqp.lane import LaneShovel
+from penstock_workers.broker.leases import BROKER_ERRORS
+from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 0.05  # between two turns that had nothing urgent to do
+BACKOFF_BASE_S, BACKOFF_CAP_S = 0.5, 10.0  # while RabbitMQ or Redis cannot be reached
+REDIS_TIMEOUT_S = 10.0
+
+
+class Shovel:
+    """Belongs to its thread. Connects to RabbitMQ when there is something to move, or to look after."""
+
+    def __init__(self, settings: WorkerSettings, address: AmqpAddress) -> None:
+        self._address = address
+        self._redis = RedisAddress.parse(settings.redis_url).connect(
+            socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S, socket_keepalive=True
+        )
+        self._lanes = [
+            LaneShovel(self._redis, lane, settings.visibility_timeout_s, owner=process_name())
+            for lane in (*LANES, CONTROL_LANE)
+        ]
+        self._broker: Any = None  # kombu's connection
+        self._faults = 0
+        self._not_before = 0.0
+
+    def run(self, stop: threading.Event) -> None:
+        """Until told to stop. A fault is logged once, and tried again for as long as it takes."""
+        while not stop.is_set():
+            wait_s = IDLE_S
+            try:
+                wait_s = 0.0 if self._turn() else IDLE_S
+            except (*BROKER_ERRORS, *AMQP_ERRORS) as error:
+                wait_s = self._fail(error)
+            except Exception:  # a bug of ours: messages wait in their lists meanwhile, and nothing is lost
+                log.exception("a bug of ours in the shovel; it goes on")
+                wait_s = self._fail(None)
+            stop.wait(wait_s)
+        self._disconnect()
+        with contextlib.suppress(*BROKER_ERRORS):
+            for lane in self._lanes:
+                lane.resign()
+        self._redis.close()
+
+    def _turn(self) -> bool:
+        """One look at each lane; True when there is more to do at once."""
+        counts = self._counts()
+        more = False
+        for lane, (waiting, relayed) in zip(self._lanes, counts, strict=True):
+            lane.sweep()
+            if lane.is_due(waiting, relayed) and lane.leads():
+                more = lane.turn(self._connected(), waiting, relayed) or more
+                self._well()
+        return more
+
+    def _counts(self) -> list[tuple[int, int]]:
+        """Of each lane: messages in its list, and relayed ones."""
+        with self._redis.pipeline(transaction=False) as pipe:
+            for lane in self._lanes:
+                pipe.llen(lane.queue)
+                pipe.zcard(keys.relayed(lane.queue))
+            found = pipe.execute()
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    def _connected(self) -> Any:
+        """The connection, made when there is none."""
+        if self._broker is None:
+            self._broker = connect(self._address)
+        return self._broker
+
+    def _well(self) -> None:
+        if self._faults:
+            log.info("messages go to RabbitMQ at %s again", self._address.shown)
+        self._faults = 0
+
+    def _fail(self, error: Exception | None) -> float:
+        """Returns how long to wait. Another process may have more luck: leave the lanes to it."""
+        wait_s = BACKOFF_BASE_S + full_jitter(self._faults, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S)
+        if error is not None and self._faults == 0:
+            log.warning(
+                "messages cannot go to RabbitMQ at %s (%s: %s); they wait in Redis, and it is tried until it works",
+                self._address.shown, type(error).__name__, error,
+            )  # fmt: skip
+        self._faults += 1
+        self._disconnect()
+        with contextlib.suppress(*BROKER_ERRORS):
+            for lane in self._lanes:
+                lane.resign()
+        return wait_s
+
+    def _disconnect(self) -> None:
+        for lane in self._lanes:
+            lane.disconnect()
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            with contextlib.suppress(*AMQP_ERRORS, AttributeError):  # py-amqp, of a connection that is gone
+                broker.release()
+
+
+@contextlib.contextmanager
+def start_shovel(settings: WorkerSettings) -> Iterator[None]:
+    """Run a shovel in a thread of its own until the block ends; none where Redis is the broker."""
+    if settings.broker_url is None:
+        yield
+        return
+    stop = threading.Event()
+    shovel = Shovel(settings, AmqpAddress.parse(settings.broker_url))
+    thread = threading.Thread(target=shovel.run, args=(stop,), name="shovel", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

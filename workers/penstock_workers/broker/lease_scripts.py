@@ -1,0 +1,135 @@
+"""Typed stubs of the Lua scripts, one per atomic step. ``scripts/record.lua`` documents the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import chain
+from typing import Any, NamedTuple
+
+import redis
+
+from penstock_ledger import keys
+from penstock_producer.spec import LANES
+from penstock_producer.wire import queue_name
+
+PARKED_KEY = keys.PARKED_UNKNOWN
+SWEEP_KEY = "penstock:sweep"
+RESTORED_PER_SWEEP = 500  # each costs Redis some 20 us: a sweep keeps everybody waiting for 10 ms at most
+
+
+class Lease(NamedTuple):
+    """A message that this process holds."""
+
+    tag: str
+    seen: str  # its score in the index when we last heard of it, as the server wrote it
+
+
+class Keys(NamedTuple):
+    """Where a broker keeps its messages: transport options that all workers of a broker must share."""
+
+    unacked: str
+    unacked_index: str
+    visibility_timeout_s: float
+    prefix: str = ""
+    steps: tuple[int, ...] = (0,)
+
+    @property
+    def parked(self) -> str:
+        return self.prefix + PARKED_KEY
+
+    @property
+    def sweep(self) -> str:
+        """Exists while a sweep of these leases would come too early."""
+        return f"{self.prefix}{SWEEP_KEY}:{self.unacked.removeprefix(self.prefix)}"
+
+    def of_older_workers(self) -> Keys:
+        """Where workers kept their messages before each lane had keys of its own."""
+        return self._replace(
+            unacked=self.prefix + keys.OLDER_UNACKED, unacked_index=self.prefix + keys.OLDER_UNACKED_INDEX
+        )
+
+    @property
+    def steps_text(self) -> str:
+        return ",".join(map(str, self.steps))
+
+
+@cache
+def script_text(name: str) -> str:
+    folder = files("penstock_workers.broker") / "scripts"
+    return (folder / "record.lua").read_text("utf-8") + (folder / f"{name}.lua").read_text("utf-8")
+
+
+class LeaseScripts:
+    """The steps that the lease keeper takes, over a client of its own. All raise redis-py's errors."""
+
+    def __init__(self, client: redis.Redis, where: Keys) -> None:
+        self._where = where
+        self._ack = client.register_script(script_text("ack"))
+        self._renew = client.register_script(script_text("renew"))
+        self._give_back = client.register_script(script_text("give_back"))
+        self._park = client.register_script(script_text("park"))
+        self._restore = client.register_script(script_text("restore"))
+
+    def ack(self, leases: Sequence[Lease]) -> list[str]:
+        """Forget concluded messages; returns the tags whose lease was lost."""
+        where = self._where
+        return _texts(self._ack([where.unacked, where.unacked_index], [where.visibility_timeout_s, *_pairs(leases)]))
+
+    def renew(self, leases: Sequence[Lease]) -> tuple[str, list[str]]:
+        """Extend leases; returns their new score, and the tags whose lease was lost."""
+        where = self._where
+        score, *lost = _texts(self._renew([where.unacked_index], [where.visibility_timeout_s, *_pairs(leases)]))
+        return score, lost
+
+    def give_back(self, leases: Sequence[Lease]) -> list[str]:
+        """Return messages to the front of their queues; returns the tags whose lease was lost."""
+        where = self._where
+        arguments = [where.visibility_timeout_s, where.prefix, where.steps_text, *_pairs(leases)]
+        return _texts(self._give_back([where.unacked, where.unacked_index, where.parked], arguments))
+
+    def park(self, leases: Sequence[Lease]) -> list[str]:
+        """Keep messages aside that no task wants; returns the tags whose lease was lost."""
+        where = self._where
+        arguments = [where.visibility_timeout_s, *_pairs(leases)]
+        return _texts(self._park([where.unacked, where.unacked_index, where.parked], arguments))
+
+    def restore(self, next_sweep_s: float) -> int:
+        """Return messages whose lease has run out to their queues, at most ``RESTORED_PER_SWEEP``.
+
+        Returns how many; -1 when some worker did so less than ``next_sweep_s`` seconds ago.
+        """
+        where = self._where
+        pause_ms = max(1, int(next_sweep_s * 1000))
+        arguments: list[str | float] = [where.visibility_timeout_s, where.prefix, where.steps_text]
+        arguments += [RESTORED_PER_SWEEP, pause_ms]
+        return int(self._restore([where.unacked, where.unacked_index, where.parked, where.sweep], arguments))
+
+
+def return_leases_of_the_dead(client: redis.Redis) -> int:
+    """Return every held message to its queue at once; how many. Only for who knows that no worker of this Redis lives."""
+    kept = [lane_keys(lane, visibility_timeout_s=0) for lane in LANES]
+    return sum(_return_all(client, where) for where in (*kept, kept[0].of_older_workers()))
+
+
+def lane_keys(lane: str, *, visibility_timeout_s: float) -> Keys:
+    queue = queue_name(lane)
+    return Keys(keys.unacked(queue), keys.unacked_index(queue), visibility_timeout_s)
+
+
+def _return_all(client: redis.Redis, where: Keys) -> int:
+    scripts = LeaseScripts(client, where)
+    client.delete(where.sweep)  # a sweep just before they died must not put this one off
+    returned = 0
+    while (swept := scripts.restore(0.001)) > 0:
+        returned += swept
+    return returned
+
+
+def _pairs(leases: Sequence[Lease]) -> Iterable[str | float]:
+    return chain.from_iterable(leases)
+
+
+def _texts(reply: Any) -> list[str]:
+    return [part.decode() if isinstance(part, bytes) else str(part) for part in reply]

@@ -1,0 +1,1 @@
+"""Celery's surfaces: app, consumer, strategy, pool, drain, probe, events."""

@@ -1,0 +1,227 @@
+"""The Celery app that workers run: ``celery -A penstock_workers.app worker``, or ``create_app`` with your settings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from celery import Celery, Task
+from celery.signals import after_setup_logger, after_setup_task_logger
+from kombu.entity import Queue
+
+from penstock_ledger import RedisAddress, keys
+from penstock_ledger.log_lines import make_safe
+from penstock_producer.wire import TASK_NAME, queue_name
+from penstock_workers.broker import transport
+from penstock_workers.broker.amqp import connect as amqp
+from penstock_workers.broker.amqp.address import AmqpAddress
+from penstock_workers.broker.amqp.publisher import QUORUM
+from penstock_workers.broker.lease_scripts import Keys
+from penstock_workers.broker.leases import Leases
+from penstock_workers.celery_app.bridge import ItemEngine
+from penstock_workers.doors.tasks import door_tasks
+from penstock_workers.settings import CONTROL_LANE, WorkerSettings
+
+EngineFactory = Callable[["PenstockApp", "WorkerSettings"], ItemEngine]
+
+CONTROL_QUEUE = queue_name(CONTROL_LANE)
+SOCKET_TIMEOUT_S = 15.0  # a dead peer blocks forever without one
+CONNECT_TIMEOUT_S = 5.0
+HEARTBEAT_S = 20  # of RabbitMQ's connections: a half-open one is noticed within twice that
+HEALTH_CHECK_S = 25  # kombu's: half-open consumer connections are noticed within some 50 s
+
+
+@dataclass
+class Parts:
+    """What the pool needs beside Celery's configuration."""
+
+    settings: WorkerSettings
+    build_engine: EngineFactory
+    leases: Leases = field(default_factory=Leases)
+
+
+class PenstockApp(Celery):  # type: ignore[misc]  # Celery is untyped
+    """A Celery app that carries the parts of a worker."""
+
+    parts: Parts
+
+
+class ItemTask(Task):  # type: ignore[misc]  # Celery is untyped
+    """One document. Its body is the engine's; Celery only sees it come and go."""
+
+    name = TASK_NAME
+    Strategy = "penstock_workers.celery_app.strategy:item_strategy"
+    Request = "penstock_workers.celery_app.requests:ItemRequest"
+    send_events = False  # Celery's own: its request sends what is worth sending
+    acks_late = True
+    acks_on_failure_or_timeout = True
+    ignore_result = True
+    typing = False
+
+    def run(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError(f"{TASK_NAME} runs in workers started with the penstock pool only")
+
+
+def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = None) -> PenstockApp:
+    """An app of its own: nothing global is touched but kombu's table of transports."""
+    transport.register()
+    amqp.register()
+    after_setup_logger.connect(_make_log_safe)
+    after_setup_task_logger.connect(_make_log_safe)
+    parts = Parts(settings, build_engine or _build_engine)
+    app = PenstockApp("penstock", set_as_current=False)
+    app.parts = parts
+    app.conf.update(_configuration(parts))
+    app.register_task(ItemTask())
+    for task in door_tasks(settings):
+        app.register_task(task)
+    _leave_out_celerys_own(app)
+    return app
+
+
+def _leave_out_celerys_own(app: PenstockApp) -> None:
+    """`celery.map`, `celery.chunks` and the like run and send other tasks for those who reach the broker; we need none."""
+    app.finalize(auto=True)
+    for name in [name for name in app.tasks if name.startswith("celery.")]:
+        app.tasks.unregister(name)
+
+
+def broker_url(settings: WorkerSettings) -> str:
+    """The broker as kombu reads it; ``redis_url`` is written as redis-py reads it, or names Sentinels."""
+    if settings.broker_url is not None:
+        return AmqpAddress.parse(settings.broker_url).kombu_url
+    address = RedisAddress.parse(settings.redis_url)
+    if address.sentinels:
+        return _sentinel_url(address, ours=settings.broker_transport == "penstock")
+    parsed = urlsplit(settings.redis_url)
+    url = settings.redis_url
+    if parsed.scheme == "unix":
+        database = parse_qs(parsed.query).get("db", ["0"])[0]
+        url = f"socket://{quote(unquote(parsed.path))}?virtual_host={database}"
+    if settings.broker_transport == "penstock":
+        return f"penstock+{url}"
+    if parsed.scheme == "rediss" and "ssl_" not in parsed.query:  # kombu would not look at the certificate
+        url += ("&" if parsed.query else "?") + "ssl_cert_reqs=required"
+    return f"redis+{url}" if parsed.scheme == "unix" else url
+
+
+def _sentinel_url(address: RedisAddress, *, ours: bool) -> str:
+    """Our transport has the address as an option, and this for its name; kombu's own wants one URL per Sentinel."""
+    host, port = address.sentinels[0]
+    if ours:
+        return f"penstock+redis://{host}:{port}/{address.parameters.get('db', 0)}"
+    server = urlsplit(address.url)
+    login = server.netloc.rpartition("@")[0]
+    urls = [
+        f"sentinel://{login}{'@' * bool(login)}{host}:{port}/{address.parameters.get('db', 0)}"
+        for host, port in address.sentinels
+    ]
+    return ";".join(urls)
+
+
+def _configuration(parts: Parts) -> dict[str, Any]:
+    settings = parts.settings
+    on_amqp = settings.broker_url is not None
+    queues = [queue_name(settings.lane)]
+    if settings.control and CONTROL_QUEUE not in queues:
+        queues.insert(0, CONTROL_QUEUE)  # before items: such messages are few and must not wait
+    return {
+        "broker_url": broker_url(settings),
+        "broker_transport_options": _lent(parts) if on_amqp else _transport_options(parts),
+        "broker_use_ssl": _tls(parts.settings),
+        "broker_heartbeat": HEARTBEAT_S,  # RabbitMQ's; Redis has none
+        "broker_channel_error_retry": True,  # RabbitMQ refuses by closing a channel
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,  # outlive any outage of Redis
+        "broker_pool_acquire_timeout": 30,
+        "task_queues": [Queue(name, routing_key=name, queue_arguments=QUORUM if on_amqp else None) for name in queues],
+        "task_default_queue": CONTROL_QUEUE,
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "result_backend": settings.result_backend_url,  # of door tasks; documents' results live in the ledger
+        "task_ignore_result": True,
+        "task_store_errors_even_if_ignored": False,
+        "task_acks_late": True,
+        "task_send_sent_event": False,
+        "worker_pool": "penstock_workers.celery_app.pool:AsyncioPool",
+        "worker_consumer": "penstock_workers.celery_app.consumer:ItemConsumer",
+        "worker_concurrency": settings.concurrency,
+        "worker_prefetch_multiplier": settings.prefetch_multiplier,
+        "worker_enable_prefetch_count_reduction": False,  # restored by a promise that grouped acks pass by
+        "worker_cancel_long_running_tasks_on_connection_loss": False,  # what is in flight is paid for
+        "worker_disable_rate_limits": True,  # quotas are the engine's
+        "worker_soft_shutdown_timeout": 0,  # the drain has its own deadline
+        "worker_send_task_events": False,  # Flower switches them on
+        "worker_enable_remote_control": settings.remote_control,
+        "worker_hijack_root_logger": False,
+        "event_queue_ttl": 5,
+        "event_queue_expires": 60,
+    }
+
+
+def _transport_options(parts: Parts) -> dict[str, Any]:
+    """What a worker holds lies under its lane's own keys, so whoever scales the lane can count it.
+
+    Leases that ended are swept by the workers of the lane, so a lane without a worker keeps what its last one held: a
+    scaler that counts unacked messages, as it must, starts one.
+    """
+    timeout_s, queue = parts.settings.visibility_timeout_s, queue_name(parts.settings.lane)
+    options: dict[str, Any] = {
+        "visibility_timeout": timeout_s,
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_keepalive": True,
+        "health_check_interval": HEALTH_CHECK_S,
+        "queue_order_strategy": "priority",
+        "priority_steps": [0],  # lanes are queues
+        "unacked_key": keys.unacked(queue),
+        "unacked_index_key": keys.unacked_index(queue),
+        "unacked_mutex_key": keys.unacked_mutex(queue),
+    }
+    address = RedisAddress.parse(parts.settings.redis_url)
+    if parts.settings.broker_transport == "penstock":
+        return options | {"leases": parts.leases, "address": address}
+    if address.sentinels:
+        options |= {"master_name": address.service, "sentinel_kwargs": address.sentinel_parameters}
+    # Stock kombu never renews: an item slower than this is run twice, which the ledger makes harmless but not free.
+    return options | {
+        "unacked_restore_interval": 10,
+        "unacked_restore_throttle": 1,
+        "unacked_restore_limit": 500,
+        "visibility_timeout": max(timeout_s, 3600.0),
+    }
+
+
+def _lent(parts: Parts) -> dict[str, Any]:
+    """What a worker's consumers on RabbitMQ need of Redis."""
+    timeout_s, queue = parts.settings.visibility_timeout_s, queue_name(parts.settings.lane)
+    return {
+        "leases": parts.leases,
+        "address": RedisAddress.parse(parts.settings.redis_url),
+        "keys": Keys(keys.unacked(queue), keys.unacked_index(queue), timeout_s),
+    }
+
+
+def _tls(settings: WorkerSettings) -> dict[str, Any] | None:
+    """What kombu wants apart from its URL; our Redis transport reads the address."""
+    if settings.broker_url is not None:
+        return AmqpAddress.parse(settings.broker_url).tls
+    address = RedisAddress.parse(settings.redis_url)
+    if settings.broker_transport == "penstock" or not (address.sentinels and address.over_tls):
+        return None
+    tls = {name: value for name, value in address.parameters.items() if name.startswith("ssl_")}
+    return {"ssl_cert_reqs": "required", **tls}
+
+
+def _make_log_safe(logger: logging.Logger, **_: Any) -> None:
+    """Celery's own command line sets logs up by itself."""
+    make_safe(logger)
+
+
+def _build_engine(_: PenstockApp, settings: WorkerSettings) -> ItemEngine:
+    from penstock_workers.build import build_engine
+
+    return build_engine(settings)

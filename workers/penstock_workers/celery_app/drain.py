@@ -1,0 +1,88 @@
+"""The end of a worker: no new messages, what is in flight ends or goes back, and only then the process.
+
+The hub turns no more when Celery stops its pool, so this does the hub's work until nothing is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from celery.worker import state
+
+from penstock_workers.celery_app.host import EngineHost
+
+if TYPE_CHECKING:
+    from penstock_workers.celery_app.pool import AsyncioPool
+
+log = logging.getLogger(__name__)
+
+TURN_S = 0.01
+GRACE_S = 2.0  # beyond the deadline, for the engine's last group commit
+STOP_TIMEOUT_S = 5.0  # for closing connections; the thread is a daemon
+FLUSH_TIMEOUT_S = 5.0  # for telling Redis; what it does not hear returns when its lease ends
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Drain:
+    """One run at the end of a pool's life."""
+
+    def __init__(self, pool: AsyncioPool, host: EngineHost, hub: Any, drain_seconds: float) -> None:
+        self._pool = pool
+        self._host = host
+        self._hub = hub
+        self._seconds = 0.0 if state.should_terminate else drain_seconds
+        self._hurried = threading.Event()
+
+    def hurry(self) -> None:
+        """A second signal: what is still here goes back now."""
+        self._hurried.set()
+
+    def run(self) -> None:
+        with self._signals_hurry():
+            self._drain()
+        given_back = self._pool.give_back_all()
+        if given_back:
+            log.warning("%d items did not end in time; they are back in their queues", given_back)
+        if not self._host.stop(STOP_TIMEOUT_S):
+            log.warning("the item engine did not stop within %.0f s; ending without it", STOP_TIMEOUT_S)
+        self._pool.finish(FLUSH_TIMEOUT_S)
+
+    def _drain(self) -> None:
+        drained = self._host.drain(self._seconds)
+        until = monotonic() + self._seconds
+        while monotonic() < until + GRACE_S and not self._hurried.is_set():
+            self._turn()
+            if drained.done() and (self._pool.is_idle() or monotonic() >= until):
+                break
+        drained.cancel()
+        self._turn()
+        try:
+            drained.result(timeout=0)
+        except (CancelledError, TimeoutError):
+            pass
+        except Exception:
+            log.exception("the item engine failed to drain; what it holds goes back")
+
+    def _turn(self) -> None:
+        self._pool.deliver()
+        self._hub.fire_timers()  # the worker's heartbeat, and what else lives on the hub
+        self._hurried.wait(TURN_S)
+
+    @contextmanager
+    def _signals_hurry(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, lambda *_: self.hurry()) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

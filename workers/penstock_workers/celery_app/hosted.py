@@ -1,0 +1,85 @@
+"""The hub's view of the items in this worker."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, KeysView
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from penstock_workers.celery_app.bridge import Delivery
+
+LATE_KEPT = 20_000  # acknowledgements that came too late, whose redelivered copies are still to be met; 2 MB
+
+
+@dataclass(slots=True, eq=False)
+class Hosted:
+    """One item, from ``accept`` to its verdict."""
+
+    pid: int  # made up: Celery names a running task by the process that it thinks it runs in
+    delivery: Delivery
+    request: Any  # celery.worker.request.Request
+    message: Any  # kombu's; replaced when a redelivered copy is adopted
+
+
+class HostedItems:
+    """The items in this worker, by each name that somebody knows them by. Bounded by prefetch; the hub thread's."""
+
+    def __init__(self) -> None:
+        self._pids = count(1)
+        self._by_delivery: dict[Delivery, Hosted] = {}
+        self._by_pid: dict[int, Hosted] = {}
+        self._by_tag: dict[str, Hosted] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_delivery)
+
+    def add(self, delivery: Delivery, request: Any) -> None:
+        hosted = Hosted(next(self._pids), delivery, request, request.message)
+        self._by_delivery[delivery] = self._by_pid[hosted.pid] = hosted
+        self._by_tag[request.message.delivery_tag] = hosted
+
+    def discard(self, hosted: Hosted) -> None:
+        self._by_delivery.pop(hosted.delivery, None)
+        self._by_pid.pop(hosted.pid, None)
+        if self._by_tag.get(hosted.message.delivery_tag) is hosted:
+            del self._by_tag[hosted.message.delivery_tag]
+
+    def of_delivery(self, delivery: Delivery) -> Hosted | None:
+        return self._by_delivery.get(delivery)
+
+    def of_pid(self, pid: int) -> Hosted | None:
+        return self._by_pid.get(pid)
+
+    def of_tag(self, tag: str) -> Hosted | None:
+        return self._by_tag.get(tag)
+
+    def all(self) -> list[Hosted]:
+        return list(self._by_delivery.values())
+
+    def tags(self) -> KeysView[str]:
+        return self._by_tag.keys()
+
+
+class LateAcks:
+    """Tags that were concluded here, though the broker may not know: their redelivered copies need no run.
+
+    A tag is recognised once: the same item may come again later for a good reason, as a retry or from a parked job.
+    """
+
+    def __init__(self) -> None:
+        self._tags: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, tags: Iterable[str]) -> None:
+        for tag in tags:
+            self._tags[tag] = None
+            if len(self._tags) > LATE_KEPT:
+                self._tags.popitem(last=False)
+
+    def recognise(self, message: Any) -> bool:
+        tag = message.delivery_tag
+        if tag not in self._tags or not message.delivery_info.get("redelivered"):
+            return False
+        del self._tags[tag]
+        return True

@@ -1,0 +1,101 @@
+"""When a worker may say that it lives: its hub turns, and either it asks for messages or it has a reason not to.
+
+A worker can be up, answer `celery inspect ping` and consume nothing, for ever: after a reconnect that went half wrong, say.
+So the file `alive` is touched by the hub itself, and grows old when nothing was claimed for ``STALLED_S`` seconds although
+there was room. Redis being away is a reason not to ask, however long it lasts: that another connection of this process
+reaches Redis is what takes the excuse away. So are a drain, a worker that is full, and queues that an operator cancelled.
+A worker whose outcomes have waited too long for a store that answers does not live either (``backlog.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol
+
+from penstock_workers.celery_app.probe import ProbeFiles
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 5.0  # well below the probe's MAX_AGE_S
+STALLED_S = 45.0  # an idle worker asks 20 times per second; keepers of leases reach Redis each quarter of their timeout
+
+
+class Heard(Protocol):
+    """The part of ``Leases`` that tells when Redis has answered; None = never, or over another transport."""
+
+    claim_heard_at: float | None
+    kept_at: float | None
+
+
+class Engine(Protocol):
+    """The part of ``EngineHost`` that says how it is; see ``engine.ItemEngine``."""
+
+    def stuck(self) -> str | None: ...
+
+    def trouble(self) -> str | None: ...
+
+
+class Pulse:
+    """Belongs to the hub thread."""
+
+    def __init__(
+        self,
+        probes: ProbeFiles,
+        heard: Heard,
+        *,
+        may_rest: Callable[[], bool],
+        engine: Engine,
+        stalled_s: float | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._probes = probes
+        self._heard = heard
+        self._may_rest = may_rest
+        self._engine = engine
+        self._stalled_s = STALLED_S if stalled_s is None else stalled_s
+        self._clock = clock
+        self._met_at: float | None = None  # when the consumer connected last; None while it is not connected
+        self._was_ready = self._draining = False
+        self._is_well = True
+
+    def meet(self) -> None:
+        """The consumer is connected, for the first time or again."""
+        if not self._was_ready:
+            self._was_ready = True
+            self._probes.ready()
+        self._met_at = self._clock()
+
+    def away(self) -> None:
+        """A try to reach the broker has failed, and another follows: called each second, in place of a turn."""
+        self._met_at = None
+        if self._engine.stuck() is None:
+            self._probes.alive()
+
+    def beat(self) -> None:
+        """A turn of the hub."""
+        trouble = self._trouble()
+        if trouble is None:
+            self._probes.alive()
+        elif self._is_well:
+            log.error("%s; unless that changes, whoever asks penstock-probe will end this worker", trouble)
+        self._is_well = trouble is None
+        self._probes.note(trouble or self._engine.trouble())
+
+    def drain(self) -> None:
+        self._draining = True
+        self._probes.unready()
+
+    def _trouble(self) -> str | None:
+        """Why this worker must not say that it lives."""
+        if self._is_stalled():
+            return f"nothing was claimed for {self._stalled_s:.0f} s although there is room and Redis answers"
+        return None if self._draining else self._engine.stuck()
+
+    def _is_stalled(self) -> bool:
+        claimed, kept = self._heard.claim_heard_at, self._heard.kept_at
+        if self._draining or self._met_at is None or claimed is None or kept is None or self._may_rest():
+            return False
+        now = self._clock()
+        return now - max(claimed, self._met_at) > self._stalled_s >= now - kept

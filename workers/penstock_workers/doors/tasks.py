@@ -1,0 +1,230 @@
+"""The doors for services that have a Celery client and nothing of ours; docs/doors.md is their page.
+
+What comes through here was written by a stranger: it is held against the operator's borders (`source_roots`,
+`hook_modules`, `doors.*`), counted before it is begun, and has an end: by itself, by its time limit, or parked after it
+has taken several processes with it. A refusal is told to the client (the task's result and its `task-failed` event) and
+kept for the operator (`penstock refused`), each time without any content of documents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from celery import Task
+from celery.exceptions import Reject
+from redis.exceptions import RedisError
+
+from penstock_ledger import DatabaseUnavailable, PenstockError, RedisAddress
+from penstock_producer.borders import Borders
+from penstock_producer.errors import ProducerError
+from penstock_producer.producer import Producer
+from penstock_workers.doors.book import DoorBook
+from penstock_workers.errors import DoorRefused
+from penstock_workers.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+SUBMIT, OPEN, ENQUEUE, CLOSE = "penstock.submit", "penstock.open_job", "penstock.enqueue", "penstock.close_job"
+DOORS = frozenset({SUBMIT, OPEN, ENQUEUE, CLOSE})
+# Of a task's arguments as JSON text. Prompts and documents of some megabytes fit; what is larger belongs into a source.
+MAX_TASK_BYTES = 8 * 1024 * 1024
+GRACE_S = 60.0  # beyond the limit that a task keeps by itself; then it is given up from outside
+DATABASE_PAUSE_S = 2.0  # between two tries of a task that the database does not answer
+REDIS_TIMEOUT_S = 5.0
+
+
+class Door:
+    """What the door tasks of a process share: one producer with borders, and the book. Opened when the first task comes."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+        self._book: DoorBook | None = None
+
+    @property
+    def producer(self) -> Producer:
+        with self._lock:
+            if self._producer is None:
+                borders = Borders(self.settings.doors, self.settings.hook_modules)
+                self._producer = Producer(self.settings, borders=borders)
+            return self._producer
+
+    @property
+    def book(self) -> DoorBook:
+        with self._lock:
+            if self._book is None:
+                address = RedisAddress.parse(self.settings.redis_url)
+                self._book = DoorBook(
+                    address.connect(socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S)
+                )
+            return self._book
+
+
+class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
+    """One attendance at a door. Subclasses say in ``serve`` what is done."""
+
+    Request = "penstock_workers.celery_app.requests:DoorRequest"
+    acks_late = True  # a worker that dies while it reads a source leaves the task to another
+    ignore_result = False  # kept where `result_backend_url` says; without one, nowhere
+    typing = False  # arguments are checked below, where a mistake can be told
+    throws = (DoorRefused,)  # no traceback in the log: the refusal says it all
+
+    usage: ClassVar[str]
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+        self.time_limit = door.settings.doors.submit_timeout_s + GRACE_S
+
+    def serve(self, producer: Producer, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """What ``serve`` returns. Raises DoorRefused, which the book remembers, and Reject for what is parked."""
+        given = self._given(args, kwargs)
+        with self._counted(given):
+            refusal = self._attend(given)
+        if isinstance(refusal, _Served):
+            return refusal.value
+        self.remember(given, refusal)
+        raise DoorRefused(refusal)
+
+    def _attend(self, given: Mapping[str, Any] | str) -> _Served | str:
+        """The one place where an error becomes words: without a chain, whose messages could show what was read."""
+        if isinstance(given, str):
+            return given
+        gives_up_at = time.monotonic() + self.door.settings.doors.submit_timeout_s
+        while True:
+            try:
+                return _Served(self.serve(self.door.producer, **given))
+            except DatabaseUnavailable as error:
+                if time.monotonic() >= gives_up_at:
+                    return f"the database could not be reached for {self.door.settings.doors.submit_timeout_s:g} s"
+                log.warning("%s %s waits: %s", self.name, self.request.id, error)
+                time.sleep(DATABASE_PAUSE_S)
+            except PenstockError as error:
+                return error.told
+            except Exception as error:
+                where = inspect.trace()[-1]
+                log.error("%s: %s at %s:%d", self.name, type(error).__name__, where.filename, where.lineno)
+                return f"an unexpected {type(error).__name__}; the log of the worker says where"
+
+    @contextlib.contextmanager
+    def _counted(self, given: Mapping[str, Any] | str) -> Iterator[None]:
+        """Counted before anything of the task is looked into, and outside of this process, which may not survive it."""
+        task_id = str(self.request.id)
+        try:
+            crashes = self.door.book.begin(task_id)
+        except RedisError as error:
+            raise Reject(f"Redis does not answer ({type(error).__name__})", requeue=True) from None
+        most = self.door.settings.doors.max_crashes
+        if crashes >= most:
+            reason = f"the process that worked on it has died {crashes} times (the setting doors.max_crashes is {most})"
+            self.remember(given, reason, parked=True)
+            self.given_back(task_id)
+            raise Reject(reason, requeue=False)
+        yield
+        self.given_back(task_id)
+
+    def given_back(self, task_id: str) -> None:
+        """It ended, or returns to its queue because this process is told to end: no crash is counted."""
+        with contextlib.suppress(RedisError):
+            self.door.book.end(task_id)
+
+    def overdue(self, task_id: str, given: Any) -> None:
+        """It was given up from outside; what its thread still does is as if it had been sent again."""
+        self.given_back(task_id)
+        self.remember(given, f"it did not end within {self.time_limit:g} s and was given up", task_id=task_id)
+
+    def remember(self, given: Any, reason: str, *, parked: bool = False, task_id: str | None = None) -> None:
+        job = given.get("job_key") or given.get("job") if isinstance(given, Mapping) else None
+        named = task_id or str(self.request.id)
+        log.warning("%s %s is refused: %s", self.name, named, reason)
+        with contextlib.suppress(RedisError):  # the client hears of it in any case
+            self.door.book.refuse(str(self.name), named, job, reason, parked=parked)
+
+    def _given(self, args: Any, kwargs: Any) -> Mapping[str, Any] | str:
+        """The arguments by their names, or what is wrong with them."""
+        try:
+            bound = inspect.signature(self.serve).bind(None, *args, **kwargs)
+        except TypeError as error:
+            return f"{error}; send {self.usage}"
+        return {name: value for name, value in bound.arguments.items() if name != "producer"}
+
+
+class _Served:
+    """What a task came to, told apart from the words of a refusal."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class SubmitTask(DoorTask):
+    """Accept a source as a job. Sending it twice with the same ``job_key`` is one job."""
+
+    name = SUBMIT
+    usage = "args=[source, spec], kwargs={'job_key': …}"
+
+    def serve(self, producer: Producer, source: str, spec: Mapping[str, Any], job_key: str | None = None) -> str:
+        """Returns the job id."""
+        timeout_s = self.door.settings.doors.submit_timeout_s
+        return producer.submit(source, spec, job_key=job_key or self.request.id, timeout_s=timeout_s).job_id
+
+
+class OpenTask(DoorTask):
+    """Open a job that documents are pushed into. Sending it twice with the same ``job_key`` opens the same job."""
+
+    name = OPEN
+    usage = "args=[spec], kwargs={'job_key': …}"
+
+    def serve(self, producer: Producer, spec: Mapping[str, Any], job_key: str | None = None) -> str:
+        """Returns the job id."""
+        return producer.open_job(spec, job_key=job_key or self.request.id).job_id
+
+
+class EnqueueTask(DoorTask):
+    """Push one document into an open job. Sending the same one again changes nothing."""
+
+    name = ENQUEUE
+    usage = "args=[job_key, doc_id, document]"
+
+    def serve(self, producer: Producer, job: str, doc_id: str | int, document: Mapping[str, Any]) -> bool:
+        """Returns whether the document is new."""
+        if self.door.settings.doors.push_into == "remote":
+            _check_opened_here(producer, job)
+        return producer.push(job, doc_id, document)
+
+
+class CloseTask(DoorTask):
+    """Say that an open job gets no more documents."""
+
+    name = CLOSE
+    usage = "args=[job_key]"
+
+    def serve(self, producer: Producer, job: str) -> int:
+        """Returns how many documents there are."""
+        if self.door.settings.doors.push_into == "remote":
+            _check_opened_here(producer, job)
+        return producer.seal(job)
+
+
+def _check_opened_here(producer: Producer, job: str) -> None:
+    if not producer.came_from_remote(job):
+        raise ProducerError(
+            f"job {str(job)[:200]!r} was opened by a service with access to the database, and the setting doors.push_into "
+            "is remote: open a job of your own with penstock.open_job, or have the operator set it to any"
+        )
+
+
+def door_tasks(settings: WorkerSettings) -> Iterator[DoorTask]:
+    """All doors of a process."""
+    door = Door(settings)
+    kinds: tuple[Callable[[Door], DoorTask], ...] = (SubmitTask, OpenTask, EnqueueTask, CloseTask)
+    for kind in kinds:
+        yield kind(door)

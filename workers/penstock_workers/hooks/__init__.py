@@ -1,0 +1,5 @@
+"""What a job's author imports: ``from penstock_workers.hooks import Invalid``. The room of hooks and answer schemas."""
+
+from penstock_workers.hooks.contract import Invalid, Item
+
+__all__ = ["Invalid", "Item"]

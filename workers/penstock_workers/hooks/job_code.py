@@ -1,0 +1,219 @@
+"""What a job brings with it, its hooks and its schema, as the runner asks for it: everything runs in child processes.
+
+An answer that was paid for stays here while a child that died over it is tried again: a crash is never paid for twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+
+import orjson
+
+from penstock_workers.children.child import CHECK_S, Cause
+from penstock_workers.children.crew import Crew, Guilty
+from penstock_workers.children.frames import After, Before, Call, Check, Fault, Fine, Have, Missing, Refused, Usable
+from penstock_workers.children.frames import Reply as Said
+from penstock_workers.errors import ChildBroken, HookMissing, HookStuck, SchemaUnusable, WorkerError
+from penstock_workers.failure_log import FailureLog
+from penstock_workers.item.flight import Flight
+from penstock_workers.item.judge import DETAIL_CHARS, Failure, Reply
+
+log = logging.getLogger(__name__)
+
+HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck
+STUCK_MAX = (
+    16  # calls of a hook in a row that took too long; with more of them the hook is broken, not one of its documents
+)
+KEPT = 200  # hooks and schemas that are known to be usable: one schema and two hooks per job
+# Between tries to start a process for an answer that is paid for: a minute in which memory or processes may come free. Then
+# its job pauses, and the document is paid for again when that is over.
+START_AGAIN_S = (1.0, 4.0, 10.0, 15.0, 30.0)
+HELD_S = 10.0  # for so long a hook that is broken is not tried again: its job is about to pause
+
+
+class JobCode:
+    """``hooks`` and ``checks`` run what jobs bring, ``suspects`` the same for items under suspicion, in lines of theirs."""
+
+    def __init__(self, hooks: Crew, checks: Crew, suspects: Crew, hook_timeout_s: float = HOOK_TIMEOUT_S) -> None:
+        self._hooks, self._checks, self._suspects = hooks, checks, suspects
+        self._hook_timeout_s = hook_timeout_s
+        self._usable: OrderedDict[str, None] = OrderedDict()  # hooks, and jobs with their schema
+        self._schemas: OrderedDict[str, bytes] = OrderedDict()  # by job
+        self._broken: dict[str, tuple[float, WorkerError]] = {}  # until when, and why; as many as ``_usable``
+        self._overtimes: Counter[str] = Counter()  # by hook, in a row
+        self._failures = FailureLog(log)
+        self._told: set[str] = set()  # hooks whose traceback is in the log; as many as were ever imported
+
+    async def ready(self, flight: Flight) -> None:
+        """Before anything is paid: raises HookMissing, HookStuck or SchemaUnusable when an answer could not be accepted."""
+        spec = flight.job.spec
+        for path in (spec.preprocess, spec.postprocess):
+            if path is not None:
+                await self._once(path, partial(self._look_for, flight, path))
+        if spec.response_schema is not None:
+            await self._once(flight.key.job_id, partial(self._try_schema, flight))
+
+    async def preprocess(self, flight: Flight) -> Failure | None:
+        """Let the job's hook change the body of the request. Raises HookMissing."""
+        path = flight.job.spec.preprocess
+        if path is None:
+            return None
+        said = await self._call(flight, path, Before(path, *flight.key, flight.job.spec.endpoint, flight.body), None)
+        if isinstance(said, Failure):
+            return said
+        if isinstance(said, Fine):
+            flight.body = said.body
+        return None
+
+    async def accept(self, flight: Flight, reply: Reply) -> Reply | Failure:
+        """See whether a reply is what the job asked for: its schema first, then its hook. Raises HookMissing."""
+        if flight.job.spec.response_schema is not None:
+            mismatch = await self._check(flight, reply)
+            if mismatch is not None:
+                return mismatch
+        path = flight.job.spec.postprocess
+        if path is None:
+            return reply
+        call = After(path, *flight.key, flight.job.spec.endpoint, flight.body, reply.body)
+        said = await self._call(flight, path, call, reply.status)
+        if isinstance(said, Fine):
+            return replace(reply, body=said.body)
+        if isinstance(said, Refused):
+            detail = f"{path}: {said.reason}"[:DETAIL_CHARS]
+            return Failure("invalid_result", detail, reply.status, final=not said.retry)
+        return said
+
+    async def close(self) -> None:
+        for crew in (self._hooks, self._checks, self._suspects):
+            await crew.close()
+
+    # -- hooks ---------------------------------------------------------------------------------------------------------
+
+    async def _call(
+        self, flight: Flight, path: str, call: Before | After, status: int | None
+    ) -> Fine | Refused | Failure:
+        try:
+            said = await self._ask(self._hooks, flight, call)
+        except Guilty as guilty:
+            return self._guilty(path, guilty, status)
+        if isinstance(said, Missing):
+            raise HookMissing(said.words)
+        self._note_overtime(path, isinstance(said, Fault) and said.overtime)
+        if isinstance(said, Fault):
+            self._tell_once(path, said.trace)
+            return Failure("hook_failed", f"{path}: {said.words}"[:DETAIL_CHARS], status)
+        assert isinstance(said, (Fine, Refused)), said
+        return said
+
+    def _guilty(self, path: str, guilty: Guilty, status: int | None) -> Failure:
+        if guilty.cause is Cause.STUCK:
+            self._note_overtime(path, True)
+            words = f"{path}: it took longer than {self._hook_timeout_s:g} s, and nothing else could run in its process"
+            return Failure("hook_failed", words, status)
+        return Failure("worker_crashed", f"{path}: {_end(guilty)}", status)
+
+    def _note_overtime(self, path: str, overtime: bool) -> None:
+        self._overtimes[path] = self._overtimes[path] + 1 if overtime else 0
+        if self._overtimes[path] > STUCK_MAX:
+            why = (
+                f"hook_stuck: the last {self._overtimes.pop(path)} calls of {path} took longer than "
+                f"{self._hook_timeout_s:g} s each; correct the hook, restart the workers, resume"
+            )
+            self._broken[path] = monotonic() + HELD_S, HookStuck(why)
+
+    def _tell_once(self, path: str, trace: str) -> None:
+        if trace and path not in self._told:
+            self._told.add(path)
+            log.warning(
+                "hook %s raised; its item is a dead letter. Later ones are not logged.\n%s", path, trace.rstrip()
+            )
+
+    async def _look_for(self, flight: Flight, path: str) -> None:
+        try:
+            said = await self._ask(self._hooks, flight, Have(path))
+        except Guilty as guilty:
+            error = HookMissing(f"hook_missing: {path} cannot be imported here: {_end(guilty)}")
+            self._broken[path] = monotonic() + HELD_S, error
+            raise error from None
+        if isinstance(said, (Missing, Fault)):
+            raise HookMissing(said.words)
+
+    # -- schemas -------------------------------------------------------------------------------------------------------
+
+    async def _check(self, flight: Flight, reply: Reply) -> Failure | None:
+        """`schema_mismatch` saying where the reply differs; None when it does not."""
+        try:
+            said = await self._ask(self._checks, flight, Check(self._schema(flight), reply.content or ""))
+        except Guilty as guilty:
+            if guilty.cause is Cause.STUCK:
+                words = f"the check took longer than {CHECK_S:g} s; simplify the schema, its patterns above all"
+                return Failure("schema_mismatch", words, reply.status)
+            return Failure("worker_crashed", f"the check against the schema: {_end(guilty)}", reply.status)
+        return Failure("schema_mismatch", said.words[:DETAIL_CHARS], reply.status) if isinstance(said, Fault) else None
+
+    async def _try_schema(self, flight: Flight) -> None:
+        try:
+            said = await self._ask(self._checks, flight, Usable(self._schema(flight)))
+            words = said.words if isinstance(said, Fault) else None
+        except Guilty as guilty:
+            words = "it takes too long" if guilty.cause is Cause.STUCK else _end(guilty)
+        if words is not None:
+            error = SchemaUnusable(
+                f"schema_unusable: response_schema cannot be used to check answers: {words}; submit again with another one"
+            )
+            self._broken[flight.key.job_id] = monotonic() + HELD_S, error
+            raise error
+
+    def _schema(self, flight: Flight) -> bytes:
+        job_id = flight.key.job_id
+        schema = self._schemas.get(job_id)
+        if schema is None:
+            schema = self._schemas[job_id] = orjson.dumps(flight.job.spec.response_schema)
+            if len(self._schemas) > KEPT:
+                self._schemas.popitem(last=False)
+        return schema
+
+    # -- both ----------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, crew: Crew, flight: Flight, call: Call) -> Said:
+        """Raises ChildBroken at once before anything is paid for, and for what is paid for when it waited in vain."""
+        if isinstance(call, After | Check):
+            for pause_s in START_AGAIN_S:
+                try:
+                    return await self._ask_once(crew, flight, call)
+                except ChildBroken as error:
+                    self._failures.tell("an answer waits for a process to check it in", error, "it is tried again")
+                    await asyncio.sleep(pause_s)
+        return await self._ask_once(crew, flight, call)
+
+    async def _ask_once(self, crew: Crew, flight: Flight, call: Call) -> Said:
+        return await (self._suspects.ask(call, flight.line) if flight.confined else crew.ask(call))
+
+    async def _once(self, name: str, look: Callable[[], Awaitable[None]]) -> None:
+        """Look whether a hook or a schema can be used, unless that is known."""
+        until, error = self._broken.get(name, (0.0, None))
+        if error is not None:
+            if monotonic() < until:
+                raise error
+            del self._broken[name]
+        if name in self._usable:
+            return
+        await look()
+        self._usable[name] = None
+        if len(self._usable) > KEPT:
+            self._usable.popitem(last=False)
+
+
+def _end(guilty: Guilty) -> str:
+    how = (
+        "held more memory than hook_memory_mb allows"
+        if guilty.cause is Cause.MEMORY
+        else "died (an exit, a signal or a crash in native code)"
+    )
+    return f"its process {how}, {guilty.deaths} times, the last time when it ran alone"

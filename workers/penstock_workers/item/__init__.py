@@ -1,0 +1,1 @@
+"""The life of one item in a worker."""

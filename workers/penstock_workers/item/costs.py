@@ -1,0 +1,81 @@
+"""What a request will cost its provider's quota: estimated before it is sent, learned from what answers cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+import orjson
+
+from penstock_ratelimit import PROFILES, Estimator, Learned, Profile, Usage, profile_for
+from penstock_ratelimit.endings import end
+from penstock_ratelimit.learned import FLUSH_S
+from penstock_ratelimit.quota_hash import ScriptClient
+from penstock_workers.item.flight import Flight
+from penstock_workers.item.judge import Reply
+from penstock_workers.settings import ProviderSettings
+
+MOST_CHARS_PER_TOKEN = 32  # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
+_NOT_TEXT = (b'"data:', b'"input_audio"', b'"file_data"')
+_OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+def metering(provider: ProviderSettings) -> Profile:
+    """How the provider meters: as its settings say, else told from its host."""
+    return profile_for(provider.base_url) if provider.profile is None else PROFILES[provider.profile]
+
+
+class Costs:
+    """One estimator per provider. ``start`` shares what they learn with the fleet, in the background."""
+
+    def __init__(self, providers: Mapping[str, ProviderSettings]) -> None:
+        self._profiles = {name: metering(provider) for name, provider in providers.items()}
+        self._estimators = {name: Estimator() for name in providers}
+        self._sharing: asyncio.Task[None] | None = None
+
+    def share(self, client: ScriptClient) -> None:
+        """Begin to exchange what is learned, through this Redis."""
+        learned = [Learned(client, name, estimator) for name, estimator in self._estimators.items()]
+        self._sharing = asyncio.create_task(_exchange(learned), name="learned costs")
+
+    async def close(self) -> None:
+        if self._sharing is not None:
+            await end(self._sharing)
+
+    def of(self, flight: Flight) -> tuple[dict[str, float], dict[str, float]]:
+        """Units that the request will be charged at admission, and those that it costs for sure."""
+        name, key, asked = flight.job.spec.provider, _key(flight), _output_asked(flight.body)
+        profile, estimator = self._profiles[name], self._estimators[name]
+        prompt, output = estimator.estimate_prompt(key, len(flight.body)), estimator.expected_output(key, asked)
+        return profile.reserve(prompt, asked, output), profile.certain(_least_prompt(flight.body), asked)
+
+    def observe(self, flight: Flight, reply: Reply) -> Usage | None:
+        """Learn from an answer; returns what it used, None when the provider did not say."""
+        usage = None if reply.usage is None else Usage.from_body(reply.usage)
+        if usage is not None:
+            prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+            estimator = self._estimators[flight.job.spec.provider]
+            estimator.observe(_key(flight), len(flight.body), prompt, usage.output_tokens)
+        return usage
+
+
+async def _exchange(learned: Iterable[Learned]) -> None:
+    while True:
+        await asyncio.sleep(FLUSH_S)
+        for one in learned:
+            await one.flush()
+
+
+def _key(flight: Flight) -> str:
+    """Documents of one job are alike, and so are its answers; another generation may ask another model."""
+    return f"{flight.job.job_id}|{flight.key.generation}"
+
+
+def _least_prompt(body: bytes) -> float:
+    """Tokens that the prompt has for sure. Of images and sound, which travel as text, nobody knows before."""
+    return 0.0 if any(mark in body for mark in _NOT_TEXT) else len(body) / MOST_CHARS_PER_TOKEN
+
+
+def _output_asked(body: bytes) -> int | None:
+    fields = orjson.loads(body)
+    return next((fields[name] for name in _OUTPUT_FIELDS if isinstance(fields.get(name), int)), None)

@@ -1,0 +1,122 @@
+"""Suspects are tried apart. An item that was in flight twice when its worker died runs in a child process, with others like it.
+
+If the child survives, all of them were innocent (they only flew beside the culprit, or were killed from outside) and their
+answers count as any other. If it dies, its marks and narrower lines find the culprit (children/crew.py), which becomes the
+dead letter `worker_crashed` while hundreds of items in the worker never notice.
+
+What still kills the worker from inside a child (a hook that sends its parent a signal, say) is found by counting: each such
+death makes the group smaller in which its items run next, and ``CRASHES_MAX`` of them are a dead letter whatever happens.
+Waiting for a place is not counted as a start, so it is never held against an item.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final, Protocol
+
+import msgspec
+
+from penstock_workers.children.crew import WIDTHS, Crew, Guilty
+from penstock_workers.children.frames import Infer, Inferred
+from penstock_workers.item.flight import Flight
+from penstock_workers.lanes.answer import NoAnswer, Tried
+
+SUSPECT_AFTER_CRASHES: Final = 2  # one crash is bad luck beside a culprit or a spot notice; two make a suspect
+# From here on an item runs in smaller groups. A crash of its own ends a child, not the worker, so what goes on counting is
+# mostly a fleet that is killed from outside: the first such deaths cost no speed.
+NARROWER_AFTER_CRASHES: Final = (4, 5)
+CRASHES_MAX: Final = 7  # starts that were never concluded; one more is not tried
+SUSPECT_CHILDREN: Final = {"embed": 1}  # each loads the lane's model
+SUSPECT_CHILDREN_DEFAULT: Final = 4  # 64 calls in each: suspects wait for a provider, not for a processor
+
+
+def line_of(crashes: int) -> int:
+    """How narrow the group is in which an item with so many crashes runs; 0 is the widest."""
+    return sum(crashes >= limit for limit in NARROWER_AFTER_CRASHES)
+
+
+class Quarantine(Protocol):
+    """Where suspects are tried, so that a culprit takes nobody with it."""
+
+    def place(self, flight: Flight) -> AbstractAsyncContextManager[None]:
+        """Wait until the item may be tried, in a group as narrow as its crashes ask for."""
+        ...
+
+    async def infer(self, flight: Flight) -> Tried | None:
+        """The item's answer, or None when it is found guilty: whatever runs it dies."""
+        ...
+
+
+class ChildQuarantine:
+    """Suspects in children of their own. The crew belongs to the worker, which closes it."""
+
+    def __init__(self, crew: Crew, children: int) -> None:
+        self._crew = crew
+        self._cells = Cells([WIDTHS[0] * children, *WIDTHS[1:]])
+
+    @asynccontextmanager
+    async def place(self, flight: Flight) -> AsyncIterator[None]:
+        flight.line = line_of(flight.crashes)
+        async with self._cells.place(flight.line):
+            yield
+
+    async def infer(self, flight: Flight) -> Tried | None:
+        """The item's answer, or None when it ended its process, alone in it."""
+        call = Infer(flight.key.doc_id, msgspec.msgpack.encode(flight.prepared.request))
+        try:
+            said = await self._crew.ask(call, flight.line)
+        except Guilty:
+            return None
+        return said.tried() if isinstance(said, Inferred) else NoAnswer("unexpected_error", str(said), 0)
+
+
+class Cells:
+    """Places in groups: ``widths[line]`` items of one line at once, and never two lines together.
+
+    So nothing that is under heavier suspicion adds to the crashes of others. Lines take turns, a full group each.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        self._widths = widths
+        self._waiting: list[deque[asyncio.Future[None]]] = [deque() for _ in widths]  # bounded by the prefetch
+        self._line = 0  # whose turn it is
+        self._inside = 0
+
+    @asynccontextmanager
+    async def place(self, line: int) -> AsyncIterator[None]:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[line].append(waiter)
+        self._let_in()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._leave()
+            raise
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._inside -= 1
+        self._let_in()
+
+    def _let_in(self) -> None:
+        for waiting in self._waiting:
+            while waiting and waiting[0].done():
+                waiting.popleft()
+        if self._inside == 0:
+            turns = [(self._line + step) % len(self._widths) for step in range(1, len(self._widths) + 1)]
+            self._line = next((line for line in turns if self._waiting[line]), self._line)
+        elif any(waiting for line, waiting in enumerate(self._waiting) if line != self._line):
+            return  # the group that is inside is the last of its turn
+        waiting = self._waiting[self._line]
+        while waiting and self._inside < self._widths[self._line]:
+            waiter = waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                self._inside += 1

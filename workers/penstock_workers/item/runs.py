@@ -1,0 +1,166 @@
+"""Whether a 404, a 403, a redirect or a page is one document's own fault, or everybody's.
+
+A wrong URL, a firewall or a proxy answers all requests alike, and as dead letters a job would be gone in seconds. So such
+an answer waits for the next that comes to a request sent after it: a good one shows that the document was at fault, and
+it gets what the table of fates says. Without one, ``pauses_at`` of them in a row pause the job, and none is dead. After
+that one document at a time goes out until one succeeds. Kept per worker process, in memory: nothing is asked of a store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from typing import Final
+
+from penstock_workers.item.flight import Flight
+from penstock_workers.item.judge import Failure, Reply
+from penstock_workers.item.outcome import Parked
+
+PROVEN_WAIT_S: Final = 2.0
+"""An answer of a job that has succeeded here waits so long for another one; then it is the document's own."""
+UNPROVEN_WAIT_S: Final = 10.0
+"""The same in a job that never succeeded here: long enough for the first good answer of a slow model."""
+PROBE_S: Final = 3.0
+"""After a run one document is sent every so often, until one succeeds."""
+JOBS_KEPT: Final = 1_000
+"""As many as a worker knows; each costs less than two kilobytes."""
+
+
+class Run:
+    """What one job was answered of late. ``sent``: loop times at which requests went out."""
+
+    def __init__(self, pauses_at: int) -> None:
+        self.proven_at = float("-inf")  # when the newest request went out that was answered well
+        self.astray: deque[tuple[float, str]] = deque(maxlen=max(1, pauses_at))  # sent, and what came: since then
+        self.waiting: list[tuple[float, asyncio.Future[None]]] = []  # bounded by what the worker holds
+        self.probe_at = float("-inf")  # when the next document may go out after a run
+
+    @property
+    def is_long(self) -> bool:
+        return len(self.astray) == self.astray.maxlen
+
+    def succeed(self, sent: float) -> None:
+        if sent <= self.proven_at:
+            return
+        self.proven_at = sent
+        if self.astray:
+            later = [entry for entry in self.astray if entry[0] > sent]
+            self.astray.clear()
+            self.astray.extend(later)
+            self._let_go(sent)
+
+    def fail(self, sent: float, what: str) -> None:
+        if sent > self.proven_at:
+            self.astray.append((sent, what))
+        if self.is_long:
+            self._let_go(float("inf"))
+
+    def _let_go(self, sent: float) -> None:
+        """Those who wait and were sent until then look again."""
+        for at, future in self.waiting:
+            if at <= sent and not future.done():
+                future.set_result(None)
+
+    def in_words(self) -> str:
+        kinds = Counter(what for _, what in self.astray)
+        told = (
+            ", ".join(f"{times} x {what}" for what, times in kinds.most_common())
+            if len(kinds) > 1
+            else next(iter(kinds))
+        )
+        return f"the last {len(self.astray)} answers were all {told}"
+
+
+class Runs:
+    """Used on the item loop. ``pauses_at``: answers in a row that pause the job; 0 = each is its document's own."""
+
+    def __init__(self, pauses_at: int, clock: Callable[[], float] | None = None) -> None:
+        self._pauses_at = pauses_at
+        self._clock = clock or asyncio.get_running_loop().time
+        self._runs: OrderedDict[str, Run] = OrderedDict()
+        self._closed = False
+
+    def turn_away(self, flight: Flight) -> Parked | None:
+        """None: it may be sent. After a run one document goes out every ``PROBE_S``; the others wait outside the queue."""
+        run = self._runs.get(flight.key.job_id)
+        if run is None or not self._pauses_at or not run.is_long:
+            return None
+        now = self._clock()
+        if now < run.probe_at:
+            return Parked("one document of its job is sent first, to see whether they are answered now")
+        run.probe_at = now + PROBE_S
+        return None
+
+    async def weigh(self, flight: Flight, happened: Failure | Reply) -> Parked | None:
+        """None: what happened is the document's own. Else its job pauses. Waits for other answers where these decide."""
+        if not self._pauses_at:
+            return None
+        if not isinstance(happened, Failure) or not happened.astray:
+            if isinstance(happened, Reply) or happened.status == 200:
+                self._run(flight).succeed(flight.sent_at)
+            return None
+        run = self._run(flight)
+        run.fail(flight.sent_at, _what(happened))
+        if not run.is_long and flight.sent_at > run.proven_at:
+            await self._wait(run, flight.sent_at)
+        if not run.is_long or flight.sent_at <= run.proven_at:
+            return None
+        return Parked(
+            f"{run.in_words()}; the last said: {happened.detail}; {_fix(flight, happened)}, then resume", pauses=True
+        )
+
+    def close(self) -> None:
+        """The worker drains: documents whose fate is open go back, as if they had not been sent."""
+        self._closed = True
+        for run in self._runs.values():
+            for _, future in run.waiting:
+                future.cancel()
+
+    async def _wait(self, run: Run, sent: float) -> None:
+        """Raises CancelledError once closed."""
+        if self._closed:
+            raise asyncio.CancelledError("this worker is draining")
+        entry = (sent, asyncio.get_running_loop().create_future())
+        run.waiting.append(entry)
+        wait_s = PROVEN_WAIT_S if run.proven_at > float("-inf") else UNPROVEN_WAIT_S
+        try:
+            async with asyncio.timeout(wait_s):
+                await entry[1]
+        except TimeoutError:
+            pass
+        finally:
+            run.waiting.remove(entry)
+
+    def _run(self, flight: Flight) -> Run:
+        job_id = flight.key.job_id
+        run = self._runs.get(job_id)
+        if run is None:
+            run = self._runs[job_id] = Run(self._pauses_at)
+            if len(self._runs) > JOBS_KEPT:
+                self._forget_one()
+        return run
+
+    def _forget_one(self) -> None:
+        """The oldest that nobody waits in."""
+        oldest = next((job_id for job_id, run in self._runs.items() if not run.waiting), None)
+        if oldest is not None:
+            del self._runs[oldest]
+
+
+def _what(failure: Failure) -> str:
+    page = ", an HTML page" if failure.page else ""
+    return f"{failure.status or 'none'} ({failure.name}{page})"
+
+
+def _fix(flight: Flight, failure: Failure) -> str:
+    return to_check(failure.name, flight.job.spec.provider, flight.job.provider.base_url)
+
+
+def to_check(failure: str, provider: str, url: str | None) -> str:
+    """What a person should look at when all answers were of this kind; ``url`` is None where it is not known."""
+    if failure == "forbidden":
+        at = f"provider {provider}" if url is None else f"provider {provider}, {url}"
+        return f"the key may not use this model or project, or a firewall is in between ({at}): change either"
+    at = f"of provider {provider}" if url is None else f"(providers.{provider}.base_url is {url})"
+    return f"check --base-url {at}, the endpoint and the model"
