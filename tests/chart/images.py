@@ -19,6 +19,6 @@ STANDIN = Path(__file__).with_name("vllm_standin.py")
 IMAGES: Mapping[str, Image] = {
     "penstock": Image(ENTRYPOINT, local),
     "vllm/vllm-openai": Image(
-        ("vllm", "serve"), partial(local, programs=PROGRAMS | {"vllm": [sys.executable, str(STANDIN)]})
+        ("vllm", "serve"), partial(local, programs={**PROGRAMS, "vllm": [sys.executable, str(STANDIN)]})
     ),
 }

@@ -28,7 +28,8 @@ from penstock_ratelimit import (
     blocking,
 )
 from penstock_ratelimit.blocking import BlockingLimiter
-from penstock_ratelimit.limiter import Ask, Lane
+from penstock_ratelimit.limiter import Ask
+from penstock_ratelimit.local import LocalLane
 from penstock_ratelimit.tickets import TicketState
 
 QUICK = Quota("quick", {"requests": PerSecond(100_000), "tokens": PerSecond(1e9)})
@@ -198,7 +199,7 @@ def test_what_is_asked_goes_on_to_the_limiter_as_it_is(monkeypatch: pytest.Monke
     asked: list[Ask] = []
 
     class Spying(LocalLimiter):
-        def _lane(self, quota_id: str) -> Lane:
+        def _lane(self, quota_id: str) -> LocalLane:
             lane = super()._lane(quota_id)
             acquire = lane.acquire
 

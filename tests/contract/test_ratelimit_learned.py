@@ -95,7 +95,7 @@ def test_a_flush_without_news_does_not_call_redis(redis_server: RedisServer) -> 
 def test_a_redis_that_is_away_costs_only_the_sharing(redis_server: RedisServer) -> None:
     """Nothing is raised, the own estimates work on, and nothing observed meanwhile is lost."""
     process, other = Process(redis_server), Process(redis_server)
-    process.redis.fault = redis.exceptions.ConnectionError("gone")
+    process.redis.fault = redis.ConnectionError("gone")
     process.see(3, 2000)
     process.flush()
     process.redis.fault = TimeoutError()

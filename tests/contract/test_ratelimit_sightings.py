@@ -9,6 +9,7 @@ import heapq
 import itertools
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from one_quota import Redis, tokens
@@ -150,9 +151,8 @@ class Fleet:
 DEPTHS = [60.0, 10.0, 1.0]
 
 
-def fleet(server: RedisServer, depth_s: float, **more: float) -> Fleet:
-    provider = Provider(depth_s, more.pop("rounding", 1.0))
-    return Fleet(Redis(server, tokens(margin=0.995)), provider, more.pop("latency_s", 5.0), **more)
+def fleet(server: RedisServer, depth_s: float, *, rounding: float = 1.0, latency_s: float = 5.0, **more: Any) -> Fleet:
+    return Fleet(Redis(server, tokens(margin=0.995)), Provider(depth_s, rounding), latency_s, **more)
 
 
 @pytest.mark.parametrize("depth_s", DEPTHS)

@@ -307,7 +307,8 @@ async def test_a_worker_that_cannot_build_its_engine_anew_ends(tiny_llama: Path,
     await lane.start()
     try:
         shutil.rmtree(model)
-        with patch.object(lane._engine._llm, "step", side_effect=RuntimeError("CUDA error: out of memory")):
+        engine: Any = lane._engine
+        with patch.object(engine._llm, "step", side_effect=RuntimeError("CUDA error: out of memory")):
             died = await tried(lane, request(chat()))
         assert isinstance(died, NoAnswer)
         assert died.failure == "engine_died"

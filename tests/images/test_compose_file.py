@@ -11,10 +11,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from compose_file import EXAMPLE, FILES, ROOT, Service, VariableMissing, example_environment, raw, services
+from jsonschema.validators import validator_for
 
 ALL = list(chain.from_iterable(services(file).values() for file in FILES))
 PINNED = re.compile(r"^[\w./-]+:v?\d+\.\d+[\w.-]*$")
@@ -29,7 +29,7 @@ def names(service: Service) -> str:
 def specification() -> Any:
     """The compose specification's own schema, as a package carries it."""
     found = resources.files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
-    return jsonschema.validators.validator_for(schema := json.loads(found.read_text()))(schema)
+    return validator_for(schema := json.loads(found.read_text()))(schema)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

@@ -57,6 +57,10 @@ class Machine:
         url = self._here(self.services["worker-api"].environment["PENSTOCK_REDIS_URL"])
         return redis.Redis.from_url(url, decode_responses=True)
 
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+
     def redis_answers(self) -> bool:
         try:
             return bool(self.redis().ping())
@@ -99,7 +103,7 @@ class Machine:
 def machine(tmp_path: Path, postgres_url: str) -> Iterator[Machine]:
     machine = Machine(tmp_path, postgres_url)
     with ExitStack() as ends:
-        ends.callback(lambda: [process.kill() for process in machine.processes])
+        ends.callback(machine.end)
         yield machine
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery_worker import QUEUE, Fleet, Settings, fleet_on, until
-from servers import RedisServer
+from celery_worker import QUEUE, Fleet, Settings, fleet_on, no_engine, until
+from servers import RedisServer, as_bytes
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
@@ -37,7 +37,7 @@ def client_app(redis_server: RedisServer) -> Celery:
 
 
 def parked(fleet: Fleet) -> list[bytes]:
-    return fleet.server.client().lrange(PARKED_KEY, 0, -1)
+    return [as_bytes(raw) for raw in fleet.server.client().lrange(PARKED_KEY, 0, -1)]
 
 
 def test_flower_sees_every_fate(fleet: Fleet, client_app: Celery) -> None:
@@ -183,7 +183,7 @@ def test_odd_kwargs_reach_the_engine(fleet: Fleet) -> None:
 def test_replies_are_not_recorded_as_unacked(fleet: Fleet, redis_server: RedisServer) -> None:
     """Our own app can ask workers things over its transport, and leaves nothing behind in the broker."""
     fleet.start()
-    app = create_app(Settings(redis_server.url), lambda _app, _settings: None)
+    app = create_app(Settings(redis_server.url).for_app(), no_engine)
     assert len(app.control.ping(timeout=3)) == 1
     until(fleet.is_empty)
 

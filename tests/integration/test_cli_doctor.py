@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,8 @@ def test_a_silent_redis_is_one_finding_with_the_setting() -> None:
 
 def test_a_wrong_clock_is_bad(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than five seconds apart is named with its direction."""
-    real = checks.time.time
-    monkeypatch.setattr(checks.time, "time", lambda: real() + 60)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 60)
     finding = checks._clock(own_redis.client(decode_responses=True))
     assert finding.verdict is Verdict.BAD
     assert "60.0 s behind" in finding.seen

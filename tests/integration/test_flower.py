@@ -244,8 +244,7 @@ def test_an_item_in_flight_is_shown_without_its_text(watched: Watched) -> None:
 
 def test_it_comes_back_after_a_lost_subscription(watched: Watched) -> None:
     """Redis cuts off readers that are too slow: Flower subscribes again, and hears of what comes then."""
-    client = watched.fleet.server.client()
-    assert client.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 1
+    assert watched.fleet.server.command("CLIENT", "KILL", "TYPE", "pubsub") >= 1
     until(lambda: hears_of_new(watched), 30, watched.flower.text)
 
 

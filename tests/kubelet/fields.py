@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-Shape: TypeAlias = "Mapping[str, Shape | list[Shape] | None]"
-"""Fields by name: None is any value, a map is an object, a list of one map is a list of such objects."""
+Shape: TypeAlias = "dict[str, Shape | list[Shape] | None]"
+"""Fields by name: None is any value, a dict is an object, a list of one dict is a list of such objects."""
 
 
 class Refused(Exception):
@@ -14,10 +14,10 @@ class Refused(Exception):
 
 
 def _any(names: str) -> Shape:
-    return dict.fromkeys(names.split())
+    return {name: None for name in names.split()}  # noqa: C420 - fromkeys would be a dict of None alone
 
 
-_HTTP_GET: Shape = _any("path port host scheme") | {"httpHeaders": [_any("name value")]}
+_HTTP_GET: Shape = {**_any("path port host scheme"), "httpHeaders": [_any("name value")]}
 _PROBE_HANDLERS: Shape = {"exec": _any("command"), "httpGet": _HTTP_GET, "tcpSocket": _any("port host")}
 _HOOK_HANDLERS: Shape = {**_PROBE_HANDLERS, "sleep": _any("seconds")}
 _PROBE: Shape = {
@@ -55,8 +55,8 @@ _VOLUME: Shape = {
     "name": None,
     "emptyDir": _any("medium sizeLimit"),
     "persistentVolumeClaim": _any("claimName readOnly"),
-    "configMap": _any("name optional defaultMode") | {"items": [_ITEM]},
-    "secret": _any("secretName optional defaultMode") | {"items": [_ITEM]},
+    "configMap": {**_any("name optional defaultMode"), "items": [_ITEM]},
+    "secret": {**_any("secretName optional defaultMode"), "items": [_ITEM]},
 }
 
 # What the scheduler, the API server or the container runtime does: no process is the place for it.
@@ -92,14 +92,12 @@ def _check(found: Mapping[str, Any], shape: Shape, path: str) -> None:
             raise Refused(
                 f"{path}.{field}: the process kubelet does not keep this field; here it keeps {_names(shape)}"
             )
-        match shape[field]:
-            case None:
-                continue
-            case [inner]:
-                for number, one in enumerate(value):
-                    _check(one, inner, f"{path}.{field}[{number}]")
-            case inner:
-                _check(value, inner, f"{path}.{field}")
+        inner = shape[field]
+        if isinstance(inner, list):
+            for number, one in enumerate(value):
+                _check(one, inner[0], f"{path}.{field}[{number}]")
+        elif inner is not None:
+            _check(value, inner, f"{path}.{field}")
 
 
 def _check_container(container: Mapping[str, Any], path: str) -> None:

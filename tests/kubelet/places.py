@@ -52,9 +52,9 @@ class Places:
 
     def _made(self, volume: Mapping[str, Any]) -> Path:
         (kind,) = volume.keys() - {"name"} or {"emptyDir"}  # which others are refused: fields.py
-        path = self.folder / "volumes" / volume["name"]
+        path = self.folder / "volumes" / str(volume["name"])
         if kind == "persistentVolumeClaim":
-            path = self._claims / volume[kind]["claimName"]
+            path = self._claims / str(volume[kind]["claimName"])
         path.mkdir(parents=True, exist_ok=True)
         if kind in FILES:
             self._write(path, kind, volume[kind])

@@ -10,9 +10,7 @@ from typing import Any, Self
 import aiohttp
 
 Answer = str | None  # why the answer is no; None when it is yes
-Run = Callable[
-    [Sequence[str], float], Awaitable[tuple[int, str]]
-]  # a command in the container, and its time in seconds
+Run = Callable[[Sequence[str]], Awaitable[tuple[int, str]]]  # a command in the container: its exit code and output
 
 
 @dataclass(frozen=True)

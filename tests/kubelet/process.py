@@ -20,6 +20,7 @@ class Process(Protocol):
 
     async def wait(self) -> int:
         """Its exit code; nothing that it has started is left then."""
+        ...
 
     def terminate(self) -> None:
         """SIGTERM, as the container's first process gets it."""
@@ -35,6 +36,7 @@ class Machine(Protocol):
 
     async def output_of(self, argv: Sequence[str], environment: Mapping[str, str], folder: Path) -> tuple[int, str]:
         """Exit code and output of a short command, which dies when this is cancelled."""
+        ...
 
 
 class LocalProcess:

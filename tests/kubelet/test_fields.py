@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import pytest
 from kubelet import Image, Kubelet, Namespace, Refused, one_pod
 from kubelet.fields import check
 
-GOOD: Mapping[str, Any] = {"name": "main", "image": "busybox"}
-GET: Mapping[str, Any] = {"httpGet": {"path": "/", "port": 1}}
+GOOD: dict[str, Any] = {"name": "main", "image": "busybox"}
+GET: dict[str, Any] = {"httpGet": {"path": "/", "port": 1}}
 
 
-def pod(container: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def pod(container: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"containers": [GOOD | container], **more}
 
 

@@ -134,7 +134,10 @@ def test_a_command_replaces_the_entry_point(container: dict[str, Any], argv: lis
 
 def test_one_pod_of_a_stateful_set() -> None:
     """It has the set's name and a number, the template's labels, and claims of its own."""
-    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [], "volumes": [{"name": "v"}]}}
+    template: dict[str, Any] = {
+        "metadata": {"labels": {"a": "b"}},
+        "spec": {"containers": [], "volumes": [{"name": "v"}]},
+    }
     claims = [{"metadata": {"name": "data"}}]
     manifest = {
         "kind": "StatefulSet",

@@ -48,11 +48,11 @@ def end_by_notice(process: Process, notice_s: float) -> None:
     print(f"{process.name} ended after {time.monotonic() - began:.1f} s of a notice of {notice_s:g} s")
 
 
-def api_worker(fleet: Fleet, **settings: object) -> Process:
+def api_worker(fleet: Fleet, **settings: Any) -> Process:
     return fleet.worker(16, providers__default__adaptive=False, **settings)
 
 
-def sidecar_worker(fleet: Fleet, **settings: object) -> Process:
+def sidecar_worker(fleet: Fleet, **settings: Any) -> Process:
     return fleet.worker(16, lane="gpu", gpu__upstream_url=fleet.provider.url, **settings)
 
 

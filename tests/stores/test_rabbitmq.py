@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 from celery import Celery
 from fleet import Fleet, Process, until
-from kombu import Queue
+from kombu.entity import Queue
 from rabbit import PASSWORD, RabbitServer
 from servers import free_port
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet import Fleet, until
@@ -33,7 +34,7 @@ def sentinels(tmp_path: Path) -> Iterator[SentinelSet]:
     group.stop()
 
 
-def run_a_job(fleet: Fleet, **settings: object) -> None:
+def run_a_job(fleet: Fleet, **settings: Any) -> None:
     """To its end, with what an operator looks at on the way."""
     fleet.provider.start("--latency-ms", "50")
     workers = [fleet.worker(8, control=True, **settings) for _ in range(2)]

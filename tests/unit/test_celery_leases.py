@@ -108,7 +108,12 @@ def test_renewals_keep_what_is_held_and_report_what_is_lost(leases: Leases, scri
     """A lost lease is let go and told of; the others carry their new time from then on."""
     gone = threading.Event()
     lost: list[str] = []
-    leases.on_lost = lambda tags: (lost.extend(tags), gone.set())[0]
+
+    def on_lost(tags: Sequence[str]) -> None:
+        lost.extend(tags)
+        gone.set()
+
+    leases.on_lost = on_lost
     scripts.lost = {"b"}
     leases.claimed(["a", "b"], "1.0")
     open_for(leases, SHORT_S)
@@ -161,11 +166,16 @@ def test_a_loop_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(host, "LOOP_STUCK_S", 0.2)
     engine = AsyncMock()
     engine.stats = dict
-    hosting = host.EngineHost(lambda: engine, bool)
+    hosting = host.EngineHost(lambda: engine, lambda: None)
     hosting.start()
     assert hosting.loop_turns()
     gate, stuck = threading.Event(), threading.Event()
-    hosting._call(lambda: (stuck.set(), gate.wait(10)))
+
+    def stand_still() -> None:
+        stuck.set()
+        gate.wait(10)
+
+    hosting._call(stand_still)
     assert stuck.wait(5)
     while hosting.loop_turns():
         stuck.wait(0.01)

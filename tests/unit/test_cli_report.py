@@ -129,6 +129,7 @@ def test_speed_is_that_of_the_last_seconds() -> None:
     assert speed.update(0, 0) == 0.0
     assert speed.update(5, 50) == 10.0
     assert speed.update(5000, 50) < 1
+    latest = 0.0
     for second in range(1, 20):
         latest = speed.update(5000 + second, 50 + 20 * second)
     assert latest == 20.0

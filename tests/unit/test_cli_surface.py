@@ -19,7 +19,8 @@ from penstock_cli.quota_view import Look, tallies, troubles
 from penstock_cli.text import aligned
 from penstock_ledger.model import ItemKey, Result
 from penstock_producer import Producer, ProducerSettings
-from penstock_ratelimit.watch import Breaker, DimensionView, QuotaView
+from penstock_ratelimit.quota_hash import Breaker
+from penstock_ratelimit.watch import DimensionView, QuotaView
 
 LOOK = Look(
     QuotaView(

@@ -119,6 +119,7 @@ async def test_short_items_pass_one_that_does_not_fit_but_not_for_ever() -> None
     await turns()
     assert not long_one.done()
     passed = 0
+    waiting: list[asyncio.Task[Guest]] = []
     for _ in range(PASSED_MAX + 20):
         guests, waiting = await fill(room, [100])
         passed += len(guests)
@@ -244,24 +245,23 @@ class PlayedEngine:
     def __init__(self, max_seqs: int, kv_tokens: int) -> None:
         self.max_seqs, self.kv_tokens = max_seqs, kv_tokens
         self.waiting: list[tuple[Guest, int, int]] = []
-        self.running: list[list[object]] = []
+        self.running: list[tuple[Guest, int, int]] = []
         self.idle_steps = self.flooded = self.steps = 0
 
     def step(self, room: EngineRoom) -> None:
-        held = sum(int(size) for _, size, _ in self.running)  # type: ignore[call-overload]
+        held = sum(size for _, size, _ in self.running)
         while self.waiting and len(self.running) < self.max_seqs and held + self.waiting[0][1] <= self.kv_tokens:
             guest, size, steps = self.waiting.pop(0)
-            self.running.append([guest, size, steps])
+            self.running.append((guest, size, steps))
             held += size
-        for one in self.running:
-            one[2] = int(one[2]) - 1  # type: ignore[call-overload]
-        ended = [one for one in self.running if one[2] == 0]
-        self.running = [one for one in self.running if one[2]]
+        stepped = [(guest, size, steps - 1) for guest, size, steps in self.running]
+        ended = [one for one in stepped if one[2] == 0]
+        self.running = [one for one in stepped if one[2]]
         self.steps += 1
         self.flooded = max(self.flooded, len(self.waiting))
         room.heard(EngineState(len(self.running), len(self.waiting), held / self.kv_tokens))
         for guest, size, _ in ended:
-            room.leave(guest, int(size))  # type: ignore[arg-type, call-overload]
+            room.leave(guest, size)
 
 
 @given(seed=st.integers(0, 10_000), share=st.floats(0.2, 1.0))
@@ -290,7 +290,7 @@ async def _play(seed: int, share: float) -> None:
         if not room.inside and not room.waiting:
             break
         if step > 50 and room.waiting and not engine.waiting:
-            used = sum(int(size) for _, size, _ in engine.running) / engine.kv_tokens  # type: ignore[call-overload]
+            used = sum(size for _, size, _ in engine.running) / engine.kv_tokens
             starved += len(engine.running) < engine.max_seqs and used < 0.6
     await asyncio.gather(*tasks)
     assert room.inside == 0

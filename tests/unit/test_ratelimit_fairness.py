@@ -296,13 +296,15 @@ def test_flows_that_left_are_forgotten_once_the_others_have_caught_up() -> None:
     """Ten thousand jobs that come and go beside one that stays leave nothing behind."""
     line: FairLine[str] = FairLine()
     names: weakref.WeakSet[Name] = weakref.WeakSet()
+    name = Name()
     for number in range(10_000):
         name = Name(number)
         names.add(name)
         line.push("one", Flow(job=name), 1.0)
         line.push("stays", Flow(job="stays"), 1.0)
         line.push("stays", Flow(job="stays"), 1.0)
-        line.pop(), line.pop()
+        line.pop()
+        line.pop()
     del name
     assert remembered(names) < 10
 
@@ -310,6 +312,7 @@ def test_flows_that_left_are_forgotten_once_the_others_have_caught_up() -> None:
 def test_nothing_is_kept_when_nobody_waits() -> None:
     line: FairLine[int] = FairLine()
     names: weakref.WeakSet[Name] = weakref.WeakSet()
+    name = Name()
     for number in range(1_000):
         name = Name(number)
         names.add(name)
@@ -389,9 +392,9 @@ def test_the_room_gives_recalled_tickets_back_in_their_order_and_passes_over_tho
         for one in waiters:
             room.arrive(one)
         taken = [room.next() for _ in range(4)]
-        for number, one in enumerate(taken):
-            assert one is not None
-            room.let_go_at(one, 10.0 + number)
+        for number, waiting in enumerate(taken):
+            assert waiting is not None
+            room.let_go_at(waiting, 10.0 + number)
         waiters[1].future.cancel()
         room.recall()
         assert [room.next() for _ in range(5)] == [*(one for one in taken if one is not waiters[1]), *waiters[4:]]

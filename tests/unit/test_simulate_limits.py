@@ -63,7 +63,7 @@ def test_requests_and_tokens_are_taken_together_or_not_at_all() -> None:
     assert limits.admit(charge(1, 60, 0), 0.0) is None
     over = limits.admit(charge(1, 60, 0), 0.0)
     assert over is not None
-    assert (over.dimension, over.wait_s) == ("tokens", pytest.approx(0.2))
+    assert (over.dimension, over.wait_s) == pytest.approx(("tokens", 0.2))
     assert [meter.available(0.0) for meter in limits.meters.values()] == [8, 40]
 
 
@@ -152,7 +152,7 @@ def test_output_is_charged_evenly_while_it_is_produced(window: str) -> None:
     assert used(5.0) == pytest.approx(1_500)
     limits.produce(1_000, 5.0, 10.0)
     assert used(6.0) == pytest.approx(2_000)
-    assert (used(10.0), used(20.0)) == (pytest.approx(4_000), pytest.approx(4_000))
+    assert (used(10.0), used(20.0)) == pytest.approx((4_000, 4_000))
     assert limits.stats(20.0)["output_tokens"]["peak_1s"] == pytest.approx(300 + 200)
     assert meter.drain == 0
 

@@ -321,10 +321,14 @@ async def test_a_loop_that_closes_before_a_hook_returns_harms_nobody(module: str
     ended = threading.Event()
     gate = threading.Event()
 
+    def stay() -> None:
+        gate.wait(10)
+        ended.set()
+
     async def main() -> None:
         threads = hook_threads.HookThreads(Marks(new_file()))
         with pytest.raises(TimeoutError):
-            await threads.run(1, lambda: gate.wait(10) and ended.set(), 0.01)
+            await threads.run(1, stay, 0.01)
 
     await asyncio.to_thread(asyncio.run, main())
     gate.set()

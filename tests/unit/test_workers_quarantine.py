@@ -17,7 +17,7 @@ from penstock_workers.item.flight import Flight, JobView
 from penstock_workers.item.outcome import Dead, Done, Outcome
 from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Cells, line_of
 from penstock_workers.item.runner import ItemRunner
-from penstock_workers.item.settle import Settled
+from penstock_workers.item.shelves import Settled
 from penstock_workers.lanes.answer import Answer, NoAnswer
 from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings

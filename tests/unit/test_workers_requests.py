@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.exceptions import InvalidTaskError
-from celery_worker import Settings
+from celery_worker import Settings, no_engine
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
@@ -44,7 +44,7 @@ class Eventer:
 
 @pytest.fixture(scope="module")
 def app() -> Celery:
-    return create_app(Settings("redis://127.0.0.1:1/0"), lambda _app, _settings: None)
+    return create_app(Settings("redis://127.0.0.1:1/0").for_app(), no_engine)
 
 
 def item(app: Celery, eventer: Eventer, *, doc: str = "doc-1", redelivered: bool = False, **more: Any) -> ItemRequest:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pytest
 import redis
@@ -26,7 +27,7 @@ from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, Un
 from penstock_workers.item.refusals import UNSTORABLE
 from penstock_workers.item.runner import ItemRunner
 from penstock_workers.item.settle import Settler
-from penstock_workers.item.shelves import Settled
+from penstock_workers.item.shelves import Settled, Shelves
 from penstock_workers.item.starts import Starts
 from penstock_workers.metrics.tally import Tally
 from penstock_workers.settings import ProviderSettings
@@ -81,11 +82,11 @@ class House:
         self.stores = Stores()
         self.verdicts: dict[str, Verdict] = {}
         self.settler = Settler(
-            self.stores,
-            Failpoints({}),
+            cast(Shelves, self.stores),
+            Failpoints(()),
             Tally(("default",)),
             group_max=500,
-            linger_s=0.0,  # type: ignore[arg-type]  # as Shelves
+            linger_s=0.0,
         )
 
     def started(self, delivery: Delivery) -> None:
