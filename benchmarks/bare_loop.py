@@ -1,4 +1,4 @@
-"""What others pay for the same calls: `python -m benchmarks.bare_loop aiohttp|openai URL CALLS CONCURRENCY`.
+"""What others pay for the same calls: `python -m benchmarks.bare_loop aiohttp|openai URL CALLS CONCURRENCY [uvloop]`.
 
 One asyncio loop, so many coroutines in flight, bodies made beforehand, each answer parsed and dropped: nothing is stored,
 shared or survives a crash. Prints milliseconds of CPU per call and calls per second as JSON.
@@ -75,7 +75,14 @@ def main() -> None:
     peer, base_url, calls, concurrency = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     bodies = [request_body(n) for n in range(calls)]
     run = {"aiohttp": with_aiohttp, "openai": with_openai}[peer]
-    print(json.dumps(asyncio.run(run(base_url, bodies, concurrency))))
+    with asyncio.Runner(loop_factory=_uvloop() if "uvloop" in sys.argv[5:] else None) as runner:
+        print(json.dumps(runner.run(run(base_url, bodies, concurrency))))
+
+
+def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
+    import uvloop  # on demand: only one of the peers needs it
+
+    return uvloop.new_event_loop
 
 
 if __name__ == "__main__":

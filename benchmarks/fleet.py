@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
-from benchmarks.ground import GroundError, RunningRedis, Usage, process, usage, write_documents
+from benchmarks.ground import ROOT, GroundError, RunningRedis, Usage, process, usage, write_documents
 from penstock_ledger import Meta, RedisLedger, open_database
 from penstock_ledger.model import Job
 from penstock_producer import Producer
@@ -20,11 +20,15 @@ WARM_UP_DOCS = 1_000  # connections are open and every path has been walked befo
 READY_TIMEOUT_S = 60.0
 STALLED_S = 60.0  # without a single conclusion: something is broken, and waiting longer tells nothing
 LOOK_EACH_S = 0.05
+STEADY = (0.2, 0.8)  # of a job's items: between these marks its start, its ramp and its end are over or yet to come
 
 
 @dataclass(frozen=True)
 class JobCost:
-    """What one job cost. CPU in milliseconds per item, of each process; peaks in bytes, since the process started."""
+    """What one job cost. CPU in milliseconds per item, of each process; peaks in bytes, since the process started.
+
+    ``steady_ms`` is the workers' CPU per item over the middle of the job; all others are of the whole job.
+    """
 
     items: int
     wall_s: float
@@ -35,19 +39,25 @@ class JobCost:
     worker_peak: int
     control_peak: int
     dead: int = 0
+    steady_ms: float = 0.0
 
     @property
     def ours_ms(self) -> float:
         return self.submit_ms + self.worker_ms + self.control_ms
 
+    @property
+    def all_ms(self) -> float:
+        """Every process of ours: the workers once they are under way, and the whole of Redis, control and submit."""
+        return self.steady_ms + self.redis_ms + self.control_ms + self.submit_ms
+
 
 class Fleet:
     """Runs jobs, one after the other, and says what each cost."""
 
-    def __init__(self, place: Path, server: RunningRedis, worker_pid: int, control_pid: int) -> None:
+    def __init__(self, place: Path, server: RunningRedis, worker_pids: Sequence[int], control_pid: int) -> None:
         self._place = place
         self._server = server
-        self._worker_pid = worker_pid
+        self._worker_pids = worker_pids
         self._control_pid = control_pid
         self._client = server.client()
         self._jobs = 0
@@ -61,31 +71,35 @@ class Fleet:
         with Producer(database_url=_database_url(self._place)) as producer:
             job = producer.submit(path, {})
             submit_s = time.process_time() - own_cpu
-            self._wait(producer, job, items)
+            steady_ms = self._wait(producer, job, items)
         wall_s = time.monotonic() - started
         after = self._usages()
         worker, control, server = ((b.cpu_s - a.cpu_s) * 1000 / items for a, b in zip(before, after, strict=True))
         return JobCost(
             items, wall_s, submit_s * 1000 / items, worker, control, server, after[0].peak_bytes, after[1].peak_bytes,
-            int(self._client.hget(_stats(job), "dead") or 0),
+            int(self._client.hget(_stats(job), "dead") or 0), steady_ms,
         )  # fmt: skip
 
     def wait_ready(self) -> None:
         with contextlib.closing(open_database(_database_url(self._place))) as database:
             hot = RedisLedger(self._client, Meta(database).epoch())
             deadline = time.monotonic() + READY_TIMEOUT_S
-            while not hot.workers():
+            while len(hot.workers()) < len(self._worker_pids):
                 if time.monotonic() > deadline:
                     raise GroundError(f"no worker reported within {READY_TIMEOUT_S:.0f} s; see {self._place}")
                 time.sleep(LOOK_EACH_S)
 
-    def _wait(self, producer: Producer, job: Job, items: int) -> None:
-        """Looks at one counter in Redis, so that waiting costs the measured processes nothing."""
+    def _wait(self, producer: Producer, job: Job, items: int) -> float:
+        """Looks at one counter in Redis, so that waiting costs the measured processes nothing. Returns ``steady_ms``."""
         last, moved_at = -1, time.monotonic()
+        marks: list[tuple[int, float]] = []  # items done and seconds of CPU, where each of STEADY was passed
         while True:
             done = sum(int(count or 0) for count in self._client.hmget(_stats(job), ["succeeded", "dead"]))
+            while len(marks) < len(STEADY) and done >= STEADY[len(marks)] * items:
+                marks.append((done, self._workers().cpu_s))
             if done >= items and producer.status(job.job_id).job.state.final:
-                return
+                (first, before), (second, after) = marks
+                return (after - before) * 1000 / max(1, second - first)
             if done != last:
                 last, moved_at = done, time.monotonic()
             elif time.monotonic() - moved_at > STALLED_S:
@@ -93,7 +107,12 @@ class Fleet:
             time.sleep(LOOK_EACH_S)
 
     def _usages(self) -> tuple[Usage, Usage, Usage]:
-        return usage(self._worker_pid), usage(self._control_pid), usage(self._server.pid)
+        return self._workers(), usage(self._control_pid), usage(self._server.pid)
+
+    def _workers(self) -> Usage:
+        """All of them together; the peak is that of the largest."""
+        each = [usage(pid) for pid in self._worker_pids]
+        return Usage(sum(one.cpu_s for one in each), max(one.peak_bytes for one in each))
 
 
 @contextlib.contextmanager
@@ -106,22 +125,27 @@ def fleet(
     base_url: str = "http://127.0.0.1:9/v1",
     lane: str = "api",
     settings: Mapping[str, str] | None = None,
+    workers: int = 1,
+    checkout: Path = ROOT,
 ) -> Iterator[Fleet]:
     """``worker`` is the module of the worker process, the real one or one with another lane; ``lane`` its argument.
 
-    ``settings`` are further variables of both processes.
+    ``settings`` are further variables of all processes, which run the code of ``checkout``.
     """
     place.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(open_database(_database_url(place))) as database:
         database.migrate()
     variables = _variables(place, server, concurrency, base_url) | dict(settings or {})
-    with (
-        process(
-            [sys.executable, "-m", "penstock_workers", "control"], variables=variables, log=place / "c.log"
-        ) as control,
-        process([sys.executable, "-m", worker, lane], variables=variables, log=place / "w.log") as worker_process,
-    ):
-        running = Fleet(place, server, worker_process.pid, control.pid)
+    with contextlib.ExitStack() as processes:
+
+        def start(module: str, argument: str, log: str) -> int:
+            command = [sys.executable, "-m", module, argument]
+            return processes.enter_context(
+                process(command, variables=variables, log=place / log, checkout=checkout)
+            ).pid
+
+        control = start("penstock_workers", "control", "c.log")
+        running = Fleet(place, server, [start(worker, lane, f"w{n}.log") for n in range(workers)], control)
         running.wait_ready()
         running.run(WARM_UP_DOCS)
         yield running

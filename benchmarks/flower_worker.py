@@ -10,7 +10,8 @@ from celery.worker.request import Request as CelerysRequest
 from benchmarks.noop_worker import BODY, HEADERS, NoopLane
 from penstock_workers.build import WorkerEngine
 from penstock_workers.celery_app import app as app_module
-from penstock_workers.celery_app import strategy
+from penstock_workers.celery_app import handover
+from penstock_workers.celery_app.short_requests import ShortRequest
 from penstock_workers.lanes.answer import Answer, Tried
 from penstock_workers.lanes.base import Prepared
 from penstock_workers.settings import WorkerSettings
@@ -41,7 +42,8 @@ class StockRequest(CelerysRequest):  # type: ignore[misc]  # Celery is untyped
 def use_stock_events() -> None:
     app_module.ItemTask.Request = "benchmarks.flower_worker:StockRequest"
     app_module.ItemTask.send_events = True
-    vars(strategy)["gather_events"] = lambda *_: None
+    vars(handover)["gather_events"] = lambda *_: None
+    type.__setattr__(ShortRequest, "suits", staticmethod(lambda _message: False))  # each is Celery's whole request
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ import psutil
 import redis
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE_FOLDERS = ("producer", "workers", "ratelimit", "ledger", "gateway", "cli")
 START_TIMEOUT_S = 30.0
 TEXT = (
     "The quick brown fox jumps over the lazy dog near the bank of the river. " * 6
@@ -78,10 +79,23 @@ class RunningSimulator:
 def simulator(latency_ms: float, sigma: float) -> Iterator[RunningSimulator]:
     """`penstock simulate` without limits or faults, in a process of its own."""
     options = ["--port", "0", "--latency-ms", f"{latency_ms:g}", "--latency-sigma", f"{sigma:g}"]
-    with process([sys.executable, "-m", "penstock_cli.simulate", *options], stdout=subprocess.PIPE) as running:
+    with _serving([sys.executable, "-m", "penstock_cli.simulate", *options]) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def provider(latency_ms: float) -> Iterator[RunningSimulator]:
+    """A server that answers all alike and costs next to nothing, in a process of its own. See provider.py."""
+    with _serving([sys.executable, "-m", "benchmarks.provider", f"{latency_ms:g}"]) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def _serving(command: list[str]) -> Iterator[RunningSimulator]:
+    with process(command, stdout=subprocess.PIPE) as running:
         found = re.search(rb"serving (\S+)", _first_line(running))
         if found is None:
-            raise GroundError("the simulator did not say where it serves")
+            raise GroundError(f"{' '.join(command[1:])} did not say where it serves")
         yield RunningSimulator(found[1].decode(), running.pid)
 
 
@@ -92,12 +106,14 @@ def process(
     variables: Mapping[str, str] | None = None,
     stdout: int | None = None,
     log: Path | None = None,
+    checkout: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child that is ended with the block: asked first, then killed."""
+    """A child that is ended with the block: asked first, then killed. It runs the code of ``checkout``."""
     output = log.open("wb") if log is not None else None
-    started = subprocess.Popen(
-        command, env={**os.environ, **(variables or {})}, stdout=output or stdout, stderr=output, cwd=ROOT
-    )
+    environment = {**os.environ, **(variables or {})}
+    if checkout != ROOT:  # before what is installed in this environment
+        environment["PYTHONPATH"] = os.pathsep.join(str(checkout / folder) for folder in PACKAGE_FOLDERS)
+    started = subprocess.Popen(command, env=environment, stdout=output or stdout, stderr=output, cwd=checkout)
     try:
         yield started
     finally:

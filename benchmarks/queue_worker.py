@@ -17,7 +17,8 @@ from typing import Any  # noqa: E402
 from celery import Celery  # noqa: E402
 
 from penstock_producer.wire import TASK_NAME, queue_name  # noqa: E402
-from penstock_workers.celery_app.bridge import Acked, Bridge, Delivery  # noqa: E402
+from penstock_workers.celery_app.bridge import Bridge, Delivery  # noqa: E402
+from penstock_workers.item.outcome import Skipped  # noqa: E402
 from penstock_workers.metrics.samples import Sample  # noqa: E402
 
 QUEUE = queue_name("api")
@@ -30,14 +31,14 @@ class NullEngine:
     """Concludes everything in groups, and does nothing else."""
 
     def __init__(self) -> None:
-        self._concluded: list[tuple[Delivery, Acked]] = []
+        self._concluded: list[tuple[Delivery, Skipped]] = []
 
     async def start(self, bridge: Bridge) -> None:
         self._bridge = bridge
 
     def accept(self, delivery: Delivery) -> None:
         self._bridge.started(delivery)
-        self._concluded.append((delivery, Acked()))
+        self._concluded.append((delivery, Skipped("nothing to do")))
         if len(self._concluded) == 1:
             asyncio.get_running_loop().call_later(LINGER_S, self._flush)
 

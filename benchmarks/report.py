@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 
@@ -34,6 +34,7 @@ class Report:
     title: str
     rows: Sequence[Row]
     notes: Sequence[str] = field(default_factory=tuple)
+    ratios: Mapping[str, float] = field(default_factory=dict)  # what `--check` holds against targets.py, by name there
 
 
 def machine(client: redis.Redis) -> str:

@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import redis
+from outcomes import dead, done
 from servers import RedisServer, as_bytes
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.borders import DoorSettings
 from penstock_producer.wire import encode_item
 from penstock_workers.celery_app.app import PenstockApp
-from penstock_workers.celery_app.bridge import Acked, Bridge, Delivery, GivenBack, ItemEngine, Retried
+from penstock_workers.celery_app.bridge import Bridge, Delivery, ItemEngine
+from penstock_workers.item.outcome import Outcome, Released, Retry
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import WorkerSettings
 
@@ -52,6 +54,7 @@ class Settings:
     drain_seconds: float = 5.0
     visibility_timeout_s: float = 3.0
     event_sample: float | None = None
+    uvloop: bool = True
     seconds: float = 0.0  # how long each item runs
     name: str = "w"
     runs: str = ""  # file: one line with the task id for every start
@@ -59,7 +62,7 @@ class Settings:
     probe_dir: Path | None = None
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
-    stalled_s: float = 45.0  # see pulse.STALLED_S
+    stalled_s: float = 45.0  # see liveness.STALLED_S
     starts_s: float = 0.0  # how long the engine takes to start
     control: bool = True
     result_backend_url: str | None = None
@@ -77,7 +80,7 @@ def no_engine(_app: PenstockApp, _settings: WorkerSettings) -> ItemEngine:
 
 
 class RecordingEngine:
-    """Runs up to ``concurrency`` items at once; kwargs may ask for another verdict than success."""
+    """Runs up to ``concurrency`` items at once; kwargs may ask for another outcome than success."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -108,11 +111,11 @@ class RecordingEngine:
         waiting = [delivery for delivery in self._tasks if delivery not in self._running]
         for delivery in waiting:
             self._tasks.pop(delivery).cancel()
-        self._bridge.conclude([(delivery, GivenBack("drain")) for delivery in waiting])
+        self._bridge.conclude([(delivery, Released("drain")) for delivery in waiting])
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=deadline_s)
         self._flush()
-        self._bridge.conclude([(delivery, GivenBack("drain")) for delivery in self._tasks])
+        self._bridge.conclude([(delivery, Released("drain")) for delivery in self._tasks])
 
     async def stop(self) -> None:
         for task in self._tasks.values():
@@ -146,7 +149,7 @@ class RecordingEngine:
 
     def _settle(self, delivery: Delivery) -> None:
         self._tasks.pop(delivery, None)
-        self._settled.append((delivery, _verdict(delivery)))
+        self._settled.append((delivery, _outcome(delivery)))
         if len(self._settled) == 1:
             asyncio.get_running_loop().call_later(LINGER_S, self._flush)
 
@@ -162,14 +165,14 @@ class RecordingEngine:
         self._bridge.conclude(settled)
 
 
-def _verdict(delivery: Delivery) -> Any:
+def _outcome(delivery: Delivery) -> Outcome:
     body = delivery.kwargs.get("body") if isinstance(delivery.kwargs, dict) else None
-    wish = (body or {}).get("verdict")
+    wish = (body or {}).get("outcome")
     if wish == "failed":
-        return Acked(ok=False, error="the provider said no", runtime_s=0.1)
+        return dead("the provider said no")
     if wish == "retried":
-        return Retried("rate limited", 1.5)
-    return Acked(runtime_s=0.1)
+        return Retry(1.5, "rate limited")
+    return done()
 
 
 @dataclass
@@ -288,14 +291,14 @@ def until(condition: Callable[[], Any], timeout_s: float = 20, explain: Callable
 def main() -> None:
     from celery.signals import worker_ready
 
-    from penstock_workers.celery_app import pool, pulse
+    from penstock_workers.celery_app import liveness, pool
     from penstock_workers.celery_app.app import create_app
 
     settings = Settings(**json.loads(sys.argv[1]))
     probes = settings.probe_dir and Path(settings.probe_dir)
     settings = replace(settings, probe_dir=probes)
     setattr(pool, "BEAT_S", 0.1)  # noqa: B010 - the pool has imported the name, and for mypy it is not the pool's to set
-    pulse.STALLED_S = settings.stalled_s
+    liveness.STALLED_S = settings.stalled_s
     client = redis.Redis.from_url(settings.redis_url)
     app = create_app(settings.for_app(), lambda _app, _settings: RecordingEngine(settings))
 

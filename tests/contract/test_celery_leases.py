@@ -172,7 +172,7 @@ class TestFence:
         assert scripts.ack(held) == []
         assert client.exists("unacked.api", "unacked_index.api") == 0
 
-    @pytest.mark.parametrize("step", ["ack", "renew", "give_back", "park"])
+    @pytest.mark.parametrize("step", ["ack", "renew", "give_back", "set_aside"])
     def test_a_thawed_holder_changes_nothing_of_its_successors(
         self, client: redis.Redis, scripts: LeaseScripts, step: str
     ) -> None:
@@ -269,7 +269,7 @@ class TestReturn:
         """What no task wants is kept as it lay in the queue."""
         client.lpush(QUEUE, message("a"))
         held, _ = claim(client)
-        assert scripts.park(held) == []
+        assert scripts.set_aside(held) == []
         assert client.lrange(PARKED_KEY, 0, -1) == [message("a")]
 
     def test_priorities_return_to_their_list(self, client: redis.Redis) -> None:

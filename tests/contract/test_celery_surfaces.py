@@ -20,12 +20,13 @@ from kombu.asynchronous import Hub
 from kombu.connection import Connection
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
+from outcomes import dead
 from servers import RedisServer
 
 from penstock_workers.broker import transport
 from penstock_workers.celery_app import events, reports
-from penstock_workers.celery_app.bridge import Acked, Retried
 from penstock_workers.celery_app.sampling import EventSample
+from penstock_workers.item.outcome import Dead, Retry
 
 
 @pytest.fixture
@@ -162,13 +163,11 @@ class TestRequest:
         assert acks == ["ours"]
         assert request.acknowledged
 
-    @pytest.mark.parametrize(
-        "report", [reports.failure_report(Acked(False, "no")), reports.retry_report(Retried("429", 1))]
-    )
-    def test_our_reports_pass_for_exception_infos(self, made: Any, report: Any) -> None:
+    @pytest.mark.parametrize("outcome", [dead("no"), Retry(1, "429")])
+    def test_our_reports_pass_for_exception_infos(self, made: Any, outcome: Dead | Retry) -> None:
         """A failure or a retry without a traceback is acknowledged like any other."""
         request, _, acks = made
-        request.on_success((1, report, 0.1))
+        request.on_success(reports.celery_result(outcome))
         assert acks == ["first"]
 
     def test_acceptance_enters_it_among_the_active(self, made: Any) -> None:

@@ -49,8 +49,8 @@ def test_flower_sees_every_fate(fleet: Fleet, client_app: Celery) -> None:
         capture = receiver.itercapture(timeout=20, wakeup=False)
         next(capture, None)
         fleet.publish(40)
-        fleet.publish(5, first=100, verdict="failed")
-        fleet.publish(5, first=200, verdict="retried")
+        fleet.publish(5, first=100, outcome="failed")
+        fleet.publish(5, first=200, outcome="retried")
         wanted = {"task-received": 50, "task-started": 50, "task-succeeded": 40, "task-failed": 5, "task-retried": 5}
         for _ in capture:
             if wanted == {kind: n for kind, n in Counter(e["type"] for e in seen).items() if kind.startswith("task-")}:

@@ -17,7 +17,8 @@ from penstock_workers.broker.amqp.foreign import arrived
 from penstock_workers.broker.amqp.intake import RELAYED_TYPE, Intake
 from penstock_workers.broker.amqp.relay_scripts import Arrived, Taken
 from penstock_workers.broker.amqp.transport import Concluder
-from penstock_workers.broker.leases import Fate, Leases
+from penstock_workers.broker.held import BrokerAction
+from penstock_workers.broker.leases import Leases
 from penstock_workers.broker.messages import Message, payload_of
 
 
@@ -140,7 +141,7 @@ def test_a_call_under_way_when_the_consumer_is_cancelled_is_given_back(channel: 
     channel.intake.tick()
     channel.intake.cancel("c1")
     assert (channel.delivered, channel.acked) == ([], [2])
-    assert [lease.tag for lease in channel.leases._leaving[Fate.GIVE_BACK]] == ["a"]
+    assert [lease.tag for lease in channel.leases._leaving[BrokerAction.GIVE_BACK]] == ["a"]
 
 
 def test_a_call_under_way_when_the_connection_is_lost_is_given_back(channel: Channel) -> None:
@@ -152,7 +153,7 @@ def test_a_call_under_way_when_the_connection_is_lost_is_given_back(channel: Cha
     for step in channel.soon:
         step()
     assert (channel.delivered, channel.acked, len(channel.intake)) == ([], [], 0)
-    assert [lease.tag for lease in channel.leases._leaving[Fate.GIVE_BACK]] == ["a", "b"]
+    assert [lease.tag for lease in channel.leases._leaving[BrokerAction.GIVE_BACK]] == ["a", "b"]
 
 
 def test_a_consumer_that_hears_nothing_because_there_is_nothing_counts_as_asking(channel: Channel) -> None:

@@ -10,9 +10,10 @@ import pytest
 from redis.exceptions import ConnectionError as RedisGone
 
 from penstock_workers.broker import leases as module
+from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.lease_scripts import Keys, Lease
-from penstock_workers.broker.leases import Fate, Leases
-from penstock_workers.celery_app import host
+from penstock_workers.broker.leases import Leases
+from penstock_workers.celery_app import engine_thread
 
 LONG_S, SHORT_S = 3600.0, 0.03
 
@@ -39,8 +40,8 @@ class Scripts:
     def give_back(self, group: Sequence[Lease]) -> list[str]:
         return self._answer("give_back", group)
 
-    def park(self, group: Sequence[Lease]) -> list[str]:
-        return self._answer("park", group)
+    def set_aside(self, group: Sequence[Lease]) -> list[str]:
+        return self._answer("set_aside", group)
 
     def renew(self, group: Sequence[Lease]) -> tuple[str, list[str]]:
         lost = self._answer("renew", group)
@@ -60,6 +61,35 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Scripts:
     return scripts
 
 
+class Owner:
+    """Notes what it hears of its leases."""
+
+    def __init__(self) -> None:
+        self.lost_tags: list[str] = []
+        self.late_tags: list[tuple[BrokerAction, list[str]]] = []
+        self.has_lost = threading.Event()
+        self.asked = threading.Event()
+        self.turns = True
+
+    def may_renew(self) -> bool:
+        self.asked.set()
+        return self.turns
+
+    def lost(self, tags: Sequence[str]) -> None:
+        self.lost_tags += tags
+        self.has_lost.set()
+
+    def late(self, action: BrokerAction, tags: Sequence[str]) -> None:
+        self.late_tags.append((action, list(tags)))
+
+
+@pytest.fixture
+def owner(leases: Leases) -> Owner:
+    owner = Owner()
+    leases.serve(owner)
+    return owner
+
+
 @pytest.fixture
 def leases(scripts: Scripts) -> Iterator[Leases]:
     leases = Leases()
@@ -74,7 +104,7 @@ def open_for(leases: Leases, timeout_s: float) -> None:
 def test_conclusions_go_out_in_groups_with_the_score_seen(leases: Leases, scripts: Scripts) -> None:
     """Acknowledged tags leave with the lease time under which they were claimed; what is not held is passed over."""
     leases.claimed(["a", "b"], "1.0")
-    leases.conclude(["a", "b", "stranger"], Fate.ACK)
+    leases.conclude(["a", "b", "stranger"], BrokerAction.ACK)
     assert len(leases) == 2
     open_for(leases, LONG_S)
     assert leases.flush(5)
@@ -87,40 +117,30 @@ def test_conclusions_outlive_an_outage(leases: Leases, scripts: Scripts) -> None
     scripts.broken["ack"] = 3
     leases.claimed(["a"], "1.0")
     open_for(leases, LONG_S)
-    leases.conclude(["a"], Fate.ACK)
+    leases.conclude(["a"], BrokerAction.ACK)
     assert leases.flush(5)
     assert scripts.asked == [("ack", [Lease("a", "1.0")])]
 
 
-def test_a_conclusion_that_came_too_late_is_reported(leases: Leases, scripts: Scripts) -> None:
-    """The fate and the tags whose lease was lost are told, once."""
-    told: list[tuple[Fate, list[str]]] = []
-    leases.on_late = lambda fate, tags: told.append((fate, list(tags)))
+def test_a_conclusion_that_came_too_late_is_reported(leases: Leases, scripts: Scripts, owner: Owner) -> None:
+    """The owner hears the action and the tags whose lease was lost, once."""
     scripts.lost = {"b"}
     leases.claimed(["a", "b"], "1.0")
     open_for(leases, LONG_S)
-    leases.conclude(["a", "b"], Fate.ACK)
+    leases.conclude(["a", "b"], BrokerAction.ACK)
     assert leases.flush(5)
-    assert told == [(Fate.ACK, ["b"])]
+    assert owner.late_tags == [(BrokerAction.ACK, ["b"])]
 
 
-def test_renewals_keep_what_is_held_and_report_what_is_lost(leases: Leases, scripts: Scripts) -> None:
+def test_renewals_keep_what_is_held_and_report_what_is_lost(leases: Leases, scripts: Scripts, owner: Owner) -> None:
     """A lost lease is let go and told of; the others carry their new time from then on."""
-    gone = threading.Event()
-    lost: list[str] = []
-
-    def on_lost(tags: Sequence[str]) -> None:
-        lost.extend(tags)
-        gone.set()
-
-    leases.on_lost = on_lost
     scripts.lost = {"b"}
     leases.claimed(["a", "b"], "1.0")
     open_for(leases, SHORT_S)
-    assert gone.wait(5)
-    assert lost == ["b"]
+    assert owner.has_lost.wait(5)
+    assert owner.lost_tags == ["b"]
     assert leases.tags() == ["a"]
-    leases.conclude(["a"], Fate.GIVE_BACK)
+    leases.conclude(["a"], BrokerAction.GIVE_BACK)
     assert leases.flush(5)
     assert ("give_back", [Lease("a", "2.0")]) in scripts.asked
 
@@ -129,58 +149,51 @@ def test_renewals_do_not_wait_for_failing_conclusions(leases: Leases, scripts: S
     """While a step fails again and again, leases are renewed all the same."""
     scripts.broken["give_back"] = 10**6
     leases.claimed(["a", "b"], "1.0")
-    leases.conclude(["b"], Fate.GIVE_BACK)
+    leases.conclude(["b"], BrokerAction.GIVE_BACK)
     open_for(leases, SHORT_S)
     assert scripts.renewed.wait(5)
     scripts.broken.clear()
 
 
 def test_nothing_is_renewed_while_the_items_stand_still(
-    leases: Leases, scripts: Scripts, caplog: pytest.LogCaptureFixture
+    leases: Leases, scripts: Scripts, owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker whose item loop is stuck lets its leases end, says so, and renews again when the loop turns (A13)."""
-    turns = False
-    asked = threading.Event()
-
-    def may_renew() -> bool:
-        asked.set()
-        return turns
-
-    leases.may_renew = may_renew
+    owner.turns = False
     leases.claimed(["a"], "1.0")
     open_for(leases, SHORT_S)
     for _ in range(2):
-        assert asked.wait(5)
-        asked.clear()
+        assert owner.asked.wait(5)
+        owner.asked.clear()
     assert scripts.asked == []
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
         "the item loop is stuck: 1 leases are not renewed, so that other workers take those items"
     ]
-    turns = True
+    owner.turns = True
     assert scripts.renewed.wait(5)
 
 
 def test_a_loop_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """From another thread, by the time at which it turned last (A13)."""
-    monkeypatch.setattr(host, "LOOP_BEAT_S", 0.01)
-    monkeypatch.setattr(host, "LOOP_STUCK_S", 0.2)
+    monkeypatch.setattr(engine_thread, "LOOP_BEAT_S", 0.01)
+    monkeypatch.setattr(engine_thread, "LOOP_STUCK_S", 0.2)
     engine = AsyncMock()
     engine.stats = dict
-    hosting = host.EngineHost(lambda: engine, lambda: None)
-    hosting.start()
-    assert hosting.loop_turns()
+    hosting = engine_thread.EngineThread(lambda: engine)
+    hosting.start(AsyncMock())
+    assert hosting.turns()
     gate, stuck = threading.Event(), threading.Event()
 
     def stand_still() -> None:
         stuck.set()
         gate.wait(10)
 
-    hosting._call(stand_still)
+    hosting.call(stand_still)
     assert stuck.wait(5)
-    while hosting.loop_turns():
+    while hosting.turns():
         stuck.wait(0.01)
     gate.set()
-    while not hosting.loop_turns():
+    while not hosting.turns():
         gate.wait(0.01)
     assert hosting.stop(5)
 
@@ -192,8 +205,8 @@ def test_a_message_claimed_anew_is_not_lost_by_an_older_renewal(leases: Leases) 
     leases.claimed(["a"], "5.0")
     assert leases._note_renewal(group, "2.0", {"a"}) == []
     assert leases._note_renewal(group, "2.0", set()) == []
-    leases.conclude(["a"], Fate.ACK)
-    assert leases._take(Fate.ACK) == [Lease("a", "5.0")]
+    leases.conclude(["a"], BrokerAction.ACK)
+    assert leases._take(BrokerAction.ACK) == [Lease("a", "5.0")]
     leases._settled()
 
 

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from envelopes import decode_envelope
@@ -24,8 +24,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job, JobState
 from penstock_producer import tracing, wire
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.flight import Flight
-from penstock_workers.item.outcome import Parked, Released, Retry
+from penstock_workers.item.flight import Flight, Mark
+from penstock_workers.item.outcome import Outcome, Parked, Released, Retry
 from penstock_workers.item.shelves import Settled
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing.feeds import FeedSpans
@@ -36,6 +36,7 @@ from penstock_workers.tracing.spans import Kind, Span
 
 KEY = ItemKey("job_a", 1, "doc-1")
 HEADER = tracing.traceparent(tracing.trace_of(KEY))
+GIVEN_UP = Released("given up by this worker")
 trace_ids = st.integers(0, 2**128 - 1)
 shares = st.floats(0, 1)
 
@@ -112,7 +113,7 @@ OFF_THEN_ON = """
 
     build_engine(WorkerSettings())
     with open_tracing(WorkerSettings(), "api") as tracing:
-        print(tracing, "penstock_workers.tracing.notes" in sys.modules)
+        print(tracing, "penstock_workers.tracing.items" in sys.modules)
     print([name for name in sys.modules if name.startswith(("opentelemetry.exporter", "opentelemetry.sdk.trace"))])
 
     sys.modules["opentelemetry.exporter"] = None  # as if it were not installed
@@ -134,15 +135,25 @@ def test_off_imports_nothing_and_on_says_what_to_install() -> None:
 # -- what a worker decides and tells ---------------------------------------------------------------------------------------
 
 
-def _flight(header: object = None) -> Flight:
+def _flight(header: object = None, **marks: int) -> Flight:
+    """An attempt whose message was read, with its further marks."""
     kwargs = {"v": 1, "job": KEY.job_id, "gen": KEY.generation, "doc": KEY.doc_id, "body": {}}
-    flight = Flight(Delivery("t", kwargs, {} if header is None else {"traceparent": header}, queue="penstock.api"))
+    headers = {} if header is None else {"traceparent": header}
+    flight = Flight(Delivery("t", kwargs, headers, queue="penstock.api"), marks=_marks(read=1_000, **marks))
     flight.message = wire.decode_item(kwargs, {})
     return flight
 
 
-def _items(share: float, told: list[Span]) -> ItemTraces:
-    return ItemTraces(share, "api", ModelCalls(WorkerSettings()), told.extend)
+def _marks(**later: int) -> dict[Mark, int]:
+    marks: dict[Mark, int] = {"claimed": 1_000, "decided": 5_000}
+    return marks | cast("dict[Mark, int]", later)
+
+
+def _spans_of(flight: Flight, outcome: Outcome = GIVEN_UP, share: float = 1.0) -> list[Span]:
+    """What a worker with that share hands over once the item is settled."""
+    spans: list[Span] = []
+    ItemTraces(share, "api", ModelCalls(WorkerSettings()), spans.extend).settled([Settled(flight, outcome)])
+    return spans
 
 
 @pytest.mark.parametrize(
@@ -151,33 +162,49 @@ def _items(share: float, told: list[Span]) -> ItemTraces:
 )  # fmt: skip
 def test_the_feeders_word_goes_first(header: object, share: float, traced: bool) -> None:
     """An item is traced when its message says so, whatever the worker's share; else as the worker's share says."""
-    notes = _items(share, []).begin(_flight(header), 1)
-    assert (notes is not None) == traced
-    if notes is not None:
-        assert notes.root == tracing.trace_of(KEY)
-        assert notes.has_root == (header == HEADER)
+    spans = _spans_of(_flight(header), share=share)
+    assert bool(spans) == traced
+    if spans:
+        assert spans[-1].context.trace_id == tracing.trace_of(KEY).trace_id
+        assert spans[-1].parent == (tracing.trace_of(KEY) if header == HEADER else None)
 
 
 def test_a_message_that_names_no_item_is_not_traced() -> None:
     """Without a key there is no trace to put it in."""
-    assert _items(1.0, []).begin(Flight(Delivery("t", None, {})), 1) is None
+    assert not _spans_of(Flight(Delivery("t", None, {}), marks=_marks()))
+
+
+def test_an_attempt_without_marks_is_not_traced() -> None:
+    """Where tracing is off a mark keeps nothing, and nothing is made of the item."""
+    flight = _flight(HEADER)
+    flight.marks = None
+    flight.mark("called")
+    assert flight.marks is None
+    assert not _spans_of(flight)
 
 
 def test_an_item_turned_away_at_once_has_a_whole_trace() -> None:
     """Whatever step was the last, the spans there are have a beginning, an end and a parent, and no call is invented."""
-    told: list[Span] = []
-    items = _items(1.0, told)
-    flight = _flight(HEADER)
-    flight.notes = items.begin(flight, 1_000)
-    assert flight.notes is not None
-    flight.notes.judged = 2_000
-    items.settled([Settled(flight, Released("given up by this worker"))])
-    assert [span.name for span in told] == ["wait", "settle", "process penstock.api"]
-    assert all(span.ended_ns >= span.began_ns >= 1_000 for span in told)
-    process = told[-1]
+    spans = _spans_of(_flight(HEADER))
+    assert [span.name for span in spans] == ["wait", "settle", "process penstock.api"]
+    assert all(span.ended_ns >= span.began_ns >= 1_000 for span in spans)
+    process = spans[-1]
     assert process.parent == tracing.trace_of(KEY)
     assert not process.error
-    assert {span.parent for span in told[:-1]} == {process.context}
+    assert {span.parent for span in spans[:-1]} == {process.context}
+
+
+@pytest.mark.parametrize(
+    ("seated", "prepared", "waits_for", "waited_ms"),
+    [(2_000_000, 3_000_000, "quota", 6.0), (8_000_000, 8_000_000, "slot", 1.0)],
+)
+def test_the_wait_is_named_by_its_longest_part(seated: int, prepared: int, waits_for: str, waited_ms: float) -> None:
+    """From the claim to its turn an item waits for a slot and then for the quota: the span tells both apart."""
+    wait = _spans_of(_flight(seated=seated, prepared=prepared, admitted=9_000_000, decided=9_500_000))[0]
+    assert (wait.began_ns, wait.ended_ns) == (1_000, 9_000_000)
+    assert wait.attributes["penstock.wait.for"] == waits_for
+    assert wait.attributes["penstock.wait.quota_ms"] == waited_ms
+    assert wait.attributes["penstock.wait.slot_ms"] == (seated - 1_000) / 1e6
 
 
 @pytest.mark.parametrize(
@@ -190,15 +217,11 @@ def test_an_item_turned_away_at_once_has_a_whole_trace() -> None:
 )
 def test_errors_are_named_and_not_quoted(outcome: Retry | Parked, name: str) -> None:
     """The name of a failure is told; what a provider, a setting or a hook said with it is not."""
-    told: list[Span] = []
-    items = _items(1.0, told)
-    flight = _flight()
-    flight.notes = items.begin(flight, 1)
-    items.settled([Settled(flight, outcome)])
-    process = told[-1]
+    spans = _spans_of(_flight(), outcome)
+    process = spans[-1]
     assert process.error
     assert process.attributes["error.type"] == name
-    assert "quokka" not in repr(told)
+    assert "quokka" not in repr(spans)
 
 
 def test_a_feed_tells_of_what_it_traces() -> None:

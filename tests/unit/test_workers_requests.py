@@ -11,15 +11,16 @@ import pytest
 from celery import Celery
 from celery.exceptions import InvalidTaskError
 from celery_worker import Settings, no_engine
+from outcomes import dead
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
 from penstock_workers.broker.messages import Message, payload_of
 from penstock_workers.celery_app.app import create_app
-from penstock_workers.celery_app.bridge import Acked, Retried
-from penstock_workers.celery_app.reports import ERROR_MAX_CHARS, failure_report, retry_report
+from penstock_workers.celery_app.reports import ERROR_MAX_CHARS, celery_result
 from penstock_workers.celery_app.requests import ID_MAX_CHARS, DoorRequest, ItemRequest
 from penstock_workers.celery_app.sampling import EventSample
+from penstock_workers.item.outcome import Retry
 
 SECRET = "the patient's file"
 QUEUE = "penstock.api"
@@ -58,7 +59,7 @@ def item(app: Celery, eventer: Eventer, *, doc: str = "doc-1", redelivered: bool
 
 def fail(request: ItemRequest) -> None:
     request.acknowledged = True
-    request.on_success((1, failure_report(Acked(ok=False, error="bad_request: no such model")), 0.1))
+    request.on_success(celery_result(dead("no such model")))
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_a_retry_is_always_told(app: Celery, watched: Eventer) -> None:
     request = item(app, watched)
     request.receive(EventSample(0.0))
     request.acknowledged = True
-    request.on_success((1, retry_report(Retried("server_error: 500", 2.0)), 0.0))
+    request.on_success(celery_result(Retry(2.0, "server_error: 500")))
     assert watched.types == ["task-received", "task-retried"]
     assert "server_error: 500" in watched.sent[-1][1]["exception"]
 
@@ -161,11 +162,11 @@ def test_ids_are_shown_and_documents_are_not(app: Celery, watched: Eventer) -> N
 
 def test_long_reasons_are_cut(app: Celery, watched: Eventer) -> None:
     """A provider that echoes a request of megabytes does not fill Redis and Flower with it."""
-    for report in (failure_report(Acked(ok=False, error="y" * 10**6)), retry_report(Retried("y" * 10**6, 1.0))):
+    for outcome in (dead("y" * 10**6), Retry(1.0, "y" * 10**6)):
         request = item(app, watched)
         request.receive(EventSample(0.0))
         request.acknowledged = True
-        request.on_success((1, report, 0.0))
+        request.on_success(celery_result(outcome))
     assert all(len(repr(event)) < 4 * ERROR_MAX_CHARS for event in watched.sent)
 
 

@@ -17,7 +17,7 @@ from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
 from penstock_workers.backlog import AWAY_FRESH_S, UNSETTLED_MAX_S, Backlog
-from penstock_workers.celery_app.bridge import Acked, Delivery, SetAside, Verdict
+from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
 from penstock_workers.item import insist
@@ -76,11 +76,11 @@ class Stores:
 
 
 class House:
-    """A settler on stores that misbehave; hears verdicts as the pool does."""
+    """A settler on stores that misbehave; hears outcomes as the pool does."""
 
     def __init__(self) -> None:
         self.stores = Stores()
-        self.verdicts: dict[str, Verdict] = {}
+        self.outcomes: dict[str, Outcome] = {}
         self.settler = Settler(
             cast(Shelves, self.stores),
             Failpoints(()),
@@ -92,8 +92,8 @@ class House:
     def started(self, delivery: Delivery) -> None:
         """Nothing waits for it here."""
 
-    def conclude(self, pairs: Sequence[tuple[Delivery, Verdict]]) -> None:
-        self.verdicts |= {delivery.task_id: verdict for delivery, verdict in pairs}
+    def conclude(self, pairs: Sequence[tuple[Delivery, Outcome]]) -> None:
+        self.outcomes |= {delivery.task_id: outcome for delivery, outcome in pairs}
 
     async def settle(self, *group: Settled) -> None:
         for settled in group:
@@ -121,7 +121,7 @@ async def test_a_refused_result_is_found_and_becomes_a_dead_letter(house: House)
     """Of 400 outcomes one that SQL will never take becomes a dead letter with its reason; all others are stored (A4)."""
     house.stores.sql = refuse("d123", FOR_GOOD, Done)
     await house.settle(*(done(f"d{number}") for number in range(400)))
-    assert len(house.stores.rows) == len(house.verdicts) == 400
+    assert len(house.stores.rows) == len(house.outcomes) == 400
     odd = house.stores.rows.pop("d123")
     assert all(isinstance(outcome, Done) for outcome in house.stores.rows.values())
     assert isinstance(odd, Dead)
@@ -140,9 +140,9 @@ async def test_what_no_row_can_hold_is_set_aside(house: House) -> None:
     house.stores.sql = refuse("odd", FOR_GOOD)
     await house.settle(done("a"), done("odd"), done("b"))
     assert set(house.stores.rows) == {"a", "b"}
-    verdict = house.verdicts["t-odd"]
-    assert isinstance(verdict, SetAside)
-    assert "cannot contain NUL" in verdict.why
+    outcome = house.outcomes["t-odd"]
+    assert isinstance(outcome, Unreadable)
+    assert "cannot contain NUL" in outcome.why
 
 
 async def test_a_retry_that_redis_never_takes_is_set_aside_and_a_result_stands(house: House) -> None:
@@ -151,8 +151,9 @@ async def test_a_retry_that_redis_never_takes_is_set_aside_and_a_result_stands(h
     house.stores.redis = lambda settled: (_ for _ in ()).throw(wrong) if "odd" in settled.flight.key.doc_id else None
     later = flight("odd-retry")
     await house.settle(done("a"), done("odd-result"), Settled(later, Retry(1.0, "again")))
-    assert house.verdicts["t-a"] == house.verdicts["t-odd-result"] == Acked(runtime_s=0.005)
-    assert isinstance(house.verdicts["t-odd-retry"], SetAside)
+    assert isinstance(house.outcomes["t-a"], Done)
+    assert isinstance(house.outcomes["t-odd-result"], Done)
+    assert isinstance(house.outcomes["t-odd-retry"], Unreadable)
 
 
 async def test_an_outage_is_waited_for_and_shown(house: House, caplog: pytest.LogCaptureFixture) -> None:
@@ -190,10 +191,10 @@ async def test_a_start_that_cannot_be_counted_holds_up_no_other() -> None:
     """An id that no client can send is set aside at begin, and the items that began with it go (B5)."""
     starts = Starts(Ledger(), None, None)  # type: ignore[arg-type]  # neither SQL nor strays are asked
     starts.start()
-    verdicts = await asyncio.gather(*(starts.begin(flight(doc)) for doc in ("a", "\ud800", "b")))
+    outcomes = await asyncio.gather(*(starts.begin(flight(doc)) for doc in ("a", "\ud800", "b")))
     await starts.close()
-    assert verdicts[0] is verdicts[2] is None
-    assert isinstance(verdicts[1], Unreadable)
+    assert outcomes[0] is outcomes[2] is None
+    assert isinstance(outcomes[1], Unreadable)
 
 
 class Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 
@@ -73,7 +73,7 @@ class WorkerEngine:
         self._hot = stores.hot
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         self._tracing = self._closing.enter_context(open_tracing(settings, settings.lane))
-        new_runner, tell = _traced(self._tracing)
+        traces = None if self._tracing is None else self._tracing.of_items()
         start_child = child_starter(settings)
         suspects = Crew(start_child, _suspect_children(settings))
         settler = Settler(
@@ -82,11 +82,11 @@ class WorkerEngine:
             self._tally,
             group_max=settings.commit_max,
             linger_s=settings.commit_linger_s,
-            tell=partial(_after_settling, tell),
+            tell=partial(_after_settling, None if traces is None else traces.settled),
         )
         starts = Starts(stores.hot, outcomes, Strays(jobs))
         self._settler, self._backlogs = settler, (settler.backlog, starts.backlog)
-        self._runner = new_runner(
+        self._runner = ItemRunner(
             lane=self._lane,
             jobs=JobBook(read_job(jobs, settings)),
             bodies=Bodies(stores.database, settings),
@@ -102,6 +102,7 @@ class WorkerEngine:
             concurrency=settings.concurrency,
             pause_after_run=settings.pause_after_run,
             causes=Causes(stores.hot.failing.note),
+            traced=traces is not None,
         )
         await self._runner.start(bridge)
         self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe)
@@ -217,16 +218,6 @@ def _after_settling(tell: Tell | None, group: Sequence[Settled]) -> None:
             settled.flight.room.release()
     if tell is not None:
         tell(group)
-
-
-def _traced(tracing: Tracing | None) -> tuple[Callable[..., ItemRunner], Tell | None]:
-    """The runner, and who hears of settled items. Without tracing nothing is asked of an item, nor imported."""
-    if tracing is None:
-        return ItemRunner, None
-    from penstock_workers.tracing.notes import NotingRunner
-
-    items = tracing.of_items()
-    return partial(NotingRunner, items), items.settled
 
 
 def build_engine(settings: WorkerSettings) -> ItemEngine:

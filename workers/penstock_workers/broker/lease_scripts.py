@@ -69,7 +69,7 @@ class LeaseScripts:
         self._ack = client.register_script(script_text("ack"))
         self._renew = client.register_script(script_text("renew"))
         self._give_back = client.register_script(script_text("give_back"))
-        self._park = client.register_script(script_text("park"))
+        self._set_aside = client.register_script(script_text("set_aside"))
         self._restore = client.register_script(script_text("restore"))
 
     def ack(self, leases: Sequence[Lease]) -> list[str]:
@@ -89,11 +89,11 @@ class LeaseScripts:
         arguments = [where.visibility_timeout_s, where.prefix, where.steps_text, *_pairs(leases)]
         return _texts(self._give_back([where.unacked, where.unacked_index, where.parked], arguments))
 
-    def park(self, leases: Sequence[Lease]) -> list[str]:
+    def set_aside(self, leases: Sequence[Lease]) -> list[str]:
         """Keep messages aside that no task wants; returns the tags whose lease was lost."""
         where = self._where
         arguments = [where.visibility_timeout_s, *_pairs(leases)]
-        return _texts(self._park([where.unacked, where.unacked_index, where.parked], arguments))
+        return _texts(self._set_aside([where.unacked, where.unacked_index, where.parked], arguments))
 
     def restore(self, next_sweep_s: float) -> int:
         """Return messages whose lease has run out to their queues, at most ``RESTORED_PER_SWEEP``.

@@ -53,7 +53,7 @@ class ItemTask(Task):  # type: ignore[misc]  # Celery is untyped
     """One document. Its body is the engine's; Celery only sees it come and go."""
 
     name = TASK_NAME
-    Strategy = "penstock_workers.celery_app.strategy:item_strategy"
+    Strategy = "penstock_workers.celery_app.handover:item_strategy"
     Request = "penstock_workers.celery_app.requests:ItemRequest"
     send_events = False  # Celery's own: its request sends what is worth sending
     acks_late = True

@@ -12,14 +12,11 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from celery.worker import state
 
-from penstock_workers.celery_app.host import EngineHost
-
-if TYPE_CHECKING:
-    from penstock_workers.celery_app.pool import AsyncioPool
+from penstock_workers.celery_app.engine_thread import EngineThread
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +27,24 @@ FLUSH_TIMEOUT_S = 5.0  # for telling Redis; what it does not hear returns when i
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+class DrainedPool(Protocol):
+    """What the drain asks of the pool, in place of the hub."""
+
+    def deliver(self) -> None: ...
+
+    def is_idle(self) -> bool: ...
+
+    def give_back_all(self) -> int: ...
+
+    def finish(self, timeout_s: float) -> None: ...
+
+
 class Drain:
     """One run at the end of a pool's life."""
 
-    def __init__(self, pool: AsyncioPool, host: EngineHost, hub: Any, drain_seconds: float) -> None:
+    def __init__(self, pool: DrainedPool, engine: EngineThread, hub: Any, drain_seconds: float) -> None:
         self._pool = pool
-        self._host = host
+        self._engine = engine
         self._hub = hub
         self._seconds = 0.0 if state.should_terminate else drain_seconds
         self._hurried = threading.Event()
@@ -50,12 +59,12 @@ class Drain:
         given_back = self._pool.give_back_all()
         if given_back:
             log.warning("%d items did not end in time; they are back in their queues", given_back)
-        if not self._host.stop(STOP_TIMEOUT_S):
+        if not self._engine.stop(STOP_TIMEOUT_S):
             log.warning("the item engine did not stop within %.0f s; ending without it", STOP_TIMEOUT_S)
         self._pool.finish(FLUSH_TIMEOUT_S)
 
     def _drain(self) -> None:
-        drained = self._host.drain(self._seconds)
+        drained = self._engine.drain(self._seconds)
         until = monotonic() + self._seconds
         while monotonic() < until + GRACE_S and not self._hurried.is_set():
             self._turn()

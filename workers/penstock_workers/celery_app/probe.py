@@ -5,7 +5,7 @@ loaded) on, ``ready`` while it takes work, and ``alive``, touched by the loop th
 and ``note`` while it waits for something that a person may want to know. ``penstock-probe alive`` looks at the age
 of ``alive``, and prints the note. No server is asked, so no server's outage ends a worker that waits for it as it should.
 
-A worker touches ``alive`` by rules of its own (pulse.py); any other loop does it at each turn::
+A worker touches ``alive`` by rules of its own (liveness.py); any other loop does it at each turn::
 
     probes = ProbeFiles(settings.probe_dir)  # None: nothing is written
     probes.started()

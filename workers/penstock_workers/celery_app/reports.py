@@ -1,12 +1,15 @@
-"""What Celery wants to see of an item that did not succeed: the shape of an ExceptionInfo, without a traceback to format."""
+"""What Celery's request is told of an outcome: (failed, report or None, runtime in s), as its own pools tell it.
+
+A report has the shape of an ExceptionInfo, without a traceback to format.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from celery.exceptions import Retry
+from celery.exceptions import Retry as CeleryRetry
 
-from penstock_workers.celery_app.bridge import Acked, Retried
+from penstock_workers.item.outcome import Dead, Done, Outcome, Retry
 
 ERROR_MAX_CHARS = 300  # a provider's words may quote the request; whole they are in the ledger
 
@@ -16,24 +19,29 @@ class ItemFailed(Exception):
 
 
 class ItemWillRetry(Exception):
-    """The item waits for its next try."""
+    """The item waits for its next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ErrorReport:
     """Read by celery.worker.request.Request: an exception for the event, and the text under it."""
 
     exception: Exception
     traceback: str
 
 
-def failure_report(verdict: Acked) -> Report:
-    return Report(ItemFailed(_cut(verdict.error or "failed")), "")
-
-
-def retry_report(verdict: Retried) -> Report:
-    error = _cut(verdict.error)
-    return Report(Retry(error, exc=ItemWillRetry(error), when=verdict.after_s), "")
+def celery_result(outcome: Outcome) -> tuple[int, ErrorReport | None, float]:
+    """Of an outcome whose message is acknowledged."""
+    match outcome:
+        case Done(result):
+            return 0, None, result.latency_ms / 1000
+        case Dead(letter):
+            return 1, ErrorReport(ItemFailed(_cut(f"{letter.reason}: {letter.last_error}")), ""), 0.0
+        case Retry(after_s, error):
+            words = _cut(error)
+            return 1, ErrorReport(CeleryRetry(words, exc=ItemWillRetry(words), when=after_s), ""), 0.0
+        case _:  # nothing was run: it was finished before, or waits elsewhere
+            return 0, None, 0.0
 
 
 def _cut(text: str) -> str:

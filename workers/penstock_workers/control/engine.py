@@ -13,8 +13,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 
-from penstock_workers.celery_app.bridge import Bridge, Delivery, SetAside
+from penstock_workers.celery_app.bridge import Bridge, Delivery
 from penstock_workers.control.loop import Control, start_control
+from penstock_workers.item.outcome import Unreadable
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ControlEngine:
-    """Implements ``engine.ItemEngine``."""
+    """Implements ``bridge.ItemEngine``."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -39,7 +40,7 @@ class ControlEngine:
         """Somebody has put an item where no items belong."""
         assert self._bridge is not None, "start() comes first"
         log.error("item %s lies in %s, which is for jobs; it is kept aside", delivery.task_id, delivery.queue)
-        self._bridge.conclude([(delivery, SetAside("no items are run from this queue"))])
+        self._bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])
 
     def abort(self, delivery: Delivery, why: str) -> None:
         """Nothing runs here."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from time import time_ns
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.judge import Failure, Reply
 from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings
 
 if TYPE_CHECKING:
     from penstock_workers.item.admission import Turn
     from penstock_workers.lanes.answer_memory import Room
-    from penstock_workers.tracing.notes import Notes
+
+# The moments of an item that traces are made of, in their order; a try apart repeats those from "seated" on.
+Mark = Literal["claimed", "read", "seated", "prepared", "admitted", "called", "answered", "decided"]
 
 
 class Spent(NamedTuple):
@@ -67,7 +71,12 @@ class Flight:
     last_answer: bytes | None = None
     spent: Spent = NOTHING_SPENT  # of this try: what its answer cost, accepted or not
     room: Room | None = None  # that a large answer takes in memory, until the item is settled
-    notes: Notes | None = None  # of an item that is traced; written and read by penstock_workers.tracing
+    happened: Failure | Reply | None = None  # what the call to the model came to, before the job's own checks
+    marks: dict[Mark, int] | None = None  # when the item came to which moment, in ns since 1970; None without tracing
+
+    def mark(self, name: Mark) -> None:
+        if self.marks is not None:
+            self.marks[name] = time_ns()
 
     @property
     def opened(self) -> bool:

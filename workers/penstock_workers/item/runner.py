@@ -85,6 +85,7 @@ class ItemRunner:
         concurrency: int,
         pause_after_run: int = 20,
         causes: Causes | None = None,
+        traced: bool = False,
     ) -> None:
         self._lane = lane
         self._jobs = jobs
@@ -99,6 +100,7 @@ class ItemRunner:
         self._code = code
         self._runs = Runs(pause_after_run)
         self._causes = causes or Causes()
+        self._traced = traced  # attempts keep the times of their marks
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._bridge: Bridge | None = None
         self._draining = False
@@ -120,16 +122,22 @@ class ItemRunner:
         return paused or decide(flight, happened, self._policy, put_off=not self._admission.may_retry(flight))
 
     async def _try(self, flight: Flight) -> Failure | Reply:
+        flight.mark("seated")
         await self._prepare(flight)
+        flight.mark("prepared")
         await self._admit(flight)
+        flight.mark("admitted")
         try:
             await self._begin(flight)
             flight.turn.start()
+            flight.mark("called")
             tried = await self._infer(flight)
+            flight.mark("answered")
             happened = self._judge(flight, tried)
             flight.turn.conclude(tried, happened)
         finally:
             flight.turn.release()  # gives back what was never started
+            del flight.turn  # it knows the flight: both would wait for the collector, with the request's body
         return await self._accept(flight, happened)
 
     async def _open(self, flight: Flight) -> None:
@@ -138,6 +146,7 @@ class ItemRunner:
             flight.message = decode_item(flight.delivery.kwargs, flight.delivery.headers)
         except (BadMessage, UnknownMessageVersion) as error:
             raise TurnedAway(Unreadable(str(error))) from error
+        flight.mark("read")
         job_id = flight.key.job_id
         try:
             flight.job = self._jobs.known(job_id) or await self._job(job_id)
@@ -256,7 +265,7 @@ class ItemRunner:
         if isinstance(tried, NoAnswer) and not tried.sent:
             flight.calls = 0
         flight.last_answer, flight.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
-        happened = name_failure(tried, time.time())
+        happened = flight.happened = name_failure(tried, time.time())
         flight.spent = _spent(flight, happened)
         self._causes.note(flight, happened)
         return happened
@@ -344,8 +353,10 @@ class ItemRunner:
     # -- one item's task ---------------------------------------------------------------------------------------------
 
     async def _fly(self, delivery: Delivery) -> None:
-        flight = Flight(delivery)
+        flight = Flight(delivery, marks={} if self._traced else None)
+        flight.mark("claimed")
         outcome = await self._outcome(flight)
+        flight.mark("decided")
         self._tasks.pop(delivery, None)
         self._settler.put(Settled(flight, outcome))
 

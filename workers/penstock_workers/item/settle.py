@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock_workers.backlog import Backlog
-from penstock_workers.celery_app.bridge import Acked, Bridge, GivenBack, Retried, SetAside, Verdict
+from penstock_workers.celery_app.bridge import Bridge
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.gather import Gatherer
 from penstock_workers.item.insist import Insistence
-from penstock_workers.item.outcome import Dead, Done, Released, Retry, Unreadable
 from penstock_workers.item.refusals import Choice, Refusals
 from penstock_workers.item.shelves import Settled, Shelves
 from penstock_workers.metrics.tally import Tally
@@ -90,7 +89,7 @@ class Settler:
         self.groups += 1
         self._tally.settled(group)
         assert self._bridge is not None, "start() comes first"
-        self._bridge.conclude([(settled.flight.delivery, _verdict(settled)) for settled in group])
+        self._bridge.conclude([(settled.flight.delivery, settled.outcome) for settled in group])
         if self._tell_of is not None:
             self._tell_of(group)
         self.backlog.done(more=len(self._gatherer) > 0)
@@ -115,20 +114,3 @@ class Settler:
         again = await store.write(write, [choice.settled for choice in choices if choice.is_to_be_written])
         kept += [settled for part, _ in again.parts for settled in part]
         return kept + [self._refusals.set_aside(settled, error).settled for settled, error in again.refused]
-
-
-def _verdict(settled: Settled) -> Verdict:
-    outcome = settled.outcome
-    match outcome:
-        case Done(result):
-            return Acked(runtime_s=result.latency_ms / 1000)
-        case Dead(letter):
-            return Acked(ok=False, error=f"{letter.reason}: {letter.last_error}")
-        case Retry(after_s, error):
-            return Retried(error, after_s)
-        case Released(why):
-            return GivenBack(why)
-        case Unreadable(why):
-            return SetAside(why)
-        case _:  # skipped or parked: stored elsewhere or not needed, so the broker may forget it
-            return Acked()

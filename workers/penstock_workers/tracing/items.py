@@ -1,17 +1,16 @@
-"""From the notes of a settled item to its spans: `process`, and in it `wait`, the call to the model, and `settle`."""
+"""The spans of a settled item, from the marks of its attempt: `process`, and in it `wait`, the call to the model, `settle`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import time_ns
 
 from penstock_producer.tracing import TRACEPARENT_HEADER, Sampler, SpanContext, parse_traceparent, trace_of
-from penstock_workers.item.flight import Flight
+from penstock_workers.item.flight import Flight, Mark
 from penstock_workers.item.outcome import Dead, Outcome, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.item.shelves import Settled
 from penstock_workers.tracing.model_call import ModelCalls
-from penstock_workers.tracing.notes import Notes
 from penstock_workers.tracing.spans import Kind, Span, Value, child_of, message_attributes
 
 NS_PER_MS = 1_000_000
@@ -21,7 +20,7 @@ _ADMITTED_BY = {"api": "quota", "gpu": "room"}  # what an item with a slot still
 
 
 class ItemTraces:
-    """Decides which items of a worker are traced, and tells of them once they are settled. Used on the item loop."""
+    """Makes the spans of those items of a worker that are traced. Used on the item loop."""
 
     def __init__(self, share: float, lane: str, calls: ModelCalls, put: Callable[[Iterable[Span]], None]) -> None:
         self._sampler = Sampler(share)
@@ -29,57 +28,66 @@ class ItemTraces:
         self._calls = calls
         self._put = put
 
-    def begin(self, flight: Flight, claimed_ns: int) -> Notes | None:
-        """None for an item that is not traced, and for a message that names none.
-
-        Who fed an item decides. Where its message says nothing, because another share holds there, the share here does.
-        """
-        if not hasattr(flight, "message"):
-            return None
-        told = parse_traceparent(flight.delivery.headers.get(TRACEPARENT_HEADER))
-        root = trace_of(flight.key)
-        has_root = told is not None and told[1]
-        if not has_root and not self._sampler.takes(root.trace_id):
-            return None
-        return Notes(root, has_root, claimed_ns)
-
     def settled(self, group: Sequence[Settled]) -> None:
-        """These are durable: their traces are told."""
+        """These items are durable and acknowledged: hand over the spans of those that are traced."""
         now_ns = time_ns()
         for flight, outcome in group:
-            if flight.notes is not None:
-                self._put(self._spans(flight, flight.notes, outcome, now_ns, len(group)))
+            marks = flight.marks
+            if marks is not None and "read" in marks and (roots := self._roots(flight)) is not None:
+                self._put(self._spans(flight, marks, roots, outcome, now_ns, len(group)))
 
-    def _spans(self, flight: Flight, notes: Notes, outcome: Outcome, now_ns: int, group: int) -> Iterator[Span]:
-        process = child_of(notes.root)
-        yield self._wait(notes, process)
-        if notes.called:
-            yield self._calls.span(flight, notes, child_of(process), process)
+    def _roots(self, flight: Flight) -> tuple[SpanContext, SpanContext | None] | None:
+        """The root of an item's trace, and the span above `process`; None for an item that is not traced.
+
+        The feeder that sent an item has decided, and its message says so: then the sending is the span above. Where the
+        message says nothing, because another share holds there, the share of this worker decides and there is none above.
+        """
+        root = trace_of(flight.key)
+        header = parse_traceparent(flight.delivery.headers.get(TRACEPARENT_HEADER))
+        if header is not None and header[1]:
+            return root, root
+        return (root, None) if self._sampler.takes(root.trace_id) else None
+
+    def _spans(
+        self,
+        flight: Flight,
+        marks: Mapping[Mark, int],
+        roots: tuple[SpanContext, SpanContext | None],
+        outcome: Outcome,
+        now_ns: int,
+        group: int,
+    ) -> Iterator[Span]:
+        root, parent = roots
+        process = child_of(root)
+        yield self._wait(marks, process)
+        if "called" in marks:
+            yield self._calls.span(flight, marks, child_of(process), process)
         settle: dict[str, Value] = {"penstock.settle.items": group}
-        yield Span("settle", Kind.INTERNAL, child_of(process), process, notes.judged, now_ns, settle)
+        yield Span("settle", Kind.INTERNAL, child_of(process), process, marks["decided"], now_ns, settle)
         yield Span(
             f"process {flight.delivery.queue}",
             Kind.CONSUMER,
             process,
-            notes.root if notes.has_root else None,
-            notes.claimed,
+            parent,
+            marks["claimed"],
             now_ns,
             _attributes(flight, outcome),
             error=_failed(outcome),
         )
 
-    def _wait(self, notes: Notes, process: SpanContext) -> Span:
+    def _wait(self, marks: Mapping[Mark, int], process: SpanContext) -> Span:
         """From the claim to the item's turn: for a slot, then for the quota or for room in the engine."""
-        ended_ns = notes.admitted or notes.judged
-        slot_ns = (notes.seated or notes.judged) - notes.claimed
-        turn_ns = ended_ns - notes.asked if notes.asked else 0
+        began_ns, decided_ns = marks["claimed"], marks["decided"]
+        ended_ns = marks.get("admitted", decided_ns)
+        slot_ns = marks.get("seated", decided_ns) - began_ns
+        turn_ns = ended_ns - marks.get("prepared", ended_ns)
         attributes: dict[str, Value] = {
             "penstock.wait.for": self._admitted_by if self._admitted_by and turn_ns > slot_ns else "slot",
             "penstock.wait.slot_ms": slot_ns / NS_PER_MS,
         }
-        if self._admitted_by and notes.asked:
+        if self._admitted_by and "prepared" in marks:
             attributes[f"penstock.wait.{self._admitted_by}_ms"] = turn_ns / NS_PER_MS
-        return Span("wait", Kind.INTERNAL, child_of(process), process, notes.claimed, ended_ns, attributes)
+        return Span("wait", Kind.INTERNAL, child_of(process), process, began_ns, ended_ns, attributes)
 
 
 def _attributes(flight: Flight, outcome: Outcome) -> dict[str, Value]:

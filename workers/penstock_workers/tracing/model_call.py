@@ -11,10 +11,9 @@ import orjson
 
 from penstock_producer.tracing import SpanContext
 from penstock_workers.item.costs import metering
-from penstock_workers.item.flight import Flight
+from penstock_workers.item.flight import Flight, Mark
 from penstock_workers.item.judge import Failure, Reply
 from penstock_workers.settings import ProviderSettings, WorkerSettings
-from penstock_workers.tracing.notes import Notes
 from penstock_workers.tracing.spans import Kind, Span, Value, short
 
 GIVEN_UP = "given_up"  # the worker ended the call: it drains, or the item was revoked
@@ -39,7 +38,7 @@ class ModelCalls:
         self._engine = _ENGINES.get(settings.lane)
         self._engine_url = settings.gpu.upstream_url if settings.lane == "gpu" else None
 
-    def span(self, flight: Flight, notes: Notes, context: SpanContext, parent: SpanContext) -> Span:
+    def span(self, flight: Flight, marks: Mapping[Mark, int], context: SpanContext, parent: SpanContext) -> Span:
         """CLIENT in all lanes: the caller's view, wherever the model runs."""
         fields = _fields(flight.body)
         operation = _operation(flight.job.spec.endpoint)
@@ -48,14 +47,14 @@ class ModelCalls:
         if isinstance(model, str):
             attributes["gen_ai.request.model"] = short(model)
         attributes.update(_asked(fields))
-        attributes.update(_answered(notes))
+        attributes.update(_answered(flight.happened))
         return Span(
             f"{operation} {attributes.get('gen_ai.request.model', '')}".rstrip(),
             Kind.CLIENT,
             context,
             parent,
-            notes.called,
-            notes.answered or notes.judged,
+            marks["called"],
+            marks.get("answered", marks["decided"]),
             attributes,
             error="error.type" in attributes,
         )
@@ -94,11 +93,11 @@ def _asked(fields: Mapping[str, Any]) -> Mapping[str, Value]:
     return found
 
 
-def _answered(notes: Notes) -> Mapping[str, Value]:
+def _answered(happened: Failure | Reply | None) -> Mapping[str, Value]:
     """What came back, where anything did."""
-    happened, found = notes.happened, dict[str, Value]()
     if happened is None:
         return {"error.type": GIVEN_UP}
+    found: dict[str, Value] = {}
     if happened.status is not None:
         found["http.response.status_code"] = happened.status
     if isinstance(happened, Failure):

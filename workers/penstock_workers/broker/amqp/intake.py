@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from penstock_workers.broker.amqp.foreign import arrived
 from penstock_workers.broker.amqp.relay_scripts import Arrived, Taken
-from penstock_workers.broker.leases import BROKER_ERRORS, FAILURES_LOGGED_EACH_S, Fate, Leases
+from penstock_workers.broker.held import BrokerAction
+from penstock_workers.broker.leases import BROKER_ERRORS, FAILURES_LOGGED_EACH_S, Leases
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class Intake:
             return
         group, taken = self._ended(self._call)
         if taken is not None:
-            self._leases.conclude(self._note(group, taken), Fate.GIVE_BACK)
+            self._leases.conclude(self._note(group, taken), BrokerAction.GIVE_BACK)
             self._ack(group[-1].number)
 
     def _ended(self, call: Future[Taken]) -> tuple[list[Waiting], Taken | None]:
@@ -160,7 +161,7 @@ class Intake:
         """On the thread of the call, or here when it has ended. If it failed, nothing was taken, or leases will tell."""
         if call.cancelled() or call.exception() is not None:
             return
-        self._leases.conclude(self._note(group, call.result()), Fate.GIVE_BACK)
+        self._leases.conclude(self._note(group, call.result()), BrokerAction.GIVE_BACK)
 
     def _hand_over(self, ours: Iterable[Waiting]) -> None:
         rest = iter(ours)
@@ -168,4 +169,4 @@ class Intake:
             for waiting in rest:
                 waiting.deliver(waiting.arrived)
         finally:  # the connection was lost, or the worker told to stop, in the middle
-            self._leases.conclude([waiting.arrived.tag for waiting in rest], Fate.GIVE_BACK)
+            self._leases.conclude([waiting.arrived.tag for waiting in rest], BrokerAction.GIVE_BACK)

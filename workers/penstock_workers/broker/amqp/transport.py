@@ -22,10 +22,11 @@ from redis.retry import Retry
 from penstock_ledger import RedisAddress
 from penstock_workers.broker.amqp.intake import PREFETCH_MAX, PREFETCH_SHARE, Intake
 from penstock_workers.broker.amqp.relay_scripts import Arrived, TakeScript
+from penstock_workers.broker.connections import KEEPER_TIMEOUT_MIN_S
+from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.lease_scripts import PARKED_KEY, Keys
-from penstock_workers.broker.leases import BROKER_ERRORS, Fate, Leases
+from penstock_workers.broker.leases import BROKER_ERRORS, Leases
 from penstock_workers.broker.messages import Message, payload_of
-from penstock_workers.broker.transport import KEEPER_TIMEOUT_MIN_S
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +46,11 @@ class Concluder:
         self._leases = leases
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        self._leases.conclude([delivery_tag], Fate.ACK)
+        self._leases.conclude([delivery_tag], BrokerAction.ACK)
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Without ``requeue`` the message is kept aside: nothing is dropped here."""
-        self._leases.conclude([delivery_tag], Fate.GIVE_BACK if requeue else Fate.PARK)
+        self._leases.conclude([delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE)
 
     def decode_body(self, body: str, encoding: str | None = None) -> str | bytes:
         return base64.b64decode(body) if encoding == "base64" else body
@@ -172,7 +173,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         except Exception:
             log.exception("message %s of queue %s cannot be taken; kept in %s", arrived.tag, arrived.queue, PARKED_KEY)
             assert self._lent is not None, "only an intake delivers"
-            self._lent.leases.conclude([arrived.tag], Fate.PARK)
+            self._lent.leases.conclude([arrived.tag], BrokerAction.SET_ASIDE)
 
 
 class Lent:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock_workers.celery_app.liveness import Liveness
 from penstock_workers.celery_app.probe import ALIVE, MAX_AGE_S, READY, STARTED, ProbeFiles, check, main
-from penstock_workers.celery_app.pulse import Pulse
 
 
 @dataclass
@@ -41,7 +41,7 @@ class House:
         self.rests = False
         self.engine = Engine()
         self.leases = Leases()
-        self.pulse = Pulse(
+        self.liveness = Liveness(
             ProbeFiles(folder),
             self.leases,
             may_rest=lambda: self.rests,
@@ -52,14 +52,14 @@ class House:
 
     def touches(self) -> bool:
         (self.folder / ALIVE).unlink(missing_ok=True)
-        self.pulse.beat()
+        self.liveness.beat()
         return (self.folder / ALIVE).exists()
 
 
 @pytest.fixture
 def house(tmp_path: Path) -> House:
     house = House(tmp_path)
-    house.pulse.meet()
+    house.liveness.connected()
     return house
 
 
@@ -73,7 +73,7 @@ def test_a_stuck_loop_of_the_engine_grows_old(house: House) -> None:
     """A control process whose loop never comes back is not alive, however well it consumes; its drain is no such case."""
     house.engine.why = "the control loop has been stuck in one round for minutes"
     assert not house.touches()
-    house.pulse.drain()
+    house.liveness.drain()
     assert house.touches()
 
 
@@ -86,7 +86,7 @@ def test_the_probe_says_what_a_worker_waits_for(house: House, capsys: pytest.Cap
     assert main(["alive", f"--dir={house.folder}"]) == 0
     assert "SQL is away (OperationalError: ? refused)" in capsys.readouterr().out
     house.engine.waits_for = None
-    house.pulse.beat()
+    house.liveness.beat()
     assert main(["alive", f"--dir={house.folder}"]) == 0
     assert capsys.readouterr().out == "alive\n"
 
@@ -108,10 +108,10 @@ def test_an_outage_of_redis_is_no_reason_to_die(house: House) -> None:
 def test_a_reconnect_gets_the_whole_time_again(house: House) -> None:
     """After an outage a worker has as long to claim as at its start, while its lease keeper is back at once."""
     house.now = 600.0
-    house.pulse.away()
+    house.liveness.reconnecting()
     house.now = house.leases.kept_at = 605.0
     assert house.touches(), "the consumer is still connecting"
-    house.pulse.meet()
+    house.liveness.connected()
     house.now = house.leases.kept_at = 650.0
     assert house.touches()
     house.now = house.leases.kept_at = 650.1
@@ -125,7 +125,7 @@ def test_who_waits_with_good_reason_is_alive(house: House) -> None:
     house.rests = True
     assert house.touches()
     house.rests = False
-    house.pulse.drain()
+    house.liveness.drain()
     assert house.touches()
 
 
@@ -140,12 +140,12 @@ def test_ready_is_from_the_first_connection_to_the_drain(tmp_path: Path) -> None
     """Ready begins when the consumer first connects and ends with the drain; an outage does not end it."""
     house = House(tmp_path)
     assert check(str(tmp_path), READY) is not None
-    house.pulse.meet()
-    house.pulse.away()
+    house.liveness.connected()
+    house.liveness.reconnecting()
     assert check(str(tmp_path), READY) is None
-    house.pulse.drain()
+    house.liveness.drain()
     assert check(str(tmp_path), READY) is not None
-    house.pulse.meet()
+    house.liveness.connected()
     assert check(str(tmp_path), READY) is not None, "a drain is final"
 
 

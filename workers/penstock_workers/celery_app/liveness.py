@@ -30,14 +30,14 @@ class Heard(Protocol):
 
 
 class Engine(Protocol):
-    """The part of ``EngineHost`` that says how it is; see ``engine.ItemEngine``."""
+    """The part of ``EngineThread`` that says how it is; see ``bridge.ItemEngine``."""
 
     def stuck(self) -> str | None: ...
 
     def trouble(self) -> str | None: ...
 
 
-class Pulse:
+class Liveness:
     """Belongs to the hub thread."""
 
     def __init__(
@@ -56,20 +56,20 @@ class Pulse:
         self._engine = engine
         self._stalled_s = STALLED_S if stalled_s is None else stalled_s
         self._clock = clock
-        self._met_at: float | None = None  # when the consumer connected last; None while it is not connected
+        self._connected_at: float | None = None  # when the consumer connected last; None while it is not connected
         self._was_ready = self._draining = False
         self._is_well = True
 
-    def meet(self) -> None:
+    def connected(self) -> None:
         """The consumer is connected, for the first time or again."""
         if not self._was_ready:
             self._was_ready = True
             self._probes.ready()
-        self._met_at = self._clock()
+        self._connected_at = self._clock()
 
-    def away(self) -> None:
+    def reconnecting(self) -> None:
         """A try to reach the broker has failed, and another follows: called each second, in place of a turn."""
-        self._met_at = None
+        self._connected_at = None
         if self._engine.stuck() is None:
             self._probes.alive()
 
@@ -79,7 +79,7 @@ class Pulse:
         if trouble is None:
             self._probes.alive()
         elif self._is_well:
-            log.error("%s; unless that changes, whoever asks penstock-probe will end this worker", trouble)
+            log.error("%s; unless that changes, penstock-probe will say that this worker is not alive", trouble)
         self._is_well = trouble is None
         self._probes.note(trouble or self._engine.trouble())
 
@@ -95,7 +95,7 @@ class Pulse:
 
     def _is_stalled(self) -> bool:
         claimed, kept = self._heard.claim_heard_at, self._heard.kept_at
-        if self._draining or self._met_at is None or claimed is None or kept is None or self._may_rest():
+        if self._draining or self._connected_at is None or claimed is None or kept is None or self._may_rest():
             return False
         now = self._clock()
-        return now - max(claimed, self._met_at) > self._stalled_s >= now - kept
+        return now - max(claimed, self._connected_at) > self._stalled_s >= now - kept

@@ -1,4 +1,4 @@
-"""The hub's view of the items in this worker."""
+"""The items that run in this worker, as the hub thread knows them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LATE_KEPT = 20_000  # acknowledgements that came too late, whose redelivered cop
 
 
 @dataclass(slots=True, eq=False)
-class Hosted:
-    """One item, from ``accept`` to its verdict."""
+class RunningItem:
+    """One item, from ``accept`` to its outcome."""
 
     pid: int  # made up: Celery names a running task by the process that it thinks it runs in
     delivery: Delivery
@@ -23,39 +23,39 @@ class Hosted:
     message: Any  # kombu's; replaced when a redelivered copy is adopted
 
 
-class HostedItems:
-    """The items in this worker, by each name that somebody knows them by. Bounded by prefetch; the hub thread's."""
+class RunningItems:
+    """The items in this worker, by delivery, by made-up process id and by delivery tag. Bounded by prefetch; the hub thread's."""
 
     def __init__(self) -> None:
         self._pids = count(1)
-        self._by_delivery: dict[Delivery, Hosted] = {}
-        self._by_pid: dict[int, Hosted] = {}
-        self._by_tag: dict[str, Hosted] = {}
+        self._by_delivery: dict[Delivery, RunningItem] = {}
+        self._by_pid: dict[int, RunningItem] = {}
+        self._by_tag: dict[str, RunningItem] = {}
 
     def __len__(self) -> int:
         return len(self._by_delivery)
 
     def add(self, delivery: Delivery, request: Any) -> None:
-        hosted = Hosted(next(self._pids), delivery, request, request.message)
-        self._by_delivery[delivery] = self._by_pid[hosted.pid] = hosted
-        self._by_tag[request.message.delivery_tag] = hosted
+        item = RunningItem(next(self._pids), delivery, request, request.message)
+        self._by_delivery[delivery] = self._by_pid[item.pid] = item
+        self._by_tag[request.message.delivery_tag] = item
 
-    def discard(self, hosted: Hosted) -> None:
-        self._by_delivery.pop(hosted.delivery, None)
-        self._by_pid.pop(hosted.pid, None)
-        if self._by_tag.get(hosted.message.delivery_tag) is hosted:
-            del self._by_tag[hosted.message.delivery_tag]
+    def discard(self, item: RunningItem) -> None:
+        self._by_delivery.pop(item.delivery, None)
+        self._by_pid.pop(item.pid, None)
+        if self._by_tag.get(item.message.delivery_tag) is item:
+            del self._by_tag[item.message.delivery_tag]
 
-    def of_delivery(self, delivery: Delivery) -> Hosted | None:
+    def of_delivery(self, delivery: Delivery) -> RunningItem | None:
         return self._by_delivery.get(delivery)
 
-    def of_pid(self, pid: int) -> Hosted | None:
+    def of_pid(self, pid: int) -> RunningItem | None:
         return self._by_pid.get(pid)
 
-    def of_tag(self, tag: str) -> Hosted | None:
+    def of_tag(self, tag: str) -> RunningItem | None:
         return self._by_tag.get(tag)
 
-    def all(self) -> list[Hosted]:
+    def all(self) -> list[RunningItem]:
         return list(self._by_delivery.values())
 
     def tags(self) -> KeysView[str]:

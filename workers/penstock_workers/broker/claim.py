@@ -1,0 +1,249 @@
+"""Claim: take up to 64 messages from their queues and record them as held, in one script call.
+
+Stock kombu takes one message per round trip and records it as unacked in a second one: a process killed in between loses
+it. The keys are kombu's own, so stock producers, workers and Flower share the broker. The hub sends the script over the
+channel's connection and reads the answer when it comes; Redis cannot wait inside a script, so an idle worker asks again
+every ``idle_poll_s``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Collection, Sequence
+from queue import Empty
+from time import monotonic
+from typing import Any, Literal, NamedTuple
+
+from kombu.transport import redis as kombu_redis
+from kombu.utils.json import dumps
+from redis.exceptions import NoScriptError
+
+from penstock_workers.broker.connections import ConnectingChannel
+from penstock_workers.broker.held import BrokerAction
+from penstock_workers.broker.lease_scripts import PARKED_KEY, Keys, script_text
+from penstock_workers.broker.leases import BROKER_ERRORS
+from penstock_workers.broker.messages import Message, payload_of
+
+log = logging.getLogger(__name__)
+
+BULK_MAX = 64  # messages per claim: some 5 ms of the hub, after which control commands get their turn
+BULK_LIMIT = 500  # for the option `bulk_max`: a script may pass some thousand arguments at once
+IDLE_POLL_S = 0.05  # an idle worker costs Redis 20 small scripts per second
+
+
+class Claimed(NamedTuple):
+    """One message that was taken from its queue."""
+
+    queue: str
+    tag: str
+    raw: bytes  # as it lay in the queue
+
+
+class Claim(NamedTuple):
+    """What one claim brought."""
+
+    score: str  # the lease time of all of them
+    dropped: int  # duplicates of messages that some worker holds
+    put_off: int  # retries that came before the earlier try was acknowledged
+    messages: list[Claimed]
+
+
+class ClaimScript:
+    """One claim at a time: ``command``, then ``read`` with its answer, or ``forget`` when the server lost the script."""
+
+    def __init__(self) -> None:
+        self._text = script_text("claim")
+        self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()  # how Redis names scripts
+        self._is_loaded = False
+        self._queues: list[str] = []
+
+    def command(
+        self, keys: Keys, lists: Sequence[tuple[str, str]], unrecorded: Collection[str], room: int
+    ) -> list[str | int]:
+        """Take up to ``room`` messages from ``lists``, pairs of queue and Redis list, in their order.
+
+        Messages of ``unrecorded`` queues need no acknowledgement.
+        """
+        self._queues = [queue for queue, _ in lists]
+        names = ["" if queue in unrecorded else str(dumps(queue)) for queue in self._queues]
+        paths = [keys.unacked, keys.unacked_index, keys.parked, *(keys.prefix + path for _, path in lists)]
+        script = ["EVALSHA", self._digest] if self._is_loaded else ["EVAL", self._text]
+        return [*script, len(paths), *paths, room, *names]
+
+    def read(self, reply: Any) -> Claim:
+        self._is_loaded = True
+        score, dropped, put_off, *found = reply
+        messages = [
+            Claimed(self._queues[number - 1], tag.decode(), raw)
+            for number, tag, raw in zip(found[::3], found[1::3], found[2::3], strict=True)
+        ]
+        return Claim(score.decode(), dropped, put_off, messages)
+
+    def forget(self) -> None:
+        """A restarted server knows no scripts: the next command carries the text."""
+        self._is_loaded = False
+
+
+class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
+    """Counts and concludes messages through the leases: these outlive the channel that claimed them."""
+
+    channel: Channel
+
+    def can_consume(self) -> bool:
+        return bool(self.channel._in_poll) or self.channel.room() > 0
+
+    def can_consume_max_estimate(self) -> int:
+        return max(0, self.channel.room())
+
+    def append(self, message: Message, delivery_tag: str) -> None:
+        """The claim has recorded it already."""
+
+    def ack(self, delivery_tag: str) -> None:
+        self.channel.leases.conclude([delivery_tag], BrokerAction.ACK)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Without ``requeue`` the message is kept aside: nothing is dropped here."""
+        self.channel.leases.conclude([delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE)
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """A closed channel gives nothing back: what is in flight goes on, and its end is told over the leases."""
+        self._on_collect.cancel()
+
+    def restore_visible(self, *_: Any, **__: Any) -> None:
+        """The lease keeper sweeps."""
+
+
+class Channel(ConnectingChannel):
+    """Claims in bulk where stock kombu pops one."""
+
+    QoS = QoS
+    Message = Message
+    bulk_max = BULK_MAX
+    idle_poll_s = IDLE_POLL_S
+    from_transport_options = (*kombu_redis.Channel.from_transport_options, "bulk_max", "idle_poll_s")
+
+    def __init__(self, connection: Any, **options: Any) -> None:
+        self.leases = connection.leases
+        self._unrecorded: set[str] = set()  # queues whose consumers need no acknowledgement
+        self._claims = ClaimScript()
+        self._next_claim_at = 0.0
+        super().__init__(connection, **options)
+
+    def room(self) -> int:
+        """How many messages the prefetch limit leaves. Counted is what the process holds, over all channels it has had."""
+        limit: int = self.qos.prefetch_count
+        most = min(self.bulk_max, BULK_LIMIT)
+        return min(most, limit - len(self.leases)) if limit else most
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    def basic_consume(self, queue: str, no_ack: bool = False, *args: Any, **options: Any) -> Any:
+        if no_ack:
+            self._unrecorded.add(queue)
+        else:
+            self._unrecorded.discard(queue)
+            self.leases.open(self._connect_keeper, self.broker_keys())
+        return super().basic_consume(queue, no_ack, *args, **options)
+
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        cancelled = super()._basic_cancel(consumer_tag)
+        if not self.active_queues:
+            self._take_back_claim()
+        return cancelled
+
+    def close(self) -> None:
+        self._take_back_claim()
+        super().close()
+
+    def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
+        message = super().basic_get(queue, no_ack=False, **options)
+        if message is not None and no_ack:
+            self.qos.ack(message.delivery_tag)
+        return message
+
+    def _get(self, queue: str) -> dict[str, Any]:
+        """One message, now. Raises queue.Empty."""
+        self.leases.open(self._connect_keeper, self.broker_keys())
+        script = ClaimScript()
+        with self.conn_or_acquire() as client:
+            claim = script.read(client.execute_command(*self._claim_command(script, [queue], 1)))
+        self._note(claim)
+        if not claim.messages:
+            raise Empty
+        return payload_of(claim.messages[0].raw)
+
+    # -- claiming: kombu's poller calls these two in place of BRPOP ---------------------------------------------------
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        room = self.room()
+        if room <= 0 or monotonic() < self._next_claim_at:
+            return
+        queues = self._queue_cycle.consume(len(self.active_queues))
+        if not queues:
+            return
+        self._in_poll = self.client.connection
+        self._brpop_sent_at = monotonic()
+        self._in_poll.send_command(*self._claim_command(self._claims, queues, room))
+
+    def _brpop_read(self, **options: Any) -> Literal[True]:
+        messages = self._read_claim(**options)
+        if not messages:
+            self._next_claim_at = monotonic() + self.idle_poll_s
+            raise Empty
+        self._queue_cycle.rotate(messages[0].queue)
+        self._hand_over(messages)
+        return True
+
+    def _claim_command(self, script: ClaimScript, queues: Sequence[str], room: int) -> list[str | int]:
+        lists = [(queue, self._q_for_pri(queue, step)) for step in self.priority_steps for queue in queues]
+        return script.command(self.broker_keys(), lists, self._unrecorded, room)
+
+    def _read_claim(self, **options: Any) -> list[Claimed]:
+        try:
+            reply = self.client.parse_response(self.client.connection, "EVAL", **options)
+        except NoScriptError:
+            self._claims.forget()
+            return []
+        except self.connection_errors:
+            self.client.connection.disconnect()
+            raise
+        finally:
+            self._in_poll = None
+            self._flush_brpop_reauth()
+        claim = self._claims.read(reply)
+        self._note(claim)
+        return claim.messages
+
+    def _note(self, claim: Claim) -> None:
+        recorded = [claimed.tag for claimed in claim.messages if claimed.queue not in self._unrecorded]
+        self.leases.claimed(recorded, claim.score, claim.dropped, claim.put_off)
+
+    def _hand_over(self, messages: Sequence[Claimed]) -> None:
+        waiting = deque(messages)
+        try:
+            while waiting:
+                self._deliver(waiting.popleft())
+        finally:  # the connection was lost, or the worker told to stop, in the middle
+            self.leases.conclude([claimed.tag for claimed in waiting], BrokerAction.GIVE_BACK)
+
+    def _deliver(self, claimed: Claimed) -> None:
+        """To the consumer of its queue. A message that makes the consumer fail must not take the worker with it."""
+        try:
+            self.connection._deliver(payload_of(claimed.raw), claimed.queue)
+        except BROKER_ERRORS:
+            raise
+        except Exception:
+            log.exception("message %s of queue %s cannot be taken; kept in %s", claimed.tag, claimed.queue, PARKED_KEY)
+            self.leases.conclude([claimed.tag], BrokerAction.SET_ASIDE)
+
+    def _take_back_claim(self) -> None:
+        """What a claim under way brings, once nobody consumes any more, returns to its queue at once."""
+        if not self._in_poll:
+            return
+        try:
+            messages = self._read_claim()
+        except BROKER_ERRORS:
+            return  # what it brought returns when its lease ends
+        self.leases.conclude([claimed.tag for claimed in messages], BrokerAction.GIVE_BACK)

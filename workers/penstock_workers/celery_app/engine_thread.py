@@ -1,0 +1,133 @@
+"""The thread whose asyncio loop runs the engine: its start, its end, and whether it turns."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from time import monotonic
+
+from celery.exceptions import WorkerShutdown
+from celery.worker import state
+
+from penstock_workers.celery_app.bridge import Bridge, Delivery, ItemEngine
+from penstock_workers.celery_app.item_loop import LoopFactory, spare_the_collector
+from penstock_workers.metrics.samples import Sample
+
+log = logging.getLogger(__name__)
+
+START_LOOK_S = 0.5  # how soon a SIGTERM is seen while the engine starts
+LOOP_BEAT_S = 1.0
+# An item loop that has not turned for so long is taken for dead; a busy one lags by seconds at most.
+LOOP_STUCK_S = 60.0
+
+
+class EngineThread:
+    """Belongs to the hub thread, but for what its coroutines do on the item loop."""
+
+    def __init__(self, build: Callable[[], ItemEngine], make_loop: LoopFactory | None = None) -> None:
+        """``make_loop`` makes the item loop; None for asyncio's own."""
+        self._build = build
+        self._make_loop = make_loop
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._engine: ItemEngine | None = None
+        self._ready: Future[None] = Future()
+        self._turned_at: float | None = None  # written by the loop while it serves, read by any thread
+
+    def start(self, bridge: Bridge) -> None:
+        """Raises what the engine raises when it cannot start, and WorkerShutdown when it need not any more."""
+        self._thread = threading.Thread(target=self._main, args=(bridge,), name="penstock-items", daemon=True)
+        self._thread.start()
+        while not self._ready.done():
+            concurrent.futures.wait([self._ready], START_LOOK_S)
+            if state.should_stop is not None:  # told to end while a model loads: nothing is here that must be drained
+                raise WorkerShutdown(state.should_stop)
+        self._ready.result()
+        spare_the_collector()
+
+    def abort(self, delivery: Delivery, why: str) -> None:
+        self.call(lambda: self.running.abort(delivery, why))
+
+    def resize(self, concurrency: int) -> None:
+        self.call(lambda: self.running.resize(concurrency))
+
+    def drain(self, deadline_s: float) -> Future[None]:
+        return asyncio.run_coroutine_threadsafe(self.running.drain(deadline_s), self.loop)
+
+    def stop(self, timeout_s: float) -> bool:
+        """False when the engine did not stop in time; its thread is a daemon and dies with the process."""
+        self.call(lambda: self._ended.set())
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # -- any thread ------------------------------------------------------------------------------------------------------
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None, "start() comes first"
+        return self._loop
+
+    @property
+    def running(self) -> ItemEngine:
+        assert self._engine is not None, "start() comes first"
+        return self._engine
+
+    def call(self, step: Callable[[], object]) -> None:
+        """Have the item loop do this."""
+        try:
+            self.loop.call_soon_threadsafe(step)
+        except RuntimeError:
+            log.debug("the item loop is closed already")
+
+    def turns(self) -> bool:
+        """False when the item loop serves and has stood still for ``LOOP_STUCK_S`` seconds."""
+        turned_at = self._turned_at
+        return turned_at is None or monotonic() - turned_at < LOOP_STUCK_S
+
+    def stuck(self) -> str | None:
+        if not self.turns():
+            return f"the item loop has not turned for {LOOP_STUCK_S:.0f} s"
+        return None if self._engine is None else self._engine.stuck()
+
+    def trouble(self) -> str | None:
+        return None if self._engine is None else self._engine.trouble()
+
+    def stats(self) -> Mapping[str, int | float | str]:
+        if self._engine is None:
+            return {}
+        return {"loop": type(self._loop).__module__.partition(".")[0], **self._engine.stats()}
+
+    def figures(self) -> Iterable[Sample]:
+        return () if self._engine is None else self._engine.figures()
+
+    # -- the item loop -----------------------------------------------------------------------------------------------------
+
+    def _main(self, bridge: Bridge) -> None:
+        with asyncio.Runner(loop_factory=self._make_loop) as runner:
+            runner.run(self._serve(bridge))
+
+    async def _serve(self, bridge: Bridge) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        try:
+            self._engine = self._build()
+            await self._engine.start(bridge)
+        except BaseException as error:
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(None)
+        beating = asyncio.create_task(self._beat(), name="item loop's beat")
+        await self._ended.wait()
+        try:
+            await self._engine.stop()
+        except Exception:
+            log.exception("the engine did not stop cleanly; what it held has been given back")
+        beating.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            self._turned_at = monotonic()
+            await asyncio.sleep(LOOP_BEAT_S)
