@@ -67,7 +67,7 @@ def two_kills_of_all(stage: Stage) -> None:
         called = stage.fleet.provider_calls()
         until(partial(_has_called, stage, called + CONCURRENCY), 60, "calls are in flight")
         stage.kill(*stage.workers())
-        stage.fleet.mend(stage.start_worker)
+        stage.fleet.replace_dead(stage.start_worker)
         stage.fleet.ready(*stage.workers())
 
 
@@ -161,7 +161,7 @@ def clock_of_redis_steps_back(stage: Stage) -> None:
         if held:
             client.zadd(name, {member: score + ASIDE_S for member, score in held})
     stage.notes["ambiguous"] = SLOTS  # the leases of the other worker, too, are of no time that can be believed
-    stage.fleet.mend(stage.start_worker)
+    stage.fleet.replace_dead(stage.start_worker)
 
 
 def strays(stage: Stage) -> None:

@@ -180,7 +180,7 @@ class Fleet:
         self._settings = settings or {}
         self._variables = variables or {}
         self.processes: list[Process] = []
-        self.deaths = 0  # of workers that ``mend`` has replaced
+        self.deaths = 0  # of workers that ``replace_dead`` has replaced
 
     def __enter__(self) -> Self:
         self.producer = Producer(database_url=self.database_url)
@@ -264,7 +264,7 @@ class Fleet:
         wanted = {worker.popen.pid for worker in workers}
         until(lambda: wanted <= self.heard_of(), START_S, "workers are ready")
 
-    def mend(self, start: Callable[[], Process]) -> None:
+    def replace_dead(self, start: Callable[[], Process]) -> None:
         """Replace workers that have died, as a supervisor would."""
         for process in [process for process in self.processes if not process.alive and process.name[:3] == "api"]:
             self.deaths += 1

@@ -40,7 +40,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Api]:
-    """A namespace of its own; one that is there already may be somebody's fleet, and stays alone."""
+    """A namespace of its own; one that is there already may be a fleet at work: the test then fails, and leaves it as it is."""
     api = Api.of(Path(KUBECONFIG), tmp_path)
     api.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     yield api

@@ -188,7 +188,7 @@ class TestFence:
         assert client.exists(QUEUE, PARKED_KEY) == 0
 
     def test_what_is_gone_is_lost(self, scripts: LeaseScripts) -> None:
-        """A record that somebody else has concluded is reported, not recreated."""
+        """A record that another worker has concluded is reported, not recreated."""
         gone = [Lease("job:gone", "1700000000.000000")]
         assert scripts.renew(gone)[1] == scripts.ack(gone) == scripts.give_back(gone) == ["job:gone"]
 

@@ -167,7 +167,7 @@ def test_more_keys_than_fit_in_a_call_go_with_the_next(redis_server: RedisServer
     ],
 )
 def test_a_value_that_nobody_can_read_counts_as_unknown(redis_server: RedisServer, junk: str) -> None:
-    """Somebody else's bytes under our key neither break the script nor poison the estimate; the next lesson mends it."""
+    """Foreign bytes under our key neither break the script nor change the estimate; the next observation replaces them."""
     process = Process(redis_server)
     process.raw.hset(process.learned.key, field_name(KEY), junk)
     process.prompt()

@@ -37,7 +37,7 @@ def test_settling_alone_needs_no_items(redis_server: RedisServer) -> None:
 
 
 def test_a_pause_is_shared_and_only_grows(redis_server: RedisServer) -> None:
-    """After a pause nobody starts before its end; a shorter one later changes nothing."""
+    """After a pause nothing starts before its end; a shorter one later changes nothing."""
     redis = Redis(redis_server, tokens())
     first = redis.reserve(pause_s=5.0)
     second = redis.reserve((1,), pause_s=1.0)
@@ -95,7 +95,7 @@ def test_installing_again_changes_nothing(redis_server: RedisServer) -> None:
 
 
 def test_coming_back_after_an_outage_empties_the_bucket(redis_server: RedisServer) -> None:
-    """What was done without Redis is unknown: nobody who comes back finds a burst, and coming twice costs no more."""
+    """What was done without Redis is unknown: a process that comes back finds no burst, and coming twice costs no more."""
     redis = Redis(redis_server, tokens())
     redis.sleep(100)
     redis.install(empty=True)

@@ -252,7 +252,7 @@ def test_an_older_sighting_than_the_last_is_ignored(redis_server: RedisServer) -
 
 
 def test_what_ran_over_is_not_taken_for_others(redis_server: RedisServer) -> None:
-    """A bucket that was full for a while let its refill run over: that is nobody's traffic."""
+    """A bucket that was full for a while let its refill run over: that is no traffic of others."""
     redis = full(redis_server)
     redis.reserve(sightings={"tokens": Sighting(1000, 0, 0)})
     redis.sleep(10)
@@ -273,7 +273,7 @@ def test_what_others_took_lately_is_expected_to_go_on(redis_server: RedisServer)
 
 
 def test_an_odd_header_cannot_stop_the_quota(redis_server: RedisServer) -> None:
-    """Whatever it says is left, somebody tries within a quarter of a minute."""
+    """Whatever it says is left, a request is tried within a quarter of a minute."""
     redis = full(redis_server)
     redis.reserve(sightings={"tokens": Sighting(60_000, 0, 0)})
     redis.sleep(1)

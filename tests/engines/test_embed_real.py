@@ -98,6 +98,7 @@ async def test_alike_texts_are_near(lane: EmbedLane) -> None:
 
 
 async def test_a_token_that_the_model_does_not_have_is_refused(lane: EmbedLane) -> None:
+    """A token id beyond the vocabulary is refused with an answer before it reaches the model."""
     request = Request("tag", "default", "/v1/embeddings", b'{"input": [101, 99999999, 102]}', 60.0)
     prepared = await lane.prepare(request)
     assert prepared.refused is not None
@@ -105,6 +106,7 @@ async def test_a_token_that_the_model_does_not_have_is_refused(lane: EmbedLane) 
 
 
 async def test_lengths_of_all_kinds_pad_little(lane: EmbedLane) -> None:
+    """Texts of very different lengths at once leave more than three quarters of each batch unpadded."""
     await asyncio.gather(*(embed(lane, {"input": text}) for text in TEXTS * 4))
     assert float(lane.gauges()["padding_efficiency"]) > 0.75
 

@@ -149,7 +149,7 @@ def test_the_command_line_of_the_file_reaches_the_fleet(machine: Machine) -> Non
 
 
 def test_flower_starts_with_the_files_settings_and_asks_who_is_there(machine: Machine) -> None:
-    """Its page is closed to whoever does not know the password of the environment's example."""
+    """Its page is closed without the password of the environment's example."""
     import urllib.error
     import urllib.request
 

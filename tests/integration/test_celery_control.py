@@ -148,14 +148,14 @@ def odd_messages() -> dict[str, str]:
         "headers are missing": item(headers=None),
         "headers are a list": item(headers=[1]),
         "task has no name": item(headers__task={"a": 1}),
-        "task is not registered": item(headers__task="somebody.elses"),
+        "task is not registered": item(headers__task="another.task"),
         "id is missing": item(headers={"task": "penstock.item"}),
         "eta is nonsense": item(headers__eta="tomorrow-ish"),
     }
 
 
 def test_odd_messages_are_kept_and_harm_nobody(fleet: Fleet) -> None:
-    """Whatever somebody pushes into a queue: the worker goes on, and the text of the message is kept aside."""
+    """Whatever is pushed into a queue: the worker goes on, and the text of the message is kept aside."""
     worker = fleet.start()
     odd = odd_messages()
     for text in odd.values():
@@ -195,7 +195,7 @@ def test_other_pools_are_refused_with_the_fix(fleet: Fleet, tmp_path: Path) -> N
 
 
 def test_an_engine_that_cannot_start_ends_the_worker(fleet: Fleet) -> None:
-    """The worker exits with a failure that names the cause, instead of claiming messages that nobody runs."""
+    """The worker exits with a failure that names the cause, instead of claiming messages that it does not run."""
     fleet.publish(3)
     with pytest.raises(AssertionError, match="the engine has no key"):
         fleet.start(fails_to_start=True)

@@ -88,7 +88,7 @@ def test_what_an_older_worker_held_comes_back(fleet: Fleet) -> None:
 
 
 def test_lanes_do_not_count_each_other(fleet: Fleet) -> None:
-    """What a lane's workers hold lies under its own key: whoever scales by queued + unacked counts this lane only."""
+    """What a lane's workers hold lies under its own key: a scaler that adds queued and unacked counts this lane only."""
     client = fleet.server.client()
     other = encode_item(ItemKey("other", 1, "d"), queue="penstock.gpu", body=b"{}", ref=None)
     client.lpush("penstock.gpu", other)

@@ -37,7 +37,7 @@ def test_an_evicting_redis_without_aof_is_named(tmp_path: Path) -> None:
 
 
 def test_a_silent_redis_is_one_finding_with_the_setting() -> None:
-    """Nobody there: the address without its password, and the setting that names it."""
+    """No server there: the address without its password, and the setting that names it."""
     findings = list(checks._redis(f"redis://:hunter2@127.0.0.1:{free_port()}/0", private=False))
     assert [finding.verdict for finding in findings] == [Verdict.BAD]
     assert "hunter2" not in findings[0].seen

@@ -190,7 +190,7 @@ def test_an_expired_feeder_cannot_move_its_successors_cursor(jobs: JobStore) -> 
     jobs.create(new_job())
     frozen = jobs.lease_feed("job-a", 1, "one", 0.0)
     assert frozen is not None
-    jobs.advance_feed(frozen, "one", cursor={"offset": 1}, exhausted=False)  # late, but nobody took over
+    jobs.advance_feed(frozen, "one", cursor={"offset": 1}, exhausted=False)  # late, but no other feeder took over
     second = jobs.lease_feed("job-a", 1, "two", 60)
     assert second is not None
     assert second.cursor == {"offset": 1}
@@ -556,7 +556,7 @@ def test_a_transaction_that_never_gets_through_is_given_up(db: Database) -> None
 
 
 def test_nothing_is_written_into_the_outbox(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
-    """Accepting and replaying a job write no rows that nobody acts on (C5)."""
+    """Accepting and replaying a job write no rows that no code acts on (C5)."""
     jobs.create(new_job())
     outcomes.settle([], [letter("a")])
     jobs.replay("job-a")

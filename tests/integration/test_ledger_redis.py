@@ -136,6 +136,7 @@ def test_urgent_documents_are_claimed_first_and_in_their_order(hot: RedisLedger,
 
 
 def test_urgent_documents_find_an_empty_queue(hot: RedisLedger, client: Any) -> None:
+    """Urgent documents published into an empty queue are claimed in their order, however many they are."""
     hot.publish(QUEUE, [urgent("u0"), urgent("u1")], BUCKETS, urgent=True)
     hot.publish(QUEUE, [urgent(f"v{n}") for n in range(1_200)], BUCKETS, urgent=True)
     assert claimed(client, 3) == ["u0", "u1", "v0"]
@@ -169,8 +170,9 @@ def test_urgent_documents_that_come_back_are_urgent_still(hot: RedisLedger, clie
 
 
 def test_outstanding_of_many_feeds_is_one_look(hot: RedisLedger) -> None:
+    """One call counts the outstanding documents of several feeds, zero for one that is unknown."""
     hot.publish(QUEUE, [publish("a"), publish("b"), publish("a", 2)], BUCKETS)
-    assert hot.outstanding_of([(JOB, 2), (JOB, 1), ("nobody", 1)]) == [1, 2, 0]
+    assert hot.outstanding_of([(JOB, 2), (JOB, 1), ("unknown", 1)]) == [1, 2, 0]
     assert hot.outstanding_of([]) == []
 
 

@@ -138,6 +138,7 @@ def test_an_urgent_job_passes_a_full_queue_and_never_fills_the_fleet(house: Hous
 
 
 def test_a_fleet_of_unknown_size_gets_urgent_documents_one_by_one(house: House) -> None:
+    """Without a worker's heartbeat one urgent document at a time goes to the front of the queue."""
     house.submit(10)
     urgent = house.submit(3, priority="urgent")
     house.control.tick()
@@ -162,7 +163,7 @@ def test_jobs_share_the_queue_by_tenant_weight_and_priority(redis_server: RedisS
 
 
 def test_a_job_that_has_nothing_in_the_queue_leaves_its_share_to_the_others(house: House) -> None:
-    """An open job that nobody pushes into takes no room; once it has documents it has its share again at once."""
+    """An open job without new documents takes no room; once it has documents it has its share again at once."""
     now = 100.0
     room = Room(house.hot, 30, clock=lambda: now)
     busy, idle = house.submit(1), house.submit(2, weight=1.5)
@@ -218,6 +219,7 @@ def test_the_window_is_seconds_of_work_at_the_pace_of_the_fleet(house: House) ->
 
 
 def test_a_lost_urgent_message_comes_back_urgent(house: House) -> None:
+    """An urgent document whose message was lost is published again at the front."""
     house.hot.heartbeat("worker", {"lane": "api", "concurrency": "8"})
     house.submit(10)
     urgent = house.submit(1, priority="urgent")

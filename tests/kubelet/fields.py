@@ -32,7 +32,7 @@ _ENV: Shape = {
 }
 _ENV_FROM: Shape = {"prefix": None, "secretRef": _any("name optional"), "configMapRef": _any("name optional")}
 
-# A process has the rights, limits and image of whoever runs the tests: assertions on manifests hold these.
+# A process has the rights, limits and image of the user who runs the tests: assertions on manifests hold these.
 _UNCONFINED_CONTAINER = _any(
     "resources securityContext imagePullPolicy terminationMessagePath terminationMessagePolicy"
 )

@@ -97,10 +97,10 @@ def run_chaos(folder: Path, documents: int, faults: int) -> None:
             time.sleep(chaos.luck.uniform(0.3, 2.5))
             chaos.strike()
             chaos.thaw(0.3)
-            fleet.mend(chaos.start_worker)
+            fleet.replace_dead(chaos.start_worker)
         chaos.thaw(1.0)
         finished = fleet.finished(job)
-        fleet.wait_for(job, JobState.COMPLETED, 150, lambda: fleet.mend(chaos.start_worker))
+        fleet.wait_for(job, JobState.COMPLETED, 150, lambda: fleet.replace_dead(chaos.start_worker))
         account = fleet.account(job, documents)
         retries = sum(result.attempts - 1 for result in fleet.producer.results(job.job_id))
         print(

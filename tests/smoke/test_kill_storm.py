@@ -39,9 +39,9 @@ def storm(fleet: Fleet, kills: int, documents: int, *, pause_s: Pause, latency_m
         if working:
             luck.choice(working).kill()
             killed += 1
-        fleet.mend(start)
+        fleet.replace_dead(start)
     stormed = time.monotonic() - began
-    fleet.wait_for(job, JobState.COMPLETED, settle_s, lambda: fleet.mend(start))
+    fleet.wait_for(job, JobState.COMPLETED, settle_s, lambda: fleet.replace_dead(start))
     account = fleet.account(job, documents)
     print(
         f"{killed} kills in {stormed:.1f} s, job {time.monotonic() - began:.1f} s, lease {LEASE_S:g} s: "

@@ -93,7 +93,7 @@ def test_a_job_with_sentinels_over_the_stock_transport(tmp_path: Path, sentinels
 
 
 def test_doctor_explains_sentinels(sentinels: SentinelSet) -> None:
-    """It names the master, the replicas, a Sentinel that is away, and a service that nobody watches."""
+    """It names the master, the replicas, a Sentinel that is away, and a service that no Sentinel watches."""
     good = [finding for finding in checks._redis(sentinels.url, private=False) if finding.subject == "sentinel"]
     assert [finding.verdict for finding in good] == [Verdict.GOOD]
     assert f"'{SERVICE}' is 127.0.0.1:{sentinels.master().port}, 1 replicas, quorum 2" in good[0].seen
@@ -102,5 +102,5 @@ def test_doctor_explains_sentinels(sentinels: SentinelSet) -> None:
     away = [finding for finding in checks._redis(sentinels.url, private=False) if finding.subject == "sentinel"]
     assert [finding.verdict for finding in away] == [Verdict.WARNING, Verdict.GOOD]
     assert str(sentinels.ports[2]) in away[0].seen
-    wrong = list(checks._redis(sentinels.url.replace(f"={SERVICE}", "=nobody"), private=False))
-    assert f"watches no 'nobody', only {SERVICE}" in wrong[0].seen
+    wrong = list(checks._redis(sentinels.url.replace(f"={SERVICE}", "=unwatched"), private=False))
+    assert f"watches no 'unwatched', only {SERVICE}" in wrong[0].seen

@@ -106,6 +106,7 @@ def test_the_commands_pass_these_flags_on(
 
 
 def test_flags_say_whose_job_it_is_and_how_urgent() -> None:
+    """`--priority`, `--weight` and `--tenant` become fields of the job's spec."""
     spec = job_spec(flags(priority="low", weight=3, tenant="search"))
     assert (spec.priority, spec.weight, spec.tenant) == ("low", 3.0, "search")
 

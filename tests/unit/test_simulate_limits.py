@@ -182,7 +182,7 @@ def test_production_in_a_fixed_window_counts_where_it_falls() -> None:
 
 @pytest.mark.parametrize("make", [lambda: ContinuousBucket(10, 60), lambda: FixedWindow(10, 60)])
 def test_another_rate_holds_at_once_and_keeps_what_is_used(make: Any) -> None:
-    """Halved, a limit offers half of what it did, less what is used; nobody gets a fresh budget."""
+    """Halved, a limit offers half of what it did, less what is used; no client gets a fresh budget."""
     meter: Meter = make()
     meter.take(350, 0.0)
     meter.change(5, 0.0)
@@ -206,7 +206,7 @@ def test_limits_change_while_calls_are_coming() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_foreign_traffic_takes_exactly_its_share(seed: int) -> None:
-    """Whoever hammers gets the rest, in every dimension, and the accounts tell the two apart."""
+    """A client that does not wait gets the rest, in every dimension, and the accounts tell the two apart."""
     limits = limited(rpm=600, tpm=60_000, depth_s=2, foreign_share=0.3, seed=seed, charge_failed=False)
     got = admitted(limits, [at / 40 for at in range(40 * 300)], tokens=10)
     assert got == pytest.approx(0.7 * 3_000, rel=0.05)

@@ -55,7 +55,7 @@ def test_each_part_of_the_key_makes_another_trace() -> None:
 
 @given(trace_ids, shares)
 def test_sampling_is_opentelemetrys_own(trace_id: int, share: float) -> None:
-    """Whoever samples by TraceIdRatioBased with the same share takes the same traces."""
+    """OpenTelemetry's TraceIdRatioBased with the same share takes the same traces."""
     decision: Any = TraceIdRatioBased(share).should_sample(None, trace_id, "").decision
     theirs = decision.is_sampled()
     assert tracing.Sampler(share).takes(trace_id) == theirs
@@ -260,7 +260,7 @@ class _Stuck(SpanExporter):
 
 
 def test_no_more_is_kept_than_the_limit() -> None:
-    """With a collector that hangs, what is beyond the limit is dropped and counted; nobody who gives spans waits."""
+    """With a collector that hangs, what is beyond the limit is dropped and counted; giving a span never waits."""
     exporter = _Stuck()
     sink = SpanSink("api", exporter)
     span = Span("wait", Kind.INTERNAL, tracing.trace_of(KEY), None, 1, 2, {})

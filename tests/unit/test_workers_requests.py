@@ -180,7 +180,7 @@ def test_odd_kwargs_are_survived(app: Celery, kwargs: Any) -> None:
 
 
 def test_a_submitted_job_shows_its_key_only(app: Celery) -> None:
-    """Celery clients put a kilobyte of a spec, prompt included, into their headers: it is shown to nobody."""
+    """Celery clients put a kilobyte of a spec, prompt included, into their headers: no event and no log shows it."""
     body = json.dumps([[f"sql://user:{SECRET}@db", {"prompt": SECRET}], {"job_key": "nightly"}, {}])
     headers = {"id": "1", "task": "penstock.submit", "argsrepr": SECRET, "kwargsrepr": SECRET}
     message = SimpleNamespace(
