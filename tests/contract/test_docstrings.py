@@ -11,7 +11,9 @@ TESTS = Path(__file__).parents[1]
 
 def silent(path: Path, root: Path = TESTS) -> Iterator[str]:
     """Tests of a file that have no docstring, or one that is no sentence."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    module = ast.parse(path.read_text("utf-8"))
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
+    for node in (*module.body, *(method for found in classes for method in found.body)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             first_line, *_ = [*(ast.get_docstring(node) or "").splitlines(), ""]
             if len(first_line.split()) < 3:

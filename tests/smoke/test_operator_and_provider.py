@@ -56,7 +56,7 @@ def test_provider_outage(fleet: Fleet) -> None:
     ids=["wrong key", "out of credit"],
 )
 def test_account_trouble_pauses_the_job(fleet: Fleet, flags: tuple[str, ...], reason: str) -> None:
-    """The job pauses and says why; once the account is mended and the job resumed, every document gets its result."""
+    """The job pauses and says why; once the account is in order and the job resumed, every document gets its result."""
     with fleet.explained():
         fleet.provider.start("--latency-ms", "50", *flags)
         job = fleet.submit(200, key=reason)
