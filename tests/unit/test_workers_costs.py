@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
@@ -9,7 +11,7 @@ from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.costs import Costs
+from penstock_workers.item.costs import LEARN_EVERY, Costs
 from penstock_workers.item.flight import Flight, JobView
 from penstock_workers.item.judge import Reply
 from penstock_workers.settings import ProviderSettings
@@ -71,3 +73,32 @@ def test_an_answer_without_usage_teaches_nothing() -> None:
     before = known.of(flight("x"))
     assert known.observe(flight("x"), Reply(b"{}", 200, None, "m", "stop", None, None, "text", 5)) is None
     assert known.of(flight("x")) == before
+
+
+def test_what_nobody_asks_for_is_not_worked_out() -> None:
+    """A request to a provider without limits is not even read for what it costs; one look at a cost reads it once."""
+    known, item = costs(), flight("a question", max_tokens=40)
+    whole = known.of(item)
+    read: list[Flight] = []
+
+    def of(flight: Flight) -> tuple[dict[str, float], dict[str, float]]:
+        read.append(flight)
+        return whole
+
+    known.of = of  # type: ignore[method-assign]  # counts how often it is asked
+    reserved, certain = known.when_asked(item)
+    assert read == []
+    assert (dict(reserved), dict(certain)) == whole
+    assert reserved["requests"] == 1.0
+    assert len(read) == 1
+
+
+def test_without_limits_a_sample_of_the_answers_teaches() -> None:
+    """Should limits be found later, it is known what items cost; each answer still says how long it was."""
+    known = costs()
+    usages = [known.sample(flight("x" * 4_000), answered(5_000, 40)) for _ in range(20 * LEARN_EVERY)]
+    assert {usage.output_tokens for usage in usages if usage is not None} == {40}
+    assert None not in usages
+    reserved, _ = known.of(flight("x" * 4_000))
+    assert reserved["tokens"] == pytest.approx(5_045, rel=0.05)
+    assert known.sample(flight("x"), replace(answered(5_000, 40), completion_tokens=None)) is None

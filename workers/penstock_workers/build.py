@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
 from penstock_workers.backlog import Backlog
@@ -15,7 +16,6 @@ from penstock_workers.celery_app.bridge import Bridge, Delivery, ItemEngine
 from penstock_workers.celery_app.heartbeat import Heartbeat
 from penstock_workers.children.crew import Crew
 from penstock_workers.children.starter import child_starter
-from penstock_workers.control import Control, ControlEngine, start_control
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.hooks.job_code import JobCode
 from penstock_workers.item.admission import Admission, QuotaAdmission, Unpaced
@@ -44,6 +44,9 @@ from penstock_workers.metrics.tally import Tally
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 from penstock_workers.stores import open_stores
 from penstock_workers.tracing import Tracing, open_tracing
+
+if TYPE_CHECKING:
+    from penstock_workers.control import Control
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +111,8 @@ class WorkerEngine:
         self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe)
         self._heartbeat.start()
         if settings.control:
+            from penstock_workers.control import start_control
+
             self._control = self._closing.enter_context(start_control(settings))
 
     def accept(self, delivery: Delivery) -> None:
@@ -221,4 +226,8 @@ def _after_settling(tell: Tell | None, group: Sequence[Settled]) -> None:
 
 
 def build_engine(settings: WorkerSettings) -> ItemEngine:
-    return ControlEngine(settings) if settings.lane == CONTROL_LANE else WorkerEngine(settings)
+    if settings.lane == CONTROL_LANE:
+        from penstock_workers.control import ControlEngine
+
+        return ControlEngine(settings)
+    return WorkerEngine(settings)

@@ -104,7 +104,7 @@ class QuotaAdmission:
         return cls(limiter, costs, closing)
 
     async def turn(self, flight: Flight) -> QuotaTurn:
-        costs, certain = self._costs.of(flight)
+        costs, certain = self._costs.when_asked(flight)
         ticket = await self._limiter.acquire(
             flight.job.spec.provider, costs, certain=certain, flow=flight.job.flow, retry=flight.retries > 0
         )
@@ -129,7 +129,8 @@ class QuotaTurn:
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
         """A failed request stays charged as the provider charges it."""
         if isinstance(happened, Reply):
-            self._ticket.answered(tried.headers, usage=self._costs.observe(self._flight, happened))
+            learn = self._costs.observe if self._ticket.limited else self._costs.sample
+            self._ticket.answered(tried.headers, usage=learn(self._flight, happened))
             return
         self._ticket.failed(
             happened.signal,

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from penstock_ledger import JobNotFound, JobStore, buckets_for
-from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 from penstock_producer.spec import JobSpec
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.item.flight import JobView
