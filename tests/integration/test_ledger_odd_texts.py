@@ -158,7 +158,7 @@ def test_a_missing_table_and_a_lost_server_are_no_refusals(db: Database, tmp_pat
     with pytest.raises(DBAPIError) as caught:
         OutcomeStore(db).settle([result()], [])
     assert trouble_of(caught.value) is Trouble.FAULTY
-    away = open_database("postgresql://nobody@127.0.0.1:1/none")
+    away = open_database("postgresql://fleet@127.0.0.1:1/none")
     with pytest.raises(DatabaseUnavailable) as refused:
         JobStore(away).get("x")
     assert trouble_of(refused.value) is Trouble.AWAY
