@@ -16,7 +16,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-fast test-images test-servers test-vllm chart check format bench bench-vllm soak clean
+.PHONY: help demo demo-embed demo-clean test test-fast test-images test-servers test-vllm chart check monitoring format bench bench-vllm soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ $(ENGINES)/.installed: pyproject.toml constraints.txt
 
 chart: $(STAMP) ## renew the chart's golden files and its table of values (look at the diff)
 	@PYTHONPATH=tests $(BIN)/python -m chart.renew
+
+monitoring: $(STAMP) ## make alert rules, dashboards and their docs anew from the catalogue of metrics
+	@$(BIN)/python -m tools.monitoring.write
 
 check: $(STAMP) ## lint, format, types (mypy strict and pyright) and package boundaries
 	@$(BIN)/ruff check .

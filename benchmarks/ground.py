@@ -92,7 +92,7 @@ class RunningSimulator:
 def simulator(latency_ms: float, sigma: float) -> Iterator[RunningSimulator]:
     """`penstock simulate` without limits or faults, in a process of its own."""
     options = ["--port", "0", "--latency-ms", f"{latency_ms:g}", "--latency-sigma", f"{sigma:g}"]
-    with _serving([sys.executable, "-m", "penstock_cli.simulate", *options]) as running:
+    with _serving([sys.executable, "-m", "penstock_simulate", *options]) as running:
         yield running
 
 
