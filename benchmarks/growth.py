@@ -106,14 +106,14 @@ def _beside_small_jobs(run: Callable[[], Grown], *, postgres: bool) -> tuple[Gro
             costs.append(running.run(SMALL))
         costs = costs[:-1] or costs  # the last one had the machine to itself for a while
         peak, after = running.redis_peak() - before, _redis_memory(running) - before
-        mean = replace(costs[0], **{name: _mean(costs, name) for name in ("worker_ms", "redis_ms", "control_ms")})
         items = SMALL * len(costs)
-        mean = replace(mean, items=items, wall_s=sum(cost.wall_s for cost in costs))
+        mean = replace(
+            costs[-1], items=items, wall_s=sum(cost.wall_s for cost in costs),
+            worker_ms=statistics.mean(cost.worker_ms for cost in costs),
+            redis_ms=statistics.mean(cost.redis_ms for cost in costs),
+            control_ms=statistics.mean(cost.control_ms for cost in costs),
+        )  # fmt: skip
         return large.result(), Grown("small jobs", items, mean, peak, after, database.size(running), 0.0)
-
-
-def _mean(costs: Sequence[JobCost], name: str) -> float:
-    return statistics.mean(getattr(cost, name) for cost in costs)
 
 
 def _one_job(items: int, *, postgres: bool) -> Grown:
