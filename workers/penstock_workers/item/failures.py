@@ -15,7 +15,7 @@ import orjson
 from penstock_ledger.redaction import redact
 from penstock_ratelimit import Signal, classify
 from penstock_ratelimit.for_penstock import DETAIL_CHARS, MAX_TOKENS_BELIEVED, is_page
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
 
 
 @dataclass(frozen=True, slots=True)
