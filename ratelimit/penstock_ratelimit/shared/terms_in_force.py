@@ -1,4 +1,4 @@
-"""The terms that the fleet agreed on: declared by whoever started last, corrected by what the provider's headers tell."""
+"""The terms that the fleet agreed on: declared by the process that started last, corrected by the provider's headers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TermsInForce:
         self.adopt(in_force)
 
     async def propose(self, terms: Terms) -> None:
-        """Put the limits in force that the provider's headers tell, unless somebody of the fleet was first."""
+        """Put the limits in force that the provider's headers tell, unless another process was first."""
         log.info(
             "quota %s: the limits follow what the provider's headers tell, or tell no more: %s",
             self._quota.id,

@@ -13,7 +13,7 @@
 --   p: f: sr: sk: sa:<dim>  what the provider said is left, see remaining.lua
 --   h:<dim>  when a header last told its limit                             written by confirm
 --   n        tickets granted so far        ng  latest start time granted
---   nb       nobody starts before this time
+--   nb       no request starts before this time
 --   lt       latest time seen                                              also written by install
 --   mg mga   margin at the last 429 or install, and when that was          also written by install
 --   rf ra rd the slope, see slope.lua; absent = whole rate
@@ -40,7 +40,7 @@ local LEARNING_RATE = 0.02
 local FULL_BUDGET = 100
 local WIN_EARNS = 0.1 -- so that retries are at most a tenth of what works
 local PROVEN_US = 3600e6
-local HOLD_RECHECK_US = 5e6 -- somebody may have lifted it
+local HOLD_RECHECK_US = 5e6 -- it may have been lifted
 local ROW = 5 -- fields per dimension
 
 local key, version, max_ahead, fair_share = KEYS[1], arg.version, tonumber(arg.max_ahead_us), tonumber(arg.share_us)
@@ -131,7 +131,7 @@ local function pause(pause_us)
   if pause_us > RESTART_PAUSE_US then restart(pause_at) end
 end
 
--- A refusal says that the provider's bucket is empty. Ours is too, then: nobody bursts right after the pause.
+-- A refusal says that the provider's bucket is empty. Ours is too, then: no process bursts right after the pause.
 local function empty_buckets(at)
   local work = now + work_between(slope, now, at)
   for i = 1, n do tat[i] = math.max(tat[i], work + burst[i] / rate[i]) end
