@@ -37,7 +37,7 @@ def estimate(documents: Sequence[Document], total: int) -> Estimate:
     """``documents`` are the first ones of ``total``."""
     import orjson
 
-    from penstock_ratelimit.estimate import CHARS_PER_TOKEN, DEFAULT_OUTPUT_TOKENS
+    from penstock_ratelimit.for_penstock import CHARS_PER_TOKEN, DEFAULT_OUTPUT_TOKENS
 
     if not documents:
         return Estimate(0, 0, True)
