@@ -16,7 +16,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-fast test-images test-servers test-vllm chart check format bench bench-vllm soak clean
+.PHONY: help demo demo-embed demo-clean test test-fast test-images test-servers test-vllm chart check monitoring format bench bench-vllm soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ $(ENGINES)/.installed: pyproject.toml constraints.txt
 chart: $(STAMP) ## renew the chart's golden files and its table of values (look at the diff)
 	@PYTHONPATH=tests $(BIN)/python -m chart.renew
 
+monitoring: $(STAMP) ## make alert rules, dashboards and their docs anew from the catalogue of metrics
+	@$(BIN)/python -m tools.monitoring.write
+
 check: $(STAMP) ## lint, format, types (mypy strict and pyright) and package boundaries
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -83,9 +86,10 @@ format: $(STAMP) ## put the code into house format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## measure, each figure beside its comparison in the same run (about 20 minutes)
+# `make bench --check` would be an option of make's own.
+bench: $(STAMP) ## measure, each figure beside its comparison (20 minutes; CHECK=1: hold the ratios to their limits, 5 minutes)
 	@$(BIN)/python $(INSTALL) --group bench
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks $(if $(CHECK),--check)
 
 bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch tools, on the CPU (an hour; a GPU: --gpu)
 	@$(ENGINES)/bin/python -m benchmarks.engine

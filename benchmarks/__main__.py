@@ -1,42 +1,59 @@
-"""`python -m benchmarks [a b c d e f h m n q t] [--quick]`: each prints one table; without letters, all of them in order."""
+"""`python -m benchmarks [letter ...] [--quick] [--check]`: each prints one table; without letters, all of them in order."""
 
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import import_module, util
 
-from benchmarks.ground import folder, redis_server
-from benchmarks.report import machine, show
+from benchmarks.check import letters, missed
+from benchmarks.ground import end_in_order, folder, redis_server
+from benchmarks.report import Report, machine, show
 
 MODULES = {
     "a": "feed", "b": "queue_path", "n": "noop_path", "c": "http_path", "d": "redis_bytes", "e": "memory", "q": "pace",
-    "m": "embed", "f": "flower", "t": "tracing", "h": "http_clients",
+    "m": "embed", "f": "flower", "t": "tracing", "r": "redis_steps", "g": "growth",
+    "h": "http_clients",
 }  # fmt: skip
 EXPLAINED = {
     "a": "feed rate", "b": "queue path against stock Celery", "n": "queue path with both stores, no-op lane",
     "c": "whole path over HTTP", "d": "bytes of Redis", "e": "peak memory", "q": "shared quota beside other limiters",
     "m": "embed lane beside fixed batches and an offline run", "f": "Flower attached and detached",
-    "t": "tracing off, of one item in a hundred, and of all", "h": "HTTP clients alone",
+    "t": "tracing off, of one item in a hundred, and of all", "r": "what Redis spends on each step of an item",
+    "g": "what grows with a job", "h": "HTTP clients alone",
 }  # fmt: skip
 
 
 def main() -> None:
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that servers and folders go, too
+    end_in_order()
     with folder() as place, redis_server(place) as server:
         print(machine(server.client()))
-    for letter in arguments.which or MODULES:
+    ratios: dict[str, float] = {}
+    for letter in arguments.which or (letters() if arguments.check else MODULES):
         print(flush=True)
-        _run_module(MODULES[letter], arguments.quick)
+        ratios |= _run_module(MODULES[letter], arguments.quick or arguments.check)
+    if arguments.check:
+        _end_by(missed(ratios, arguments.which))
 
 
-def _run_module(name: str, quick: bool) -> None:
+def _run_module(name: str, quick: bool) -> Mapping[str, float]:
     if util.find_spec(f"benchmarks.{name}") is None:
         print(f"{name}: not in this checkout")
-        return
-    show(import_module(f"benchmarks.{name}").run(quick))
+        return {}
+    report: Report = import_module(f"benchmarks.{name}").run(quick)
+    show(report)
+    return report.ratios
+
+
+def _end_by(misses: Sequence[str]) -> None:
+    """Exit status 1 where a ratio is beyond its limit."""
+    for line in misses:
+        print(f"beyond its limit: {line}", file=sys.stderr)
+    if misses:
+        sys.exit(1)
+    print("every ratio is within its limit")
 
 
 def _arguments() -> argparse.Namespace:
@@ -46,6 +63,10 @@ def _arguments() -> argparse.Namespace:
         "which", nargs="*", metavar="letter", choices=[*EXPLAINED, []], help="which to run; default all"
     )
     parser.add_argument("--quick", action="store_true", help="small numbers, one round: a look, not a figure to quote")
+    parser.add_argument(
+        "--check", action="store_true",
+        help="run what has targets, with small numbers, and exit with 1 where a ratio is beyond its limit in targets.py",
+    )  # fmt: skip
     return parser.parse_args()
 
 

@@ -6,8 +6,9 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import orjson
 
@@ -51,10 +52,36 @@ class JobCost:
         return self.steady_ms + self.redis_ms + self.control_ms + self.submit_ms
 
 
+@dataclass
+class _Job:
+    """One job while it is measured."""
+
+    items: int
+    before: tuple[Usage, Usage, Usage]
+    started: float
+    after: tuple[Usage, Usage, Usage] = field(init=False)
+    wall_s: float = 0.0
+    submit_s: float = 0.0
+    steady_ms: float = 0.0
+    dead: int = 0
+
+    def cost(self) -> JobCost:
+        pairs = zip(self.before, self.after, strict=True)
+        worker, control, server = ((b.cpu_s - a.cpu_s) * 1000 / self.items for a, b in pairs)
+        return JobCost(
+            self.items, self.wall_s, self.submit_s * 1000 / self.items, worker, control, server,
+            self.after[0].peak_bytes, self.after[1].peak_bytes, self.dead, self.steady_ms,
+        )  # fmt: skip
+
+
 class Fleet:
     """Runs jobs, one after the other, and says what each cost."""
 
-    def __init__(self, place: Path, server: RunningRedis, worker_pids: Sequence[int], control_pid: int) -> None:
+    def __init__(
+        self, place: Path, server: RunningRedis, worker_pids: Sequence[int], control_pid: int, database_url: str
+    ) -> None:
+        self.database_url = database_url
+        self.last_job = ""  # the id of the job that was run last
         self._place = place
         self._server = server
         self._worker_pids = worker_pids
@@ -66,22 +93,44 @@ class Fleet:
         """Submit a file of ``items`` documents and wait for its end. Raises GroundError when it stalls."""
         self._jobs += 1
         path = write_documents(self._place / f"job-{self._jobs}.jsonl", items)
-        before = self._usages()
-        started, own_cpu = time.monotonic(), time.process_time()
-        with Producer(database_url=_database_url(self._place)) as producer:
+        with self._measured(items) as found, Producer(database_url=self.database_url) as producer:
+            own_cpu = time.process_time()
             job = producer.submit(path, {})
-            submit_s = time.process_time() - own_cpu
-            steady_ms = self._wait(producer, job, items)
-        wall_s = time.monotonic() - started
-        after = self._usages()
-        worker, control, server = ((b.cpu_s - a.cpu_s) * 1000 / items for a, b in zip(before, after, strict=True))
-        return JobCost(
-            items, wall_s, submit_s * 1000 / items, worker, control, server, after[0].peak_bytes, after[1].peak_bytes,
-            int(self._client.hget(_stats(job), "dead") or 0), steady_ms,
-        )  # fmt: skip
+            found.submit_s = time.process_time() - own_cpu
+            found.steady_ms = self._wait(producer, job, items)
+            found.dead = int(self._client.hget(_stats(job), "dead") or 0)
+            self.last_job = job.job_id
+        path.unlink()
+        return found.cost()
+
+    def run_many(self, jobs: int, each: int) -> JobCost:
+        """The same for many small jobs at once."""
+        path = write_documents(self._place / "many.jsonl", each)
+        with self._measured(jobs * each) as found, Producer(database_url=self.database_url) as producer:
+            own_cpu = time.process_time()
+            submitted = [producer.submit(path, {}) for _ in range(jobs)]
+            found.submit_s = time.process_time() - own_cpu
+            for job in submitted:
+                self._wait(producer, job, each)
+        return found.cost()
+
+    def redis_info(self, section: str) -> Mapping[str, Any]:
+        info: Any = self._client.info(section)
+        return cast(Mapping[str, Any], info)
+
+    def redis_peak(self) -> int:
+        """The most bytes of Redis at one time since the last job began."""
+        return int(self.redis_info("memory")["used_memory_peak"])
+
+    @contextlib.contextmanager
+    def _measured(self, items: int) -> Iterator[_Job]:
+        self._client.config_resetstat()  # so that the peak is this job's
+        found = _Job(items, self._usages(), time.monotonic())
+        yield found
+        found.wall_s, found.after = time.monotonic() - found.started, self._usages()
 
     def wait_ready(self) -> None:
-        with contextlib.closing(open_database(_database_url(self._place))) as database:
+        with contextlib.closing(open_database(self.database_url)) as database:
             hot = RedisLedger(self._client, Meta(database).epoch())
             deadline = time.monotonic() + READY_TIMEOUT_S
             while len(hot.workers()) < len(self._worker_pids):
@@ -127,15 +176,17 @@ def fleet(
     settings: Mapping[str, str] | None = None,
     workers: int = 1,
     checkout: Path = ROOT,
+    database_url: str | None = None,
 ) -> Iterator[Fleet]:
     """``worker`` is the module of the worker process, the real one or one with another lane; ``lane`` its argument.
 
     ``settings`` are further variables of all processes, which run the code of ``checkout``.
     """
     place.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(open_database(_database_url(place))) as database:
+    database_url = database_url or f"sqlite:///{place / 'ledger.db'}"
+    with contextlib.closing(open_database(database_url)) as database:
         database.migrate()
-    variables = _variables(place, server, concurrency, base_url) | dict(settings or {})
+    variables = _variables(place, server, concurrency, base_url, database_url) | dict(settings or {})
     with contextlib.ExitStack() as processes:
 
         def start(module: str, argument: str, log: str) -> int:
@@ -145,27 +196,25 @@ def fleet(
             ).pid
 
         control = start("penstock_workers", "control", "c.log")
-        running = Fleet(place, server, [start(worker, lane, f"w{n}.log") for n in range(workers)], control)
+        running = Fleet(
+            place, server, [start(worker, lane, f"w{n}.log") for n in range(workers)], control, database_url
+        )
         running.wait_ready()
         running.run(WARM_UP_DOCS)
         yield running
 
 
-def _variables(place: Path, server: RunningRedis, concurrency: int, base_url: str) -> dict[str, str]:
+def _variables(place: Path, server: RunningRedis, concurrency: int, base_url: str, database_url: str) -> dict[str, str]:
     config = place / "penstock.toml"
     config.write_text("")
     return {
         "PENSTOCK_CONFIG": str(config),
         "PENSTOCK_REDIS_URL": server.url,
-        "PENSTOCK_DATABASE_URL": _database_url(place),
+        "PENSTOCK_DATABASE_URL": database_url,
         "PENSTOCK_CONCURRENCY": str(concurrency),
         "PENSTOCK_CONTROL": "false",
         "PENSTOCK_PROVIDERS": orjson.dumps({"default": {"base_url": base_url}}).decode(),
     }
-
-
-def _database_url(place: Path) -> str:
-    return f"sqlite:///{place / 'ledger.db'}"
 
 
 def _stats(job: Job) -> str:

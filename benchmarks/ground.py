@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,11 @@ class Usage:
     peak_bytes: int
 
 
+def end_in_order() -> None:
+    """On SIGTERM servers and folders go, too. Each command of the benchmarks begins with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+
+
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True) as path:
@@ -46,13 +52,20 @@ def folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def redis_server(place: Path) -> Iterator[RunningRedis]:
-    """The redis-server that tests use, on a free port, without persistence."""
+def tests_on_path() -> Iterator[None]:
+    """For the real servers that tests start, too."""
     sys.path.insert(0, str(ROOT / "tests"))
     try:
-        servers = import_module("servers")
+        yield
     finally:
         sys.path.remove(str(ROOT / "tests"))
+
+
+@contextlib.contextmanager
+def redis_server(place: Path) -> Iterator[RunningRedis]:
+    """The redis-server that tests use, on a free port, without persistence."""
+    with tests_on_path():
+        servers = import_module("servers")
     server = servers.RedisServer.start(place / "redis")
     try:
         yield RunningRedis(server.url, server.pid)
@@ -79,7 +92,7 @@ class RunningSimulator:
 def simulator(latency_ms: float, sigma: float) -> Iterator[RunningSimulator]:
     """`penstock simulate` without limits or faults, in a process of its own."""
     options = ["--port", "0", "--latency-ms", f"{latency_ms:g}", "--latency-sigma", f"{sigma:g}"]
-    with _serving([sys.executable, "-m", "penstock_cli.simulate", *options]) as running:
+    with _serving([sys.executable, "-m", "penstock_simulate", *options]) as running:
         yield running
 
 

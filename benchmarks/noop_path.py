@@ -1,45 +1,78 @@
-"""(n) The queue path with both stores: runner, starts and settle around a lane that answers at once."""
+"""(n) The queue path with both stores: runner, starts and settle around a lane that answers at once.
+
+`python -m benchmarks.noop_path --beside CHECKOUT` measures other code in the same rounds, as benchmarks.http_path does.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from celery import Celery
 
-from benchmarks.fleet import JobCost, fleet
-from benchmarks.ground import RunningRedis, folder, redis_server
-from benchmarks.report import Report, Row, median
+from benchmarks.fleet import fleet
+from benchmarks.ground import RunningRedis, end_in_order, folder, redis_server
+from benchmarks.report import Report, Row, median, show
+from benchmarks.rounds import OURS, Contender, Measured, arguments, contenders, measure
+from benchmarks.targets import met, target
 
 WORKER = "benchmarks.noop_worker"
 CONCURRENCY = 256
-ROUNDS = 3
-TARGET_MS = 0.15
+ITEMS, ROUNDS = 50_000, 3
+QUICK_ITEMS, QUICK_ROUNDS = 10_000, 2
 EVENTS_TARGET = 1.5  # a prototype measured 1.3 for buffered events; Celery's own cost 1.6
+TWO = "two workers"
+NOOP, SCALING = "no-op worker / bare aiohttp", "two workers' items per CPU second / one's"
 
 
 def run(quick: bool) -> Report:
-    items = 10_000 if quick else 50_000
+    items, rounds = (QUICK_ITEMS, QUICK_ROUNDS) if quick else (ITEMS, ROUNDS)
+    measured = measure(WORKER, items, rounds, {OURS: Contender(), TWO: Contender(workers=2)})
+    rows = [*measured.rows("no-op {part} / bare aiohttp"), *_scaling(measured), *_watched(items)]
+    return _report(measured, rows)
+
+
+def _report(measured: Measured, rows: list[Row]) -> Report:
+    rounds = len(measured.fleets[OURS])
+    title = f"(n) queue path with SQL and Redis settlement, no-op lane, {measured.items:,} items, {rounds} round(s)"
+    ratios = {NOOP: measured.ratio(OURS, "worker")}
+    if TWO in measured.fleets:
+        ratios[SCALING] = _two_over_one(measured)
+    return Report(title, rows, list(measured.notes()), ratios)
+
+
+def _scaling(measured: Measured) -> Iterator[Row]:
+    """By CPU, since two workers, Redis, control and whatever else runs share two cores: what a second one adds to each."""
+    ratio = _two_over_one(measured)
+    pace = {name: median([cost.items / cost.wall_s for cost in measured.fleets[name]]) for name in (OURS, TWO)}
+    yield Row(
+        "two workers: items per CPU second of each worker", "", "one worker's", f"{ratio:.2f}x", target(SCALING),
+        met(SCALING, ratio),
+    )  # fmt: skip
+    yield Row(
+        "two workers: items per second, wall clock", f"{pace[TWO]:,.0f}/s", f"{pace[OURS]:,.0f}/s",
+        f"{pace[TWO] / pace[OURS]:.2f}x",
+    )  # fmt: skip
+
+
+def _two_over_one(measured: Measured) -> float:
+    """Twice the cores at so much CPU per item: 2.0 where an item costs the same, whoever else is at work."""
+    pairs = zip(measured.fleets[OURS], measured.fleets[TWO], strict=True)
+    return 2 * median([one.steady_ms / two.steady_ms for one, two in pairs])
+
+
+def _watched(items: int) -> Iterator[Row]:
     with (
         folder() as place,
         redis_server(place) as server,
         fleet(place / "fleet", server, worker=WORKER, concurrency=CONCURRENCY) as running,
     ):
-        costs = [running.run(items) for _ in range(1 if quick else ROUNDS)]
+        quiet = running.run(items).worker_ms
         enable_events(server)
-        watched = running.run(items)
-    worker = median([cost.worker_ms for cost in costs])
-    rows = [
-        Row("CPU per item, worker process", f"{worker:.3f} ms", "", "", f"<= {TARGET_MS} ms", worker <= TARGET_MS),
-        Row(
-            "the same with task events on, as Flower wants them",
-            f"{watched.worker_ms:.3f} ms",
-            f"{worker:.3f} ms",
-            f"{watched.worker_ms / worker:.2f}x",
-            f"<= {EVENTS_TARGET}x",
-            watched.worker_ms <= EVENTS_TARGET * worker,
-        ),
-        Row("items per second, one worker process", f"{median([items / cost.wall_s for cost in costs]):,.0f}"),
-    ]
-    title = f"(n) queue path with SQL and Redis settlement, no-op lane, {items:,} items, {len(costs)} round(s)"
-    return Report(title, rows, [_note(cost) for cost in costs])
+        watched = running.run(items).worker_ms
+    yield Row(
+        "with task events on, as Flower wants them", f"{watched:.3f} ms", f"{quiet:.3f} ms", f"{watched / quiet:.2f}x",
+        f"<= {EVENTS_TARGET}x", watched <= EVENTS_TARGET * quiet,
+    )  # fmt: skip
 
 
 def enable_events(server: RunningRedis) -> None:
@@ -48,8 +81,12 @@ def enable_events(server: RunningRedis) -> None:
         app.control.enable_events(reply=True, timeout=2)
 
 
-def _note(cost: JobCost) -> str:
-    return (
-        f"worker {cost.worker_ms:.3f}, control and feeder {cost.control_ms:.3f}, submit {cost.submit_ms:.3f}, "
-        f"redis-server {cost.redis_ms:.3f} ms per item"
-    )
+def main() -> None:
+    end_in_order()
+    given = arguments("noop_path", __doc__, QUICK_ITEMS, QUICK_ROUNDS)
+    measured = measure(WORKER, given.items, given.rounds, contenders(given))
+    show(_report(measured, list(measured.rows("no-op {part} / bare aiohttp"))))
+
+
+if __name__ == "__main__":
+    main()

@@ -30,6 +30,8 @@ TARGETS = {
     "worker / bare aiohttp": Target("c", RESULTS, most=1.0),
     "redis / bare aiohttp": Target("c", RESULTS, most=0.2),
     "no-op worker / bare aiohttp": Target("n", RESULTS, most=0.65),
+    "two workers' items per CPU second / one's": Target("n", RESULTS, least=1.7),
+    "CPU per item, largest job / smallest": Target("g", "docs/growth.md", most=1.2),
 }
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from fleet import Fleet, Process, until
 
-from penstock_cli.simulate.hostile import KINDS
 from penstock_ledger.model import Job, JobState
+from penstock_simulate.hostile import KINDS
 
 WORKERS, CONCURRENCY = 2, 8
 SLOTS = 2 * CONCURRENCY  # of one worker: running, or answered and waiting for the group commit

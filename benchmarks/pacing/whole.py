@@ -120,7 +120,7 @@ def _simulator(place: Path) -> Iterator[str]:
         "depth-s": DEPTH_S, "charge": "actual", "error-rate": ERROR_RATE, "latency-ms": 200,
     }  # fmt: skip
     flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    with process([sys.executable, "-m", "penstock_cli.simulate", *flags], log=place / "simulate.log"):
+    with process([sys.executable, "-m", "penstock_simulate", *flags], log=place / "simulate.log"):
         url = f"http://127.0.0.1:{port}"
         _wait(lambda: bool(_stats(url)), "the simulator does not answer")
         yield url

@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock_cli.embedded import EmbeddedRedis
 from penstock_cli.errors import RedisNotRunning, UsageProblem
-from penstock_cli.state import StateFolder
+from penstock_cli.redis_server.server import EmbeddedRedis
+from penstock_cli.run.state import StateFolder
 
 if TYPE_CHECKING:
     import redis
@@ -72,7 +72,7 @@ class Books:
 
     def stats(self, job: Job) -> dict[str, int]:
         """The Redis counters of a job, or what was kept of them; they decorate reports and decide nothing."""
-        from penstock_cli.figures import KeptFigures
+        from penstock_cli.show.figures import KeptFigures
 
         ledger = self.redis_if_running()
         stats = ledger.stats(job.job_id) if ledger is not None else {}
@@ -80,7 +80,7 @@ class Books:
 
     def seconds(self, job: Job) -> float | None:
         """Seconds of work of a local job; None where only the calendar knows."""
-        from penstock_cli.figures import KeptFigures
+        from penstock_cli.show.figures import KeptFigures
 
         return (KeptFigures.load(self.figures_path(job)).seconds or None) if self.state else None
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import sys
 
 from penstock_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from penstock_cli.state import StateFolder
-from penstock_ledger.errors import PenstockError, SchemaMissing
+from penstock_cli.run.state import StateFolder
+from penstock_ledger.errors import EXIT_USAGE, PenstockError, SchemaMissing
+
+# Packages that are usable alone, so that their errors have roots of their own.
+_ROOTS_OF_THEIR_OWN = (("penstock_ratelimit.errors", "RateLimitError"), ("penstock_simulate.errors", "BadSetting"))
 
 
 def exit_status(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    return error.exit_status if isinstance(error, PenstockError) else EXIT_FAILED
+    if isinstance(error, PenstockError):
+        return error.exit_status
+    return EXIT_USAGE if _is(error, "penstock_simulate.errors", "BadSetting") else EXIT_FAILED
 
 
 def message(error: BaseException) -> str:
@@ -21,7 +26,7 @@ def message(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, SchemaMissing):
         return f"{error}.{StateFolder.nearby()}"
-    if isinstance(error, PenstockError) or _of_the_limiter(error):
+    if isinstance(error, PenstockError) or any(_is(error, *root) for root in _ROOTS_OF_THEIR_OWN):
         return str(error)
     if _from(error, "redis"):
         return f"Redis: {_sentence(error)} Check redis_url (PENSTOCK_REDIS_URL); `penstock doctor` looks closer."
@@ -39,10 +44,10 @@ def message(error: BaseException) -> str:
     )
 
 
-def _of_the_limiter(error: BaseException) -> bool:
-    """``penstock_ratelimit`` is usable alone, so its errors have a root of their own; it is not imported to ask."""
-    errors = sys.modules.get("penstock_ratelimit.errors")
-    return errors is not None and isinstance(error, errors.RateLimitError)
+def _is(error: BaseException, module: str, name: str) -> bool:
+    """Whether it is an error of a package that is usable alone; that is not imported to ask."""
+    found = sys.modules.get(module)
+    return found is not None and isinstance(error, getattr(found, name))
 
 
 def _from(error: BaseException, *packages: str) -> bool:

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.text import safe
+from penstock_cli.show.text import safe
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
-    from penstock_cli.report import Report
+    from penstock_cli.show.report import Report
     from penstock_ledger.model import Job
 
 REPORT_NAME = "report.json"
-REPORT_MAX_BYTES = 1_000_000  # what is larger is no report of ours
+REPORT_MAX_BYTES = 1_000_000  # what is larger is no report
 STDOUT = "-"
 
 
@@ -81,7 +81,7 @@ def _read_report(out: str) -> bytes | None:
 
 
 def _job_of(report: bytes | None) -> str | None:
-    """The job that a `report.json` names; None when it is not one of ours."""
+    """The job that a `report.json` names; None when it is not a report of a job."""
     try:
         job = json.loads(report or b"")["job"]
     except (ValueError, KeyError, TypeError):

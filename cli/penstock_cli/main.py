@@ -1,4 +1,4 @@
-"""The `penstock` command: commands are mounted here, and every failure leaves through here."""
+"""The `penstock` command: a table of commands, each imported when it is asked for; every failure leaves through here."""
 
 from __future__ import annotations
 
@@ -7,53 +7,87 @@ import platform
 import signal
 import sys
 import traceback
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from penstock_cli import examples
-from penstock_cli.commands import (
-    control,
-    dlq,
-    doctor,
-    flower,
-    jobs,
-    limits,
-    migrate,
-    purge,
-    refused,
-    results,
-    run,
-    submit,
-    worker,
-)
 from penstock_cli.errors import EXIT_FAILED, Interrupted
 from penstock_cli.failures import exit_status, message
 from penstock_cli.settings import debug
-from penstock_cli.simulate.command import simulate
-from penstock_cli.text import safe
+from penstock_cli.show.text import safe
 
 
 def _print_version(wanted: bool) -> None:
     """Of the distribution; what it runs on is what an answer to a question starts with."""
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"penstock {version('penstock')} (Python {platform.python_version()})")
         raise typer.Exit
 
 
-app = typer.Typer(
-    name="penstock",
-    help="LLM batch inference on a fleet of queue workers: one visible outcome for every document.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+class Command(NamedTuple):
+    """Where a command is, and how `penstock --help` shows it."""
+
+    panel: str
+    home: str  # module:function, or module:app of a group
+    epilog: str | None = None
 
 
-@app.callback()
+JOBS, FLEET, ONE_MACHINE = "Jobs", "Fleet", "One machine"
+COMMANDS: Mapping[str, Command] = {
+    "run": Command(ONE_MACHINE, "penstock_cli.commands.run:run", examples.RUN),
+    "submit": Command(JOBS, "penstock_cli.commands.submit:submit", examples.SUBMIT),
+    "status": Command(JOBS, "penstock_cli.commands.jobs:status", examples.STATUS),
+    "jobs": Command(JOBS, "penstock_cli.commands.jobs:list_jobs", examples.JOBS),
+    "report": Command(JOBS, "penstock_cli.commands.results:report", examples.REPORT),
+    "results": Command(JOBS, "penstock_cli.commands.results:results", examples.RESULTS),
+    "pause": Command(JOBS, "penstock_cli.commands.jobs:pause", examples.PAUSE),
+    "resume": Command(JOBS, "penstock_cli.commands.jobs:resume", examples.RESUME),
+    "cancel": Command(JOBS, "penstock_cli.commands.jobs:cancel", examples.CANCEL),
+    "dlq": Command(JOBS, "penstock_cli.commands.dlq:app"),
+    "purge": Command(JOBS, "penstock_cli.commands.purge:purge", examples.PURGE),
+    "migrate": Command(FLEET, "penstock_cli.commands.migrate:migrate", examples.MIGRATE),
+    "worker": Command(FLEET, "penstock_cli.commands.worker:worker", examples.WORKER),
+    "control": Command(FLEET, "penstock_cli.commands.control:control", examples.CONTROL),
+    "flower": Command(FLEET, "penstock_cli.commands.flower:flower", examples.FLOWER),
+    "limits": Command(FLEET, "penstock_cli.commands.limits:limits", examples.LIMITS),
+    "refused": Command(FLEET, "penstock_cli.commands.refused:refused", examples.REFUSED),
+    "doctor": Command(FLEET, "penstock_cli.commands.doctor:doctor", examples.DOCTOR),
+    "simulate": Command(ONE_MACHINE, "penstock_simulate.command:simulate", examples.SIMULATE),
+}
+"""In the order of `penstock --help`."""
+
+
+def command_line(words: Sequence[str] = ()) -> typer.Typer:
+    """The command line that reads ``words``: only the command that they begin with is imported, else all of them."""
+    app = typer.Typer(
+        name="penstock",
+        help="LLM batch inference on a fleet of queue workers: one visible outcome for every document.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+    app.callback()(_options)
+    for name in [words[0]] if words and words[0] in COMMANDS else COMMANDS:
+        _mount(app, name, COMMANDS[name])
+    return app
+
+
+def _mount(app: typer.Typer, name: str, command: Command) -> None:
+    module, _, attribute = command.home.partition(":")
+    found = getattr(import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name, rich_help_panel=command.panel)
+    else:
+        app.command(name=name, rich_help_panel=command.panel, epilog=command.epilog)(found)
+
+
 def _options(
     version_asked: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
@@ -62,33 +96,12 @@ def _options(
     pass
 
 
-app.command(rich_help_panel="One machine", epilog=examples.RUN)(run.run)
-app.command(rich_help_panel="Jobs", epilog=examples.SUBMIT)(submit.submit)
-app.command(rich_help_panel="Jobs", epilog=examples.STATUS)(jobs.status)
-app.command(name="jobs", rich_help_panel="Jobs", epilog=examples.JOBS)(jobs.list_jobs)
-app.command(rich_help_panel="Jobs", epilog=examples.REPORT)(results.report)
-app.command(rich_help_panel="Jobs", epilog=examples.RESULTS)(results.results)
-app.command(rich_help_panel="Jobs", epilog=examples.PAUSE)(jobs.pause)
-app.command(rich_help_panel="Jobs", epilog=examples.RESUME)(jobs.resume)
-app.command(rich_help_panel="Jobs", epilog=examples.CANCEL)(jobs.cancel)
-app.add_typer(dlq.app, name="dlq", rich_help_panel="Jobs")
-app.command(rich_help_panel="Jobs", epilog=examples.PURGE)(purge.purge)
-app.command(rich_help_panel="Fleet", epilog=examples.MIGRATE)(migrate.migrate)
-app.command(rich_help_panel="Fleet", epilog=examples.WORKER)(worker.worker)
-app.command(rich_help_panel="Fleet", epilog=examples.CONTROL)(control.control)
-app.command(rich_help_panel="Fleet", epilog=examples.FLOWER)(flower.flower)
-app.command(rich_help_panel="Fleet", epilog=examples.LIMITS)(limits.limits)
-app.command(rich_help_panel="Fleet", epilog=examples.REFUSED)(refused.refused)
-app.command(rich_help_panel="Fleet", epilog=examples.DOCTOR)(doctor.doctor)
-app.command(rich_help_panel="One machine", epilog=examples.SIMULATE)(simulate)
-
-
 def main() -> None:
     """Run the command line; every failure becomes a message on stderr and an exit status."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupted)  # commands that end in an orderly way bring their own
     try:
-        app(prog_name="penstock")
+        command_line(sys.argv[1:])(prog_name="penstock")
     except SystemExit:
         raise
     except BrokenPipeError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from penstock_cli.orphan import PARENT_PID_VARIABLE
+from penstock_cli.run.orphan import PARENT_PID_VARIABLE
 
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 SETTINGS_PREFIX = "PENSTOCK_"
@@ -25,7 +25,7 @@ def parent_pid() -> int | None:
 
 
 def chosen_redis_server() -> str | None:
-    """The server program that `penstock run` is told to start; None = the first patched one that is found."""
+    """The server program that `penstock run` shall start; None = the first patched one that is found."""
     return os.environ.get(REDIS_SERVER_VARIABLE) or None
 
 
@@ -42,6 +42,13 @@ def proxy_variables() -> list[str]:
 def flower_variables() -> dict[str, str]:
     """Flower's own variables, as its documentation names them."""
     return {name: value for name, value in os.environ.items() if name.startswith("FLOWER_")}
+
+
+def adopt_settings(settings: Mapping[str, str]) -> None:
+    """Exactly these Penstock settings from now on, for a worker that was started before they were known."""
+    for name in [name for name in os.environ if name.startswith(SETTINGS_PREFIX)]:
+        del os.environ[name]
+    os.environ.update(settings)
 
 
 def child_environment(settings: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Depth,
         Drained,
         Drains,
+        JobSeen,
         Memory,
         Publish,
         PublishReport,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     )
     from penstock_ledger.jobs import JobStore
     from penstock_ledger.keys import bucket_count, buckets_for
+    from penstock_ledger.live import LiveFeed, LiveJob, LiveJobs
     from penstock_ledger.meta import Meta
     from penstock_ledger.model import (
         Counts,
@@ -94,9 +96,13 @@ __all__ = [
     "JobError",
     "JobNotFound",
     "JobNotReplayable",
+    "JobSeen",
     "JobState",
     "JobStore",
     "LedgerError",
+    "LiveFeed",
+    "LiveJob",
+    "LiveJobs",
     "Memory",
     "Meta",
     "NewJob",
@@ -157,9 +163,13 @@ _HOMES = {
     "JobError": "errors",
     "JobNotFound": "errors",
     "JobNotReplayable": "errors",
+    "JobSeen": "batches",
     "JobState": "model",
     "JobStore": "jobs",
     "LedgerError": "errors",
+    "LiveFeed": "live",
+    "LiveJob": "live",
+    "LiveJobs": "live",
     "Memory": "batches",
     "Meta": "meta",
     "NewJob": "model",

@@ -143,6 +143,15 @@ class Memory(NamedTuple):
     policy: str
 
 
+class JobSeen(NamedTuple):
+    """What Redis holds of a live job."""
+
+    is_current: bool  # workers see the job in the state that SQL has
+    is_paused: bool  # workers see it as paused
+    parked: int  # messages that wait for it to be resumed
+    outstanding: tuple[int, ...]  # documents that were fed and are not finished, by generation, the first one first
+
+
 class WorkerSeen(NamedTuple):
     """A worker by its heartbeats."""
 

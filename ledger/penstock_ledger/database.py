@@ -18,7 +18,20 @@ from importlib import util
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    Double,
+    Engine,
+    cast,
+    create_engine,
+    event,
+    literal_column,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, SchemaMissing, SchemaTooNew
@@ -120,12 +133,16 @@ class Database:
             raise SchemaTooNew(found, HEAD)
         return None if found is None else str(found)
 
-    def now(self, connection: Connection) -> float:
-        """The database server's clock, Unix seconds: leases are never judged by a client's clock."""
-        clock = (
+    def clock(self) -> ColumnElement[float]:
+        """The database server's clock as part of a statement, Unix seconds."""
+        seconds = (
             "(julianday('now') - 2440587.5) * 86400.0" if self.is_sqlite else "extract(epoch FROM clock_timestamp())"
         )
-        return float(connection.execute(text(f"SELECT {clock}")).scalar_one())  # one of two constants
+        return cast(literal_column(seconds), Double)  # one of two constants
+
+    def now(self, connection: Connection) -> float:
+        """The database server's clock, Unix seconds: leases are never judged by a client's clock."""
+        return float(connection.execute(select(self.clock())).scalar_one())
 
     def connections(self) -> Connections | None:
         """How full the server is; None for SQLite, which has no limit."""

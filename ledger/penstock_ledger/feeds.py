@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Row, insert, select, update
 
 from penstock_ledger.database import Database
 from penstock_ledger.errors import FeedLost
-from penstock_ledger.model import Feed, FeedKind
+from penstock_ledger.model import Feed, FeedKind, JobState
 from penstock_ledger.storable import json_text
-from penstock_ledger.tables import feeds, spool
+from penstock_ledger.tables import feeds, jobs, spool
 
 
 class FeedStore:
@@ -27,7 +27,7 @@ class FeedStore:
     def feeds(self, job_id: str) -> list[Feed]:
         """All feeds of a job, oldest generation first."""
         query = select(feeds).where(feeds.c.job_id == job_id).order_by(feeds.c.generation)
-        return self._db.read(lambda connection: [_feed(row) for row in connection.execute(query)])
+        return self._db.read(lambda connection: [feed_of(row) for row in connection.execute(query)])
 
     def lease_feed(self, job_id: str, generation: int, owner: str, ttl_s: float) -> Feed | None:
         """Become or stay the leader for ``ttl_s`` seconds; None when somebody else is, or there is no such feed."""
@@ -40,9 +40,21 @@ class FeedStore:
                 return None
             fence = row.fence + (row.owner != owner)
             connection.execute(update(feeds).where(which).values(owner=owner, lease_until=now + ttl_s, fence=fence))
-            return _feed(row, fence=fence)
+            return feed_of(row, fence=fence)
 
         return self._db.write(lease)
+
+    def renew_feeds(self, owner: str, ttl_s: float) -> None:
+        """Stay the leader of what ``owner`` leads in jobs that run or are cancelled, for ``ttl_s`` seconds: one statement."""
+        now = self._db.clock()
+        led = select(jobs.c.job_id).where(jobs.c.state.in_((JobState.RUNNING, JobState.CANCELLING)))
+        query = (
+            update(feeds)
+            .where(feeds.c.job_id.in_(led))
+            .where(feeds.c.owner == owner, feeds.c.lease_until > now)
+            .values(lease_until=now + ttl_s)
+        )
+        self._db.write(lambda connection: connection.execute(query))
 
     def release_feed(self, feed: Feed, owner: str) -> None:
         """Let the next leader start at once. Nothing happens when the feed is no longer ours."""
@@ -98,7 +110,7 @@ def _ours(feed: Feed, owner: str) -> tuple[Any, ...]:
     )
 
 
-def _feed(row: Row[Any], *, fence: int | None = None) -> Feed:
+def feed_of(row: Row[Any], *, fence: int | None = None) -> Feed:
     return Feed(
         job_id=row.job_id,
         generation=row.generation,

@@ -37,8 +37,8 @@ class JobStore(FeedStore):
         letters = list(refused)  # the transaction may be repeated
         created, row = self._db.write(lambda connection: self._create(connection, job, letters))
         if row.digest != job.digest:
-            raise JobConflict(job.job_key, row.job_id, _differences(_job(row), job))
-        return _job(row), created
+            raise JobConflict(job.job_key, row.job_id, _differences(job_of(row), job))
+        return job_of(row), created
 
     def get(self, job_id_or_key: str) -> Job:
         """Raises JobNotFound. An id is preferred to an equal key."""
@@ -46,19 +46,14 @@ class JobStore(FeedStore):
         rows = self._db.read(lambda connection: connection.execute(select(jobs).where(named)).all())
         if not rows:
             raise JobNotFound(job_id_or_key)
-        return _job(next((row for row in rows if row.job_id == job_id_or_key), rows[0]))
+        return job_of(next((row for row in rows if row.job_id == job_id_or_key), rows[0]))
 
     def list(self, limit: int = 100, states: Collection[JobState] | None = None) -> list[Job]:
         """Newest first."""
         query = select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc()).limit(limit)
         if states is not None:
             query = query.where(jobs.c.state.in_([str(state) for state in states]))
-        return self._db.read(lambda connection: [_job(row) for row in connection.execute(query)])
-
-    def live(self) -> Sequence[Job]:
-        """Every job that is not final, oldest first."""
-        query = select(jobs).where(jobs.c.state.in_(LIVE)).order_by(jobs.c.created_at, jobs.c.job_id)
-        return self._db.read(lambda connection: [_job(row) for row in connection.execute(query)])
+        return self._db.read(lambda connection: [job_of(row) for row in connection.execute(query)])
 
     def set_state(
         self,
@@ -213,7 +208,7 @@ def _locked(connection: Connection, job_id: str) -> Row[Any]:
     return row
 
 
-def _job(row: Row[Any]) -> Job:
+def job_of(row: Row[Any]) -> Job:
     return Job(
         job_id=row.job_id,
         job_key=row.job_key,

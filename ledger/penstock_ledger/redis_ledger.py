@@ -19,6 +19,7 @@ from penstock_ledger.batches import (
     Depth,
     Drained,
     Drains,
+    JobSeen,
     Memory,
     Publish,
     PublishReport,
@@ -29,7 +30,7 @@ from penstock_ledger.batches import (
 from penstock_ledger.causes import CauseBook
 from penstock_ledger.errors import RedisForgot
 from penstock_ledger.lost import find_missing
-from penstock_ledger.model import ItemKey, JobState
+from penstock_ledger.model import ItemKey, Job, JobState
 from penstock_ledger.redis_scripts import BATCH_MAX, Scripts
 from penstock_ledger.settle_chunks import settle_chunks
 
@@ -280,10 +281,16 @@ class RedisLedger:
         else:
             self._client.set(f"{keys.job_scope(job_id)}:state", seen_as)
 
-    def is_paused(self, job_id: str) -> bool:
-        """What workers were last told."""
-        told: object = self._client.get(f"{keys.job_scope(job_id)}:state")
-        return told == _STATES[JobState.PAUSED]
+    def see(self, jobs: Sequence[Job]) -> list[JobSeen]:
+        """What is held of each job, in its order, in one round trip."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for job in jobs:
+                pipe.get(f"{keys.job_scope(job.job_id)}:state")
+                pipe.llen(f"{keys.job_scope(job.job_id)}:parked")
+                for generation in range(1, job.generation + 1):
+                    pipe.hlen(_window(job.job_id, generation))
+            answers = iter(pipe.execute())
+        return [_job_seen(job, answers) for job in jobs]
 
     def forget(self, job_id: str) -> None:
         """Delete all keys of a job. Walks over the whole key space in small steps: for jobs that are over."""
@@ -301,6 +308,12 @@ class RedisLedger:
     def _now(self) -> float:
         seconds, microseconds = self._client.time()
         return float(seconds) + float(microseconds) / 1e6
+
+
+def _job_seen(job: Job, answers: Iterator[Any]) -> JobSeen:
+    seen_as, parked = next(answers), next(answers)
+    outstanding = tuple(int(length) for length in islice(answers, job.generation))
+    return JobSeen(seen_as == _STATES.get(job.state), seen_as == _STATES[JobState.PAUSED], int(parked), outstanding)
 
 
 def _window(job_id: str, generation: int) -> str:

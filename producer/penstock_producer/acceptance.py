@@ -6,7 +6,7 @@ A spec that was accepted by an earlier release is not asked again: workers read 
 from __future__ import annotations
 
 from penstock_producer.errors import Problem, SpecError
-from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.spec import JobSpec
 

@@ -15,6 +15,8 @@ OPENAI: Final = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations", "/v1/responses",
 })  # fmt: skip
 _PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*){1,16}", re.ASCII)  # no empty name, none that begins with a dot
+CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
 MAX_PATH_CHARS = 200
 
 

@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import orjson
 
+from penstock_producer.endpoints import CHAT
 from penstock_producer.errors import Problem, SpecError, TemplateError, seen
 from penstock_producer.params import UNCHECKED, as_sent, param_problems
 from penstock_producer.sources.forms import too_large
 from penstock_producer.sources.strict_json import RowFault
-from penstock_producer.spec import CHAT
 from penstock_producer.template import Template, TextTooLong
 
 MAX_MODEL_CHARS: Final = 512  # as of a spec

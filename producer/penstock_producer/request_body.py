@@ -5,10 +5,10 @@ from __future__ import annotations
 import orjson
 
 from penstock_producer.errors import Problem, SpecError
+from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 from penstock_producer.params import as_sent
 from penstock_producer.spec import JobSpec
 
-LANES_WITH_A_MODEL_OF_THEIR_OWN = frozenset({"gpu", "embed"})
 # Where the text of a document goes, by the end of the endpoint's path.
 _TEXT_FIELDS = {
     "/chat/completions": "messages",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -20,16 +20,14 @@ from pydantic import (
 
 from penstock_producer.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.lanes import LANES, Lane
+from penstock_producer.options import OPTIONS
 from penstock_producer.params import KNOWN, param_problems
 from penstock_producer.response_schema import schema_problems
 from penstock_producer.template import Template
 
-Lane = Literal["api", "gpu", "embed", "batch"]
-LANES: Final[tuple[Lane, ...]] = get_args(Lane)
 Priority = Literal["urgent", "normal", "low"]
 Overflow = Literal["fail", "shrink", "trim"]
-CHAT = "/v1/chat/completions"
-EMBEDDINGS = "/v1/embeddings"
 
 ACCEPTED: Final[dict[str, Any]] = {}  # the context of validation for a spec that a door has accepted
 
@@ -43,6 +41,12 @@ PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)%")
 
 
+def _of(field: str, **limits: Any) -> Any:
+    """A field with its meaning and default from the table of options."""
+    option = OPTIONS[field]
+    return Field(default=option.default, description=option.help, **limits)
+
+
 class JobSpec(BaseModel):
     """What to do with each document. Constructing one with anything unusable raises SpecError with every problem.
 
@@ -52,79 +56,28 @@ class JobSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=False, protected_namespaces=())
 
-    lane: Lane = Field(
-        default="api", description="How documents are inferred: api, gpu or embed; batch is not built yet."
-    )
-    provider: str = Field(
-        default="default",
-        pattern=r"^[A-Za-z0-9_-]{1,64}$",
-        description="Which of the workers' providers answers, by its name in their settings.",
-    )
-    endpoint: str = Field(
-        default=CHAT,
-        max_length=MAX_PATH_CHARS,
-        description="The path of the request at the provider: one of its dialect's, or of the provider's own settings.",
-    )
-    model: str | None = Field(
-        default=None, min_length=1, max_length=512, description="The model, for requests that name none."
-    )
-    prompt: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=MAX_PROMPT_CHARS,
-        description='Template over the fields of a plain record: "Summarise: {text}", {field|default:"none"} where it may '
-        "be absent. None: documents are OpenAI Batch lines or request bodies.",
-    )
-    system: str | None = Field(
-        default=None, min_length=1, max_length=MAX_PROMPT_CHARS, description="A system message before the prompt."
-    )
-    id_field: str = Field(
-        default="id", min_length=1, max_length=512, description="The field of a plain record that names the document."
-    )
-    params: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Request parameters such as max_tokens, checked by params.py; one of the provider's own is x.NAME.",
-    )
-    max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = Field(
-        default=4, description="Tries per document, the first included."
-    )
-    timeout_s: PositiveFloat = Field(default=120.0, description="Seconds for one request.")
-    deadline_s: PositiveFloat | None = Field(
-        default=None, description="Seconds for the whole job, from its submit; what is left then is a dead letter."
-    )
-    budget_usd: PositiveFloat | None = Field(
-        default=None, description="US dollars at which the job pauses. Needs prices in the settings of its provider."
-    )
-    max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = Field(
-        default="1%", description='Unusable rows to accept as dead letters: a number, or a share such as "1%".'
-    )
-    response_schema: dict[str, Any] | None = Field(
-        default=None, description="JSON schema that the text of every answer must satisfy."
-    )
-    priority: Priority = Field(
-        default="normal", description="urgent passes what waits already; low takes a small part while others live."
-    )
-    weight: Annotated[float, Field(strict=True, gt=0, le=MAX_WEIGHT)] = Field(
-        default=1.0, description="The job's part of the fleet beside others of its tenant: 2 is twice."
-    )
-    tenant: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$",
-        description="Whose job it is: tenants share the fleet evenly; jobs without one are one tenant.",
-    )
-    preprocess: HookPath | None = Field(
-        default=None, description='"module:function", called in the worker with each item before it is sent.'
-    )
-    postprocess: HookPath | None = Field(
-        default=None, description='"module:function", called with each answer before it is stored.'
-    )
-    on_overflow: Overflow = Field(
-        default="fail",
-        description="gpu and embed lanes, of a prompt that is too long: fail, shrink max_tokens, or trim the prompt as well.",
-    )
-    prefix_order: bool | None = Field(
-        default=None, description="Feed prompts with alike beginnings together; None: in gpu jobs with a prompt."
-    )
+    # What each field means, and its default, stands in options.py: flags and docs say the same.
+    lane: Lane = _of("lane")
+    provider: str = _of("provider", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    endpoint: str = _of("endpoint", max_length=MAX_PATH_CHARS)
+    model: str | None = _of("model", min_length=1, max_length=512)
+    prompt: str | None = _of("prompt", min_length=1, max_length=MAX_PROMPT_CHARS)
+    system: str | None = _of("system", min_length=1, max_length=MAX_PROMPT_CHARS)
+    id_field: str = _of("id_field", min_length=1, max_length=512)
+    params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)  # checked by params.py
+    max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = _of("max_attempts")
+    timeout_s: PositiveFloat = _of("timeout_s")
+    deadline_s: PositiveFloat | None = _of("deadline_s")
+    budget_usd: PositiveFloat | None = _of("budget_usd")
+    max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = _of("max_bad_rows")
+    response_schema: dict[str, Any] | None = _of("response_schema")
+    priority: Priority = _of("priority")
+    weight: Annotated[float, Field(strict=True, gt=0, le=MAX_WEIGHT)] = _of("weight")
+    tenant: str | None = _of("tenant", pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$")
+    preprocess: HookPath | None = _of("preprocess")
+    postprocess: HookPath | None = _of("postprocess")
+    on_overflow: Overflow = _of("on_overflow")
+    prefix_order: bool | None = _of("prefix_order")
 
     @model_validator(mode="wrap")
     @classmethod

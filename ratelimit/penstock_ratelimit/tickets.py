@@ -163,6 +163,11 @@ class Ticket:
         self.state = TicketState.UNSTARTED
 
     @property
+    def limited(self) -> bool:
+        """Whether its quota had limits when it was handed out, so that what the request costs was asked for."""
+        return bool(self._dims)
+
+    @property
     def charged(self) -> dict[str, float]:
         """Units charged at this moment, per limited dimension."""
         return dict(zip(self._dims, self._charged, strict=True))
@@ -181,7 +186,7 @@ class Ticket:
     def answered(self, headers: Mapping[str, str] | None = None, *, usage: Usage | None = None) -> None:
         """The provider gave an answer: settle ``usage`` as its profile says, and learn from ``headers``."""
         self._sent()
-        if usage is not None:
+        if usage is not None and self._dims:
             self.settle(self._account.profile.settle(usage))
         self._end(Heard(Signal.OK, headers=headers, output_tokens=usage.output_tokens if usage else 0.0))
 

@@ -41,8 +41,11 @@ class Waiter:
         self.price(terms)
 
     def price(self, terms: Terms) -> None:
-        """Price it by these terms. Raises ``NeverFits`` and ``BadCost``."""
-        if self.certain:
+        """Price it by these terms. Raises ``NeverFits`` and ``BadCost``.
+
+        Without limits nothing is looked up in ``costs`` and ``certain``: a caller may work them out when they are read.
+        """
+        if terms.dims and self.certain:
             terms.check_fits(self.certain)
         self.amounts = terms.amounts(self.costs)
         self.terms = terms

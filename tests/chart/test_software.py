@@ -14,7 +14,7 @@ from flower import options as flower_options
 from tornado.options import options as tornado_options
 from typer.main import get_command
 
-from penstock_cli.main import app
+from penstock_cli.main import command_line
 from penstock_workers.settings import DEFAULT_PROVIDER, EmbedSettings, GpuSettings, WorkerSettings
 
 OURS = ("penstock:", "penstock-gpu:")
@@ -107,7 +107,7 @@ def test_nested_settings_are_toml(render: Render) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_command_parses(name: str, render: Render) -> None:
     """What containers run is a command of `penstock`, with flags that it has."""
-    group: Any = get_command(app)
+    group: Any = get_command(command_line())
     for found in _our_containers(render, name):
         command, *arguments = found["args"]
         group.commands[command].make_context(command, list(arguments))

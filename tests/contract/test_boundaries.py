@@ -17,6 +17,7 @@ PACKAGES = {
     "penstock_ledger": ROOT / "ledger/penstock_ledger",
     "penstock_gateway": ROOT / "gateway/penstock_gateway",
     "penstock_cli": ROOT / "cli/penstock_cli",
+    "penstock_simulate": ROOT / "simulate/penstock_simulate",
 }
 MAY_IMPORT = {
     "penstock_producer": {"penstock_ledger"},
@@ -25,8 +26,9 @@ MAY_IMPORT = {
     "penstock_ledger": set[str](),
     "penstock_gateway": {"penstock_producer", "penstock_ledger"},
     "penstock_cli": set(PACKAGES),
+    "penstock_simulate": set[str](),
 }
-ROLE_FOLDERS = {"producer", "workers", "ratelimit", "ledger", "gateway", "cli"}
+ROLE_FOLDERS = {"producer", "workers", "ratelimit", "ledger", "gateway", "cli", "simulate"}
 HEAVY = (
     "torch", "vllm", "pandas", "boto3", "fastapi", "celery", "kombu", "aiohttp", "typer", "rich", "alembic", "opentelemetry",
 )  # fmt: skip

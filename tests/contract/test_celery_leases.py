@@ -12,7 +12,7 @@ from kombu import Connection
 from servers import RedisServer
 
 from penstock_ledger.model import ItemKey
-from penstock_producer.wire import encode_item
+from penstock_producer.wire import encode_item, item_tag
 from penstock_workers.broker.lease_scripts import PARKED_KEY, Keys, Lease, LeaseScripts, script_text
 
 QUEUE = "penstock.api"
@@ -73,6 +73,36 @@ class TestClaim:
         scores = {client.zscore("unacked_index.api", tag) for tag in ("job:a", "job:b")}
         assert scores == {float(held[0].seen)}
         assert before[0] + before[1] / 1e6 <= float(held[0].seen) <= after[0] + after[1] / 1e6
+
+    @pytest.mark.parametrize(
+        ("doc", "body"),
+        [
+            ("plain", b"{}"),
+            ("d\u00e9j\u00e0 \u2603", b"{}"),
+            ("x" * 512, b"{}"),
+            ('a "quoted" \\ one', b"{}"),
+            ("mimic", b'{"properties":{"correlation_id":"y","delivery_tag":"job:other"}}'),
+            ("end", json.dumps({"text": '"priority":0,"delivery_tag":"job:other"}}'}).encode()),
+        ],
+    )
+    def test_a_tag_is_read_from_the_end_of_a_message(self, client: redis.Redis, doc: str, body: bytes) -> None:
+        """Whatever an id or a body looks like, a claim finds the tag that a parser would find."""
+        client.lpush(QUEUE, message(doc, body=body))
+        held, _ = claim(client)
+        assert [lease.tag for lease in held] == [item_tag(ItemKey("job", 1, doc))]
+
+    @pytest.mark.parametrize("more", ["headers", "after"])
+    def test_a_message_of_another_order_is_parsed(self, client: redis.Redis, more: str) -> None:
+        """Only properties at the very end of a message are read without a parser: what another sender writes is parsed."""
+        parsed = json.loads(message("d"))
+        properties = parsed.pop("properties")
+        mimic = {**properties, "correlation_id": "job:other", "delivery_tag": "job:other"}
+        odd = {"properties": properties, **parsed, "headers": {"properties": mimic}}
+        if more == "after":
+            odd["more"] = {"properties": mimic}
+        client.lpush(QUEUE, json.dumps(odd, separators=(",", ":")))
+        held, _ = claim(client)
+        assert [lease.tag for lease in held] == ["job:d"]
 
     def test_queues_are_emptied_in_their_order(self, client: redis.Redis) -> None:
         """The first queue comes first, whatever lies in the second."""

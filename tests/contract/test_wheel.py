@@ -35,6 +35,19 @@ def test_every_file_of_every_package_is_in_the_wheel(wheel: Path) -> None:
     assert wanted <= packed
 
 
+def test_the_programs_that_make_files_are_not_in_the_wheel(wheel: Path) -> None:
+    """What makes alert rules and dashboards is for a checkout: the wheel holds packages of ours and its own facts only."""
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {file.name for file in (ROOT / "tools/monitoring").glob("*.py")} >= {
+        "alerts.py",
+        "dashboards.py",
+        "write.py",
+    }
+    assert not [top for top in tops if not top.startswith("penstock")]
+    metrics = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("penstock_workers/metrics/")}
+    assert not {name for name in metrics if name.endswith(("alerts.py", "dashboards.py", "write.py"))}
+
+
 def test_the_wheel_works_without_its_sources(wheel: Path, tmp_path: Path) -> None:
     """A producer from the unpacked wheel migrates a database and accepts a job, with no checkout in reach."""
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from servers import RedisServer, free_port
 
-from penstock_cli import checks
-from penstock_cli.checks import Finding, Verdict
+from penstock_cli.doctor import checks
+from penstock_cli.doctor.finding import Finding, Verdict
 
 
 def by_subject(findings: list[Finding]) -> dict[str, Finding]:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from servers import RedisServer
 
-from penstock_cli import checks, safety_checks
-from penstock_cli.checks import Finding, Verdict
-from penstock_cli.provider_check import provider
-from penstock_cli.safety_checks import Reach, amqp_safety, database_fix, patched, reach_of
-from penstock_cli.server_versions import Software
+from penstock_cli.doctor import checks
+from penstock_cli.doctor import safety as safety_checks
+from penstock_cli.doctor.finding import Finding, Verdict
+from penstock_cli.doctor.provider import provider
+from penstock_cli.doctor.safety import Reach, amqp_safety, database_fix, patched, reach_of
+from penstock_cli.doctor.server_versions import Software
 from penstock_workers.settings import ProviderSettings
 
 CANARY = "canary-8f3b1c0d-not-a-known-shape"

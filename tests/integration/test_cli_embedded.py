@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from servers import RedisServer
 
-from penstock_cli import embedded, redis_binary
-from penstock_cli.embedded import EmbeddedRedis
 from penstock_cli.errors import ForeignRedis, NoRedisServer
+from penstock_cli.redis_server import binary as redis_binary
+from penstock_cli.redis_server import server as embedded
+from penstock_cli.redis_server.server import EmbeddedRedis
 
 
 @pytest.fixture

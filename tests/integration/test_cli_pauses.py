@@ -12,7 +12,7 @@ import pytest
 from servers import RedisServer
 from typer.testing import CliRunner
 
-from penstock_cli.main import app
+from penstock_cli.main import command_line
 from penstock_ledger import Cause, CauseBook, JobStore, NewJob, open_database
 from penstock_ledger.model import JobState
 from penstock_ratelimit import PerSecond, Quota
@@ -33,7 +33,7 @@ class Desk:
         self.jobs.create(NewJob("job_1", "reviews", {"lane": "api", "provider": "default"}, {}, "digest", 10))
 
     def type(self, *words: str) -> str:
-        result = CliRunner().invoke(app, words)
+        result = CliRunner().invoke(command_line(), words)
         assert result.exit_code == 0, result.output
         return " ".join(result.output.split())
 

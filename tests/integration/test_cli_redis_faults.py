@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock_cli import embedded, redis_keeper
-from penstock_cli.embedded import EmbeddedRedis
 from penstock_cli.errors import EmbeddedRedisFailed
-from penstock_cli.redis_files import KEPT_COPIES
-from penstock_cli.redis_keeper import MAX_RESTARTS, RESTART_WINDOW_S, RedisKeeper
+from penstock_cli.redis_server import keeper as redis_keeper
+from penstock_cli.redis_server import server as embedded
+from penstock_cli.redis_server.files import KEPT_COPIES
+from penstock_cli.redis_server.keeper import MAX_RESTARTS, RESTART_WINDOW_S, RedisKeeper
+from penstock_cli.redis_server.server import EmbeddedRedis
 
 NOISE = bytes(range(255, -1, -1)) * 8
 

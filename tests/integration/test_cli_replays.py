@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.main import app
+from penstock_cli.main import command_line
 from penstock_ledger.model import DeadLetter, ItemKey
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.sources.base import Document
@@ -55,7 +55,7 @@ class Replays:
         return request, answer.output
 
     def penstock(self, *typed: str) -> Result:
-        return CliRunner(env={"PENSTOCK_DATABASE_URL": self.url, "COLUMNS": "80"}).invoke(app, list(typed))
+        return CliRunner(env={"PENSTOCK_DATABASE_URL": self.url, "COLUMNS": "80"}).invoke(command_line(), list(typed))
 
 
 @pytest.fixture

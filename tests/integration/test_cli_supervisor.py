@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock_cli import supervisor as subject
 from penstock_cli.errors import WorkersKeepCrashing
-from penstock_cli.supervisor import MAX_QUICK_CRASHES, Supervisor
+from penstock_cli.run import supervisor as subject
+from penstock_cli.run.supervisor import MAX_QUICK_CRASHES, Supervisor
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -32,7 +32,7 @@ class Fleet:
 
     def start(self, code: str, count: int = 1) -> Supervisor:
         supervisor = Supervisor(
-            [sys.executable, "-c", code],
+            lambda _: [sys.executable, "-c", code],
             count,
             environment=dict(os.environ),
             logs=self.logs,
@@ -153,12 +153,12 @@ def test_logs_are_bounded(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from penstock_cli.supervisor import Supervisor
+from penstock_cli.run.supervisor import Supervisor
 child = (
-    "import os, time; from penstock_cli.orphan import end_with_parent;"
+    "import os, time; from penstock_cli.run.orphan import end_with_parent;"
     "end_with_parent(int(os.environ['PENSTOCK_PARENT_PID'])); print('up', flush=True); time.sleep(600)"
 )
-fleet = Supervisor([sys.executable, "-c", child], 2, environment=dict(os.environ), logs=Path(sys.argv[1]))
+fleet = Supervisor(lambda _: [sys.executable, "-c", child], 2, environment=dict(os.environ), logs=Path(sys.argv[1]))
 fleet.start()
 print(*[w.process.pid for w in fleet.workers], flush=True)
 time.sleep(600)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from servers import RedisServer
 
-from penstock_cli import worker_check
+from penstock_cli.doctor import worker as worker_check
+from penstock_cli.doctor.worker import check
 from penstock_cli.errors import CliError
-from penstock_cli.worker_check import check
 from penstock_ledger import open_database
 from penstock_workers.settings import WorkerSettings
 

@@ -18,14 +18,13 @@ from penstock_ledger.model import DeadLetter, ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.wire import ItemMessage
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.control import steer
-from penstock_workers.control.books import REWINDS_MAX
+from penstock_workers.control import cancel
+from penstock_workers.control.balance import REWINDS_MAX
 from penstock_workers.control.loop import Control
-from penstock_workers.item.flight import Flight
-from penstock_workers.item.jobbook import read_job
-from penstock_workers.item.outcome import Outcome, Skipped, Unreadable
+from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.jobs import read_job
+from penstock_workers.item.outcome import Outcome, Skipped, TurnedAway, Unreadable
 from penstock_workers.item.starts import Starts
-from penstock_workers.item.strays import Strays
 from penstock_workers.settings import WorkerSettings
 
 SPEC = {"lane": "api", "model": "m", "endpoint": "/v1/chat/completions", "prompt": "{text}"}
@@ -116,7 +115,7 @@ def test_a_cancel_ends_while_a_worker_holds_an_item_for_ever(house: House, monke
     house.producer.cancel(job.job_id)
     house.control.tick()
     assert house.now(job)[0] is JobState.CANCELLING
-    monkeypatch.setattr(steer, "CANCEL_WAIT_S", 0.0)
+    monkeypatch.setattr(cancel, "CANCEL_WAIT_S", 0.0)
     for _ in range(4):
         house.control.tick()
     assert house.now(job)[0] is JobState.CANCELLED
@@ -156,10 +155,11 @@ def test_books_that_never_balance_pause_the_job(house: House) -> None:
 def test_a_read_only_redis_is_told_once_for_all_jobs(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Twenty jobs that cannot be steered, tick after tick, make a line and a traceback (A14)."""
-    for number in range(1, 21):
-        house.submit(number)
+    """Twenty jobs that cannot be worked on, tick after tick, make a line and a traceback (A14)."""
+    jobs = [house.submit(number) for number in range(1, 21)]
     house.control.tick()
+    for job in jobs:  # so that the loop has something to write for each
+        house.redis.set(f"penstock:{job.job_id}:state", "paused")
 
     def refuse(*_: Any) -> None:
         raise redis.ReadOnlyError("READONLY You can't write against a read only replica.")
@@ -177,18 +177,16 @@ def begun(house: House, *keys: ItemKey) -> list[Outcome | None]:
     """What a worker hears of items at begin."""
     read = read_job(house.jobs, house.settings)
 
-    def flight(key: ItemKey) -> Flight:
-        made = Flight(Delivery(f"t-{key.doc_id}", {}, {}))
-        made.message = ItemMessage(key, b"{}", None)
-        made.job = read(key.job_id)
-        return made
+    def attempt(key: ItemKey) -> Attempt:
+        message = ItemMessage(key, b"{}", None)
+        return Attempt(Delivery(f"t-{key.doc_id}", {}, {}), message, read(key.job_id), b"{}")
 
     async def ask() -> list[Outcome | None]:
-        starts = Starts(house.hot, house.outcomes, Strays(house.jobs))
+        starts = Starts(house.hot, house.outcomes, house.jobs)
         starts.start()
-        verdicts = await asyncio.gather(*(starts.begin(flight(key)) for key in keys))
+        begins = await asyncio.gather(*(starts.begin(attempt(key)) for key in keys), return_exceptions=True)
         await starts.close()
-        return list(verdicts)
+        return [begun.outcome if isinstance(begun, TurnedAway) else None for begun in begins]
 
     return asyncio.run(ask())
 

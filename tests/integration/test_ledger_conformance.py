@@ -29,6 +29,7 @@ from penstock_ledger import (
     JobNotReplayable,
     JobState,
     JobStore,
+    LiveJobs,
     Meta,
     NewJob,
     NothingToReplay,
@@ -164,7 +165,59 @@ def test_lists_are_newest_first_and_live_ones_are_not_final(jobs: JobStore) -> N
     jobs.set_state("job-3", JobState.CANCELLING, expect={JobState.RUNNING})
     assert [job.job_id for job in jobs.list(limit=3)] == ["job-4", "job-3", "job-2"]
     assert [job.job_id for job in jobs.list(states=[JobState.COMPLETED])] == ["job-1"]
-    assert [job.job_id for job in jobs.live()] == ["job-0", "job-2", "job-3", "job-4"]
+
+
+def test_a_control_loop_sees_live_jobs_with_the_leases_of_their_feeds(db: Database) -> None:
+    """Each job that is not over, oldest first, with its feeds, their owners and how long each still leads."""
+    jobs, live = JobStore(db), LiveJobs(db)
+    assert live.look() == []
+    for n in range(4):
+        jobs.create(new_job(f"job-{n}"))
+    jobs.set_state("job-1", JobState.COMPLETED, expect={JobState.RUNNING})
+    jobs.set_state("job-2", JobState.PAUSED, expect={JobState.RUNNING})
+    jobs.set_state("job-3", JobState.CANCELLING, expect={JobState.RUNNING})
+    leased = jobs.lease_feed("job-0", 1, "one", 60)
+    seen = live.look()
+    assert [job.job_id for job, _ in seen] == ["job-0", "job-2", "job-3"]
+    (feed,) = seen[0].feeds
+    assert feed.feed == leased
+    assert feed.led_by("one")
+    assert not feed.led_by("two")
+    assert not feed.free
+    assert 50 < feed.lease_s <= 60
+    assert all(feed.free and not feed.led_by("one") for _, feeds in seen[1:] for feed in feeds)
+
+
+def test_a_job_is_parsed_again_only_when_it_changed(db: Database) -> None:
+    """What was read before is returned as it is; a change of state, of a cursor or by a rewind is seen at once."""
+    jobs, live = JobStore(db), LiveJobs(db)
+    jobs.create(new_job())
+    (first,) = live.look()
+    leased = jobs.lease_feed("job-a", 1, "one", 60)
+    assert leased is not None
+    jobs.renew_feeds("one", 60)
+    (second,) = live.look()
+    assert second.job is first.job
+    jobs.advance_feed(leased, "one", cursor={"offset": 7}, exhausted=True)
+    jobs.set_state("job-a", JobState.PAUSED, reason="why", expect={JobState.RUNNING})
+    (third,) = live.look()
+    assert (third.job.state, third.job.reason) == (JobState.PAUSED, "why")
+    assert (third.feeds[0].feed.cursor, third.feeds[0].feed.exhausted) == ({"offset": 7}, True)
+    jobs.rewind_feeds("job-a")
+    (fourth,) = live.look()
+    assert fourth.feeds[0].free
+    assert fourth.feeds[0].feed.fence == leased.fence + 1
+
+
+def test_leases_are_renewed_together_and_only_their_owners(db: Database) -> None:
+    """One call prolongs all that a process leads; what others lead, what ran out and what is paused stays as it is."""
+    jobs, live = JobStore(db), LiveJobs(db)
+    for name, owner, ttl_s in (("a", "one", 5), ("b", "one", 5), ("c", "two", 5), ("d", "one", 0), ("e", "one", 5)):
+        jobs.create(new_job(f"job-{name}"))
+        assert jobs.lease_feed(f"job-{name}", 1, owner, ttl_s) is not None
+    jobs.set_state("job-e", JobState.PAUSED, expect={JobState.RUNNING})
+    jobs.renew_feeds("one", 60)
+    assert [round(feeds[0].lease_s / 60) for _, feeds in live.look()] == [1, 1, 0, 0, 0]
 
 
 # -- feeds -------------------------------------------------------------------------------------------------------------

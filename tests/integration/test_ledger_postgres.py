@@ -9,8 +9,8 @@ from servers import Postgres
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
-from penstock_cli import checks
-from penstock_cli.checks import Verdict
+from penstock_cli.doctor import checks
+from penstock_cli.doctor.finding import Verdict
 from penstock_ledger import JobStore, Waits, open_database
 from penstock_ledger.model import NewJob
 from penstock_workers.settings import WorkerSettings

@@ -16,9 +16,9 @@ from promql import parsed, selectors
 from servers import free_port
 
 from penstock_ledger.model import JobState
-from penstock_workers.metrics.alerts import ALERTS
 from penstock_workers.metrics.catalogue import CATALOGUE
-from penstock_workers.metrics.dashboards import DASHBOARDS
+from tools.monitoring.alerts import ALERTS
+from tools.monitoring.dashboards import DASHBOARDS
 
 DOCUMENTS = 60
 # Only workers that host a model have these, or that trace items: tests/engines, test_tracing.py.
@@ -80,7 +80,7 @@ def test_what_was_done_is_on_the_page(house: House) -> None:
 
 def test_the_fleet_is_on_it_too(house: House) -> None:
     """The control loop tells depths, quotas, jobs and workers, and a fleet at rest is told to be at rest."""
-    until(lambda: value(scrape(house.port), "penstock_jobs", state="running") == 0, 20, "the lookout saw the end")
+    until(lambda: value(scrape(house.port), "penstock_jobs", state="running") == 0, 20, "the figures show the end")
     page = scrape(house.port)
     for name in ("penstock_queue_depth", "penstock_unacked", "penstock_delayed", "penstock_window_items"):
         assert value(page, name, lane="api") == 0, name
@@ -94,7 +94,7 @@ def test_the_fleet_is_on_it_too(house: House) -> None:
 
 def test_everything_in_the_catalogue_is_there_and_nothing_else(house: House) -> None:
     """The catalogue is what a real page shows, name for name and label for label."""
-    until(lambda: "penstock_quota_use_ratio" in scrape(house.port), 20, "the lookout has looked twice")
+    until(lambda: "penstock_quota_use_ratio" in scrape(house.port), 20, "the figures were read twice")
     page = scrape(house.port)
     ours = {name for name in page if name.startswith("penstock_")}
     expected = {}

@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.main import app
+from penstock_cli.main import command_line
 from penstock_ledger import JobStore, open_database
 from penstock_producer import Producer, ProducerSettings, SpecError
 from penstock_producer.settings import ProviderFacts
 from penstock_workers.errors import PricesMissing, UnknownLane
-from penstock_workers.item.jobbook import read_job
+from penstock_workers.item.jobs import read_job
 from penstock_workers.lanes.make import check_lane
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -99,12 +99,12 @@ def test_the_command_line_refuses_a_budget_without_prices(
     database.migrate()
     database.close()
     typed = ["submit", str(source), "--prompt", "{text}", "--model", "m", "--budget-usd", "2"]
-    refused = CliRunner().invoke(app, typed)
+    refused = CliRunner().invoke(command_line(), typed)
     assert isinstance(refused.exception, UsageProblem)
     assert str(refused.exception).startswith("--budget-usd: 2 USD would never be reached")
     assert "usd_per_mtok_in" in str(refused.exception)
     monkeypatch.setenv("PENSTOCK_PROVIDERS__DEFAULT__USD_PER_MTOK_IN", "0.15")
-    assert CliRunner().invoke(app, typed).output.startswith("job_")
+    assert CliRunner().invoke(command_line(), typed).output.startswith("job_")
 
 
 def test_the_lane_that_is_not_built_is_refused(producer: Producer) -> None:
@@ -113,6 +113,6 @@ def test_the_lane_that_is_not_built_is_refused(producer: Producer) -> None:
         producer.open_job({"lane": "batch", "prompt": "{text}", "model": "m"})
     with pytest.raises(UnknownLane, match="lane 'batch' is not built yet; available: api, embed, gpu"):
         check_lane("batch")
-    refused = CliRunner().invoke(app, ["worker", "--lane", "batch"])
+    refused = CliRunner().invoke(command_line(), ["worker", "--lane", "batch"])
     assert isinstance(refused.exception, UnknownLane)
     assert refused.exception.exit_status == 2

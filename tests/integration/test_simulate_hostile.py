@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock_cli.simulate import SimulatorConfig
-from penstock_cli.simulate.hostile import KINDS, sizes
-from penstock_cli.simulate.web import GRACE_S, running
+from penstock_simulate import SimulatorConfig
+from penstock_simulate.hostile import KINDS, sizes
+from penstock_simulate.web import GRACE_S, running
 
 BODY = json.dumps({"model": "sim-small", "messages": [{"role": "user", "content": "Read the file."}]}).encode()
 LARGE = {"large", "large-chunked", "gzip-bomb", "gzip-twice"}

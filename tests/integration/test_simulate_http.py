@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock_cli.errors import UsageProblem
-from penstock_cli.simulate import SimulatorConfig
-from penstock_cli.simulate.web import running
+from penstock_simulate import SimulatorConfig
+from penstock_simulate.errors import BadSetting
+from penstock_simulate.web import running
 
 BODY = json.dumps({"model": "sim-small", "messages": [{"role": "user", "content": "Read the file."}]}).encode()
 FAST = {"latency_ms": 0.0}
@@ -161,13 +161,13 @@ async def test_a_taken_port_is_named() -> None:
     """The message gives the address and what to do."""
     async with provider() as client:
         port = int(client.url.rpartition(":")[2])
-        with pytest.raises(UsageProblem, match=rf"--port {port}: cannot listen there"):
+        with pytest.raises(BadSetting, match=rf"--port {port}: cannot listen there"):
             async with running(SimulatorConfig(port=port)):
                 pass
 
 
 def start(*flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "penstock_cli.simulate", "--port", "0", *flags]
+    command = [sys.executable, "-m", "penstock_simulate", "--port", "0", *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

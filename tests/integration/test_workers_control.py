@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 import pytest
 from envelopes import decode_envelope
 from servers import RedisServer
+from sqlalchemy import event, update
 
 from penstock_ledger import (
     Begin,
     Database,
     JobStore,
+    LiveJobs,
     Meta,
     OutcomeStore,
     RedisLedger,
@@ -25,15 +30,19 @@ from penstock_ledger import (
 )
 from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
+from penstock_ledger.tables import feeds
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.quota_hash import QuotaHash, Report, Reserve
 from penstock_ratelimit.testing import BlockingScripts
+from penstock_workers.control import feed_windows, fleet_figures, loop
 from penstock_workers.control.budget import FIRST_DOCUMENTS
+from penstock_workers.control.feed_windows import ACTIVE_S, LOOK_EVERY_S, FeedWindows
+from penstock_workers.control.leadership import RENEW_BELOW_S
 from penstock_workers.control.loop import Control
-from penstock_workers.control.room import ACTIVE_S, LOOK_EVERY_S, Room
 from penstock_workers.control.shares import Share
+from penstock_workers.control.specs import Specs
 from penstock_workers.settings import WorkerSettings
 
 QUEUE = "penstock.api"
@@ -49,8 +58,7 @@ class House:
         self.settings = WorkerSettings(
             redis_url=redis_server.url,
             database_url=f"sqlite:///{folder}/ledger.db",
-            reconcile_interval_s=0.001,
-            **settings,
+            **({"reconcile_interval_s": 0.001} | settings),
         )
         self.database: Database = open_ledger(self.settings.database_url)
         self.database.migrate()
@@ -74,6 +82,12 @@ class House:
         results = [Result(key, 200, b"{}", None, None, None, 1, 1, 5, 1, 1, 1) for key in keys]
         self.outcomes.settle(results, [])
         self.hot.settle(SettleBatch(done=[SettledDone(key, buckets_for(job), cost_microusd=5) for key in keys]))
+
+    def update(self, windows: FeedWindows) -> None:
+        """What the loop does before it feeds."""
+        live = [job for job, _ in LiveJobs(self.database).look()]
+        seen = self.hot.see(live)
+        windows.update(live, {job.job_id: of_job.outstanding for job, of_job in zip(live, seen, strict=True)})
 
     def state(self, job: Job) -> JobState:
         return self.jobs.get(job.job_id).state
@@ -161,43 +175,43 @@ def test_jobs_share_the_queue_by_tenant_weight_and_priority(redis_server: RedisS
 def test_a_job_that_has_nothing_in_the_queue_leaves_its_share_to_the_others(house: House) -> None:
     """An open job that nobody pushes into takes no room; once it has documents it has its share again at once."""
     now = 100.0
-    room = Room(house.hot, 30, clock=lambda: now)
+    windows = FeedWindows(house.hot, 30, Specs(), clock=lambda: now)
     busy, idle = house.submit(1), house.submit(2, weight=1.5)
-    live = house.jobs.live()
-    room.look_around(live)
-    assert room.for_feed(busy, 1) == Share(12, False)
+    house.update(windows)
+    assert windows.for_feed(busy, 1) == Share(12, False)
     house.control.tick()
     house.hot.drop_from_window([ItemKey(idle.job_id, 1, doc) for doc in ("d0", "d1")])
     now += ACTIVE_S
-    room.look_around(live)
-    assert room.for_feed(busy, 1) == Share(29, False)
-    assert room.for_feed(idle, 1) == Share(18, False)
+    house.update(windows)
+    assert windows.for_feed(busy, 1) == Share(29, False)
+    assert windows.for_feed(idle, 1) == Share(18, False)
 
 
 def test_a_job_in_prefix_order_is_fed_in_steps_worth_ordering(redis_server: RedisServer, tmp_path: Path) -> None:
     """Alone in its queue it waits until half the window is room; others are fed as much as there is."""
     house = House(redis_server, tmp_path, window=30)
-    room = Room(house.hot, 30)
+    windows = FeedWindows(house.hot, 30, Specs())
     job = house.submit(100, prefix_order=True)
-    room.look_around(house.jobs.live())
-    assert room.for_feed(job, 1, ordered=True) == Share(30, False)
+    house.update(windows)
+    assert windows.for_feed(job, 1, ordered=True) == Share(30, False)
     house.control.tick()
     settled = iter(range(30))
 
     def finish(number: int) -> None:
         house.hot.drop_from_window([ItemKey(job.job_id, 1, f"d{next(settled)}") for _ in range(number)])
+        house.update(windows)
 
     finish(14)
-    assert (room.for_feed(job, 1, ordered=True).documents, room.for_feed(job, 1).documents) == (0, 14)
+    assert (windows.for_feed(job, 1, ordered=True).documents, windows.for_feed(job, 1).documents) == (0, 14)
     finish(1)
-    assert room.for_feed(job, 1, ordered=True).documents == 15
+    assert windows.for_feed(job, 1, ordered=True).documents == 15
     house.close()
 
 
 def test_the_window_is_seconds_of_work_at_the_pace_of_the_fleet(house: House) -> None:
     """A paced fleet of many slots keeps little in its queue, so that a new job soon has its turn; a quick one keeps more."""
     now = 100.0
-    room = Room(house.hot, None, clock=lambda: now)
+    windows = FeedWindows(house.hot, None, Specs(), clock=lambda: now)
     job = house.submit(10)
 
     def window_at(documents_per_s: int) -> int:
@@ -205,8 +219,8 @@ def test_the_window_is_seconds_of_work_at_the_pace_of_the_fleet(house: House) ->
         for _ in range(30):  # what was higher before has faded by then
             now += LOOK_EVERY_S
             house.redis.hincrby(f"penstock:{job.job_id}:stats", "succeeded", int(LOOK_EVERY_S) * documents_per_s)
-            room.look_around(house.jobs.live())
-        return room.for_feed(job, 1).documents
+            house.update(windows)
+        return windows.for_feed(job, 1).documents
 
     house.hot.heartbeat("worker", {"lane": "api", "concurrency": "8"})
     assert [window_at(pace) for pace in (1, 50, 100_000)] == [100, 1_000, 2_000]
@@ -475,3 +489,102 @@ def test_a_budget_that_pays_for_all_ends_with_the_job(house: House) -> None:
         house.finish(job, *house.queued())
     house.control.tick()
     assert house.state(job) is JobState.COMPLETED
+
+
+# -- what a round costs, and who leads -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Statements:
+    """What was asked of SQL and of Redis."""
+
+    sql: Counter[str]  # by first word
+    redis: int = 0
+
+
+@contextlib.contextmanager
+def counted(house: House) -> Iterator[Statements]:
+    found = Statements(Counter())
+
+    def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        found.sql[statement.split()[0]] += 1
+
+    event.listen(house.database.engine, "before_cursor_execute", count)
+    before = house.redis.info("stats")["total_commands_processed"]
+    try:
+        yield found
+    finally:
+        event.remove(house.database.engine, "before_cursor_execute", count)
+        found.redis = house.redis.info("stats")["total_commands_processed"] - before
+
+
+def leases_end_in(house: House, seconds: float) -> None:
+    """As if time had passed: all leases of feeds end so many seconds from now."""
+    with house.database.engine.begin() as connection:
+        connection.execute(update(feeds).values(lease_until=time.time() + seconds))
+
+
+@pytest.mark.parametrize("jobs", [1, 20])
+def test_an_idle_control_only_looks(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    """With feeds that have nothing to feed, a tick is one read of two statements in SQL however many feeds there are, and in
+    Redis at most eight commands beside three for each feed; a process that leads none of them asks Redis nothing (C9)."""
+    for module, name in ((loop, "ASIDE_S"), (fleet_figures, "REFRESH_S"), (feed_windows, "LOOK_EVERY_S")):
+        monkeypatch.setattr(module, name, 1000.0)  # what comes every few seconds does not come by chance while we count
+    house = House(redis_server, tmp_path, window=1, reconcile_interval_s=1000.0)
+    house.hot.heartbeat("worker", {"lane": "api", "concurrency": "8"})
+    for number in range(jobs):
+        house.submit(number + 2)
+    other = Control(house.settings, house.database, house.hot, owner="other")
+    for control in (house.control, other):
+        control.tick()
+        control.tick()
+    with counted(house) as by_leader:
+        for _ in range(10):
+            house.control.tick()
+    assert by_leader.sql == {"BEGIN": 10, "SELECT": 20}
+    assert by_leader.redis <= 10 * (8 + 3 * jobs)
+    with counted(house) as by_other:
+        for _ in range(10):
+            other.tick()
+    assert by_other.sql == {"BEGIN": 10, "SELECT": 20}
+    assert by_other.redis <= 2
+    house.close()
+
+
+def test_leases_are_renewed_by_one_write_at_a_third_of_their_time(house: House) -> None:
+    """Twenty feeds cost one write every five seconds, and two renewals may fail before a leader loses them (C9)."""
+    for number in range(20):
+        house.submit(number + 1)
+    house.control.tick()
+    leases_end_in(house, RENEW_BELOW_S + 1)
+    with counted(house) as early:
+        house.control.tick()
+    leases_end_in(house, RENEW_BELOW_S - 1)
+    with counted(house) as late:
+        house.control.tick()
+    assert (early.sql["UPDATE"], late.sql["UPDATE"]) == (0, 1)
+    left = [feed.lease_s for _, of_job in LiveJobs(house.database).look() for feed in of_job]
+    assert len(left) == 20
+    assert min(left) > RENEW_BELOW_S
+
+
+def test_another_process_leads_in_the_first_tick_after_a_lease_has_ended(house: House) -> None:
+    """A leader that died is replaced when its lease is over, and not before; one that only slept finds that it lost (C9)."""
+    job = house.submit(300)
+    other = Control(house.settings, house.database, house.hot, owner="other")
+    house.control.tick()
+    fed = len(house.queued())
+    house.finish(job, *house.queued()[:50])
+    leases_end_in(house, 0.5)
+    other.tick()
+    assert len(house.queued()) == fed, "the lease of the first still holds"
+    leases_end_in(house, -0.1)
+    other.tick()
+    assert len(house.queued()) == fed + 50
+    (live,) = LiveJobs(house.database).look()
+    assert live.feeds[0].led_by("other")
+    house.finish(job, *house.queued()[50:60])
+    house.control.tick()
+    assert len(house.queued()) == fed + 50, "the first feeds no more"

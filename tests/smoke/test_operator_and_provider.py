@@ -10,6 +10,7 @@ import pytest
 from fleet import Fleet, until
 
 from penstock_ledger import JobConflict
+from penstock_ledger.jobs import LIVE
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
 
@@ -31,7 +32,7 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def fleet(shared_fleet: Fleet) -> Iterator[Fleet]:
     shared_fleet.provider.kill()
     yield shared_fleet
-    for job in shared_fleet.producer._jobs.live():
+    for job in shared_fleet.producer._jobs.list(states=LIVE):
         shared_fleet.producer.cancel(job.job_id)
 
 

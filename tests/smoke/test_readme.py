@@ -22,9 +22,9 @@ import yaml
 from fleet import until
 from servers import Postgres, RedisServer, S3Server
 
-from penstock_cli.main import app
-from penstock_cli.simulate import SimulatorConfig
-from penstock_cli.simulate.faults import Fates, Poison
+from penstock_cli.main import command_line
+from penstock_simulate import SimulatorConfig
+from penstock_simulate.answers.faults import Fates, Poison
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -181,7 +181,7 @@ def follows(place: Place, command: str) -> None:
 def parses(_: Place, command: str) -> None:
     """A GPU and a model are not here: the command line takes it all the same."""
     words = shlex.split(command, comments=True)[1:]
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(command_line())
     assert isinstance(group, click.Group) or hasattr(group, "commands")
     group.commands[words[0]].make_context(words[0], words[1:])  # type: ignore[attr-defined]
 

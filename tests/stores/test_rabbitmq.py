@@ -19,8 +19,8 @@ from kombu import Queue
 from rabbit import PASSWORD, RabbitServer
 from servers import free_port
 
-from penstock_cli.broker_check import rabbitmq
-from penstock_cli.checks import Verdict
+from penstock_cli.doctor.broker import rabbitmq
+from penstock_cli.doctor.finding import Verdict
 from penstock_ledger import JobNotFound, keys
 from penstock_ledger.model import Job, JobState
 from penstock_workers.broker.amqp.address import AmqpAddress

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock_workers.metrics.alerts import ALERTS
+from tools.monitoring.alerts import ALERTS
 
 RULES = Path(__file__).parents[2] / "helm/penstock/files/alerts.yaml"
 MINUTES = 120  # of series, one sample each minute

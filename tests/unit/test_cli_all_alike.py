@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock_cli.all_alike import advice
 from penstock_cli.connect import Books
-from penstock_cli.main import app
-from penstock_cli.report import Report, build
+from penstock_cli.main import command_line
+from penstock_cli.show.all_alike import advice
+from penstock_cli.show.report import Report, build
 from penstock_ledger import DeadLetter, ItemKey, Result
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
@@ -43,7 +43,7 @@ def test_a_wrong_address_is_told_at_the_end_of_a_small_job(ended: tuple[Producer
     """Where every answer was 404 the end says so, what to check, and how to send all again (D9)."""
     producer, job = ended
     producer._outcomes.settle([], [died(job, doc_id) for doc_id in "abc"])
-    told = CliRunner().invoke(app, ["report", "tickets"]).output
+    told = CliRunner().invoke(command_line(), ["report", "tickets"]).output
     assert "all 3 documents failed alike (404, not_found): HTTP 404: no such route" in told
     assert "check --base-url of provider default, the endpoint and the model\n" in told
     assert "send them again:  penstock dlq replay tickets\n" in told
@@ -54,7 +54,7 @@ def test_status_of_an_ended_job_says_so_too(ended: tuple[Producer, Job]) -> None
     producer, job = ended
     producer._outcomes.settle([], [died(job, doc_id) for doc_id in "abc"])
     producer._jobs.set_state(job.job_id, JobState.COMPLETED, expect={JobState.RUNNING})
-    told = CliRunner().invoke(app, ["status", "tickets"]).output
+    told = CliRunner().invoke(command_line(), ["status", "tickets"]).output
     assert "all 3 documents failed alike (404, not_found)" in told
     assert "check --base-url of provider default" in told
     assert "list them:  penstock dlq list tickets\n" in told

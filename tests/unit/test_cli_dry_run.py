@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock_cli.dry_run import Estimate, estimate
-from penstock_cli.main import app
+from penstock_cli.main import command_line
+from penstock_cli.run.dry_run import Estimate, estimate
 from penstock_producer.sources.base import Document
 
 RUN = [
@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_dry_run_shows_requests_counts_and_money(folder: Path) -> None:
     """The first rendered requests, the counts, bad rows by line, tokens and their price; no call, no file (D14)."""
     prices = ["--param", "max_tokens=20", "--usd-per-mtok-in", "1000", "--usd-per-mtok-out", "1000"]
-    told = CliRunner().invoke(app, [*RUN, "--dry-run", *prices])
+    told = CliRunner().invoke(command_line(), [*RUN, "--dry-run", *prices])
     assert told.exit_code == 0, told
     assert "200 documents, and 1 unusable rows" in told.output
     assert "docs.jsonl line 201" in told.output
@@ -63,12 +63,12 @@ def test_a_dry_run_shows_requests_counts_and_money(folder: Path) -> None:
 
 def test_a_dry_run_without_prices_says_how_to_give_them(folder: Path) -> None:
     """Money is not guessed at (D14)."""
-    assert "unknown without --usd-per-mtok-in" in CliRunner().invoke(app, [*RUN, "--dry-run"]).output
+    assert "unknown without --usd-per-mtok-in" in CliRunner().invoke(command_line(), [*RUN, "--dry-run"]).output
 
 
 def test_a_budget_without_prices_is_refused_before_anything_is_made(folder: Path) -> None:
     """A dry run says what the run would say of its budget (D1, D14)."""
-    told = CliRunner().invoke(app, [*RUN, "--dry-run", "--budget-usd", "3"])
+    told = CliRunner().invoke(command_line(), [*RUN, "--dry-run", "--budget-usd", "3"])
     assert str(told.exception).startswith("--budget-usd: 3 USD would never be reached")
 
 
@@ -78,7 +78,7 @@ def test_a_wrong_file_name_is_told_before_the_key_and_the_provider(
     """Who mistypes the file hears of it first, not of a key, a model or a server that it would not have needed (D25)."""
     monkeypatch.delenv("UNSET_KEY", raising=False)
     typed = ["run", "dosc.jsonl", *RUN[2:], "--api-key-env", "UNSET_KEY"]
-    told = CliRunner().invoke(app, typed)
+    told = CliRunner().invoke(command_line(), typed)
     assert "dosc.jsonl" in str(told.exception), told.exception
     assert "UNSET_KEY" not in str(told.exception)
     assert [path.name for path in folder.iterdir()] == ["docs.jsonl"]
@@ -87,5 +87,5 @@ def test_a_wrong_file_name_is_told_before_the_key_and_the_provider(
 def test_a_dry_run_refuses_what_a_run_refuses(folder: Path) -> None:
     """An unusable source is the same error with the same exit status (D14)."""
     (folder / "docs.jsonl").write_text('{"id": "a"\n')
-    error = CliRunner().invoke(app, [*RUN, "--dry-run"]).exception
+    error = CliRunner().invoke(command_line(), [*RUN, "--dry-run"]).exception
     assert "invalid_json" in str(error)

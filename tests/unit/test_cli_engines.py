@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from penstock_cli.engines import Engines, engines_line, engines_of
-from penstock_cli.figures import Figures
-from penstock_cli.progress import Lines, panel
+from penstock_cli.show.engines import Engines, engines_line, engines_of
+from penstock_cli.show.figures import Figures
+from penstock_cli.show.progress import Lines, panel
 from penstock_ledger.batches import WorkerSeen
 
 GPU = {

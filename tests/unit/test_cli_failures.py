@@ -13,6 +13,7 @@ from penstock_cli.errors import Interrupted, JobStopped, StateBusy, UsageProblem
 from penstock_cli.failures import exit_status, message
 from penstock_ledger.errors import DatabaseUnavailable, JobConflict, SchemaMissing
 from penstock_producer.errors import SourceChanged, UnknownMessageVersion
+from penstock_simulate.errors import BadSetting
 from penstock_workers.errors import MissingApiKey, ModelMissing
 
 
@@ -21,6 +22,7 @@ from penstock_workers.errors import MissingApiKey, ModelMissing
     [
         (UsageProblem("x"), 2),
         (StateBusy("x"), 2),
+        (BadSetting("x"), 2),
         (SourceChanged("x"), 2),
         (MissingApiKey("default", "KEY"), 2),
         (JobStopped("x"), 1),
@@ -87,8 +89,8 @@ def test_user_errors_come_without_a_traceback(
 def test_a_misspelt_option_or_command_gets_a_suggestion() -> None:
     """Status 2 and the right word."""
     runner = CliRunner()
-    option = runner.invoke(main_module.app, ["run", "x.jsonl", "--out", "o", "--budget-us", "3"])
-    command = runner.invoke(main_module.app, ["stauts"])
+    option = runner.invoke(main_module.command_line(), ["run", "x.jsonl", "--out", "o", "--budget-us", "3"])
+    command = runner.invoke(main_module.command_line(), ["stauts"])
     assert (option.exit_code, command.exit_code) == (2, 2)
     assert "--budget-usd" in option.output
     assert "status" in command.output
@@ -114,6 +116,6 @@ def test_a_misspelt_option_or_command_gets_a_suggestion() -> None:
 )
 def test_every_command_of_the_contract_is_there(name: str) -> None:
     """Each command explains itself."""
-    answer = CliRunner().invoke(main_module.app, [name, "--help"])
+    answer = CliRunner().invoke(main_module.command_line(), [name, "--help"])
     assert answer.exit_code == 0
     assert "Usage:" in answer.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.jobspec import default_job_key, job_spec, parse_duration, parse_pairs, with_own_model, with_provider
-from penstock_cli.main import app
-from penstock_cli.options import JobFlags, ProviderFlags
+from penstock_cli.job.flags import JobFlags
+from penstock_cli.job.jobspec import (
+    default_job_key,
+    job_spec,
+    parse_duration,
+    parse_pairs,
+    with_own_model,
+    with_provider,
+)
+from penstock_cli.job.options import ProviderFlags
+from penstock_cli.main import command_line
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 
@@ -46,13 +55,15 @@ def test_broken_pairs_are_refused(pairs: list[str]) -> None:
 
 
 def flags(**given: Any) -> JobFlags:
-    return JobFlags(**given)
+    return given
 
 
 def test_flags_become_a_spec() -> None:
     """Every job flag arrives in the spec in its own unit."""
     spec = job_spec(
-        flags(model="m", prompt="Say {text}", params=["max_tokens=5"], deadline="2h", max_bad_rows="3", budget_usd=1.5)
+        flags(
+            model="m", prompt="Say {text}", params=["max_tokens=5"], deadline_s="2h", max_bad_rows="3", budget_usd=1.5
+        )
     )
     assert (spec.model, spec.prompt, spec.params) == ("m", "Say {text}", {"max_tokens": 5})
     assert (spec.deadline_s, spec.timeout_s, spec.max_bad_rows, spec.budget_usd) == (7200.0, 120.0, 3, 1.5)
@@ -92,17 +103,18 @@ def test_the_commands_pass_these_flags_on(
     """What is typed reaches the spec, and what is not typed is None."""
     seen: list[JobFlags] = []
 
-    def stop(given: Any) -> None:
-        seen.append(given if isinstance(given, JobFlags) else given.job)
+    def stop(given: Any, *_: Any) -> None:
+        seen.append(given if isinstance(given, dict) else given.job)
         raise UsageProblem("far enough")
 
-    monkeypatch.setattr("penstock_cli.jobspec.job_spec", stop)
-    monkeypatch.setattr("penstock_cli.local.run_local", stop)
+    monkeypatch.setattr("penstock_cli.run.local.run_local", stop)
+    monkeypatch.setattr("penstock_cli.job.jobspec.job_spec", stop)
+    monkeypatch.setattr("penstock_cli.run.standby.Standby", lambda *_: contextlib.nullcontext())
     more = ["--preprocess", "a:b", "--postprocess", "c:d", "--on-overflow", "shrink", *typed]
-    CliRunner().invoke(app, [command, "x.jsonl", *(["--out", "o"] if command == "run" else []), *more])
-    assert [(one.preprocess, one.postprocess, one.on_overflow, one.prefix_order) for one in seen] == [
-        ("a:b", "c:d", "shrink", order)
-    ]
+    CliRunner().invoke(command_line(), [command, "x.jsonl", *(["--out", "o"] if command == "run" else []), *more])
+    assert [
+        tuple(one[name] for name in ("preprocess", "postprocess", "on_overflow", "prefix_order")) for one in seen
+    ] == [("a:b", "c:d", "shrink", order)]
 
 
 def test_flags_say_whose_job_it_is_and_how_urgent() -> None:

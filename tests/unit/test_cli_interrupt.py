@@ -22,7 +22,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    "module", ["typer", "penstock_cli.commands", "penstock_cli.local", "penstock_workers.settings"]
+    "module", ["typer", "penstock_cli.commands", "penstock_cli.run.local", "penstock_workers.settings"]
 )
 def test_ctrl_c_while_a_command_starts(tmp_path: Path, module: str) -> None:
     """Ctrl-C in the first second, whatever is being imported then, is one line and status 130 (D36)."""

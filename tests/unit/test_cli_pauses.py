@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from penstock_cli.pauses import ends_by_itself, pause_lines
+from penstock_cli.show.pauses import ends_by_itself, pause_lines
 from penstock_ledger.model import Job, JobState
 
 NOW = 1_790_000_000.0

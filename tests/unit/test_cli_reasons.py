@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock_cli.figures import Figures
-from penstock_cli.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel
-from penstock_cli.quota_view import Look, lines, troubles
-from penstock_cli.reasons import CAUSE_FRESH_S, bound, latest_cause, told_cause, unserved
-from penstock_cli.watch import STALL_NOTICE_S, Stall
+from penstock_cli.show.figures import Figures
+from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel
+from penstock_cli.show.quota import Look, lines, troubles
+from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, latest_cause, unserved
+from penstock_cli.show.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Cause, WorkerSeen
 from penstock_ratelimit.quota_hash import Breaker
 from penstock_ratelimit.watch import QuotaView
@@ -31,7 +31,7 @@ VIEW = QuotaView(
 def test_a_cause_tells_class_count_since_when_and_the_words() -> None:
     """On one line, its control characters as escapes (A9)."""
     since = time.strftime("%H:%M:%S", time.localtime(NOW - 60))
-    told = told_cause(CAUSE, NOW)
+    told = cause_line(CAUSE, NOW)
     assert told.startswith(f"connect_failed (1,234 times since {since}, last 4.0 s ago): certificate verify failed")
     assert "\x1b" not in told
     assert "\n" not in told
@@ -50,7 +50,7 @@ def test_the_stall_notice_says_why() -> None:
     stall = Stall(lambda: clock[0])
     stall.notice(Figures(total=10))
     clock[0] = STALL_NOTICE_S
-    notice = stall.notice(Figures(total=10, retries=10, cause=told_cause(CAUSE, NOW)))
+    notice = stall.notice(Figures(total=10, retries=10, cause=cause_line(CAUSE, NOW)))
     assert notice is not None
     assert "10 tries have failed since" in notice
     assert "connect_failed" in notice

@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.console import Console
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
-from penstock_cli.figures import COUNT_SHARE, Counter, Figures, KeptFigures, Speed
 from penstock_cli.files import write_report
-from penstock_cli.progress import LINE_EVERY_S, Lines, line, panel
-from penstock_cli.report import build, show
-from penstock_cli.watch import STALL_NOTICE_S, Stall
+from penstock_cli.show.figures import COUNT_SHARE, Counter, Figures, KeptFigures, Speed
+from penstock_cli.show.progress import LINE_EVERY_S, Lines, line, panel
+from penstock_cli.show.report import build, show
+from penstock_cli.show.watch import STALL_NOTICE_S, Stall
 from penstock_ledger.model import Counts, Job, JobState
 
 FIELDS = [

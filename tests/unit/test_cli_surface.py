@@ -11,12 +11,11 @@ import typer
 from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.hook_check import check_hooks
-from penstock_cli.jobspec import job_spec
-from penstock_cli.main import app
-from penstock_cli.options import JobFlags
-from penstock_cli.quota_view import Look, tallies, troubles
-from penstock_cli.text import aligned
+from penstock_cli.job.hooks import check_hooks
+from penstock_cli.job.jobspec import job_spec
+from penstock_cli.main import command_line
+from penstock_cli.show.quota import Look, tallies, troubles
+from penstock_cli.show.text import aligned
 from penstock_ledger.model import ItemKey, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_ratelimit.watch import Breaker, DimensionView, QuotaView
@@ -32,7 +31,7 @@ LOOK = Look(
     None,
     "penstock limits --lift default",
 )  # fmt: skip
-COMMAND = typer.main.get_command(app)
+COMMAND = typer.main.get_command(command_line())
 
 
 def commands() -> list[list[str]]:
@@ -45,7 +44,7 @@ def commands() -> list[list[str]]:
 
 def test_the_version_is_told() -> None:
     """`penstock --version` names the release and the Python that runs it (D35)."""
-    answer = CliRunner().invoke(app, ["--version"])
+    answer = CliRunner().invoke(command_line(), ["--version"])
     assert answer.exit_code == 0
     assert answer.output.startswith("penstock ")
     assert "Python 3." in answer.output
@@ -53,15 +52,15 @@ def test_the_version_is_told() -> None:
 
 def test_shells_can_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """Options to show and install completion are there, and a shell gets the names of commands (D35)."""
-    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
+    assert "--install-completion" in CliRunner().invoke(command_line(), ["--help"]).output
     asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock dl", "COMP_CWORD": "1"}
-    assert "dlq" in CliRunner().invoke(app, [], prog_name="penstock", env=asked).output
+    assert "dlq" in CliRunner().invoke(command_line(), [], prog_name="penstock", env=asked).output
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 def test_every_command_has_an_example(command: list[str]) -> None:
     """The help of each command ends with a command to paste (D35)."""
-    answer = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*command, "--help"])
+    answer = CliRunner(env={"COLUMNS": "200"}).invoke(command_line(), [*command, "--help"])
     assert answer.exit_code == 0
     assert "penstock " + " ".join(command) in answer.output.partition("For example:")[2]
 
@@ -70,7 +69,7 @@ def test_a_schema_comes_from_a_file(tmp_path: Path) -> None:
     """`--response-schema FILE` puts a JSON schema into the spec (D34)."""
     path = tmp_path / "answer.json"
     path.write_text('{"type": "object"}')
-    assert job_spec(JobFlags(response_schema=path)).response_schema == {"type": "object"}
+    assert job_spec({"response_schema": path}).response_schema == {"type": "object"}
 
 
 @pytest.mark.parametrize(("content", "told"), [("{", "no JSON"), (None, "No such file"), ("[1]", "--response-schema")])
@@ -80,7 +79,7 @@ def test_a_file_without_a_schema_is_refused_by_its_flag(content: str | None, tol
     if content is not None:
         path.write_text(content)
     with pytest.raises(UsageProblem, match=told):
-        job_spec(JobFlags(response_schema=path))
+        job_spec({"response_schema": path})
 
 
 def test_hooks_that_are_not_there_are_found_before_anything_starts(
@@ -120,7 +119,7 @@ def test_results_go_to_standard_output(tmp_path: Path, monkeypatch: pytest.Monke
         job = producer.open_job({"model": "m"}, job_key="night")
         key = ItemKey(job.job_id, 1, "a")
         producer._outcomes.settle([Result(key, 200, b"{}", None, "m", "stop", 1, 1, 0, 1, 1, 1)], [])
-    answer = CliRunner(env={"PENSTOCK_DATABASE_URL": url}).invoke(app, ["results", "night", "-o", "-"])
+    answer = CliRunner(env={"PENSTOCK_DATABASE_URL": url}).invoke(command_line(), ["results", "night", "-o", "-"])
     assert json.loads(answer.stdout)["custom_id"] == "a"
     assert "1 results" in answer.stderr
     assert not (tmp_path / "-").exists()

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.failures import message
-from penstock_cli.main import app
+from penstock_cli.main import command_line
 from penstock_ledger import SchemaMissing
 
 
@@ -30,7 +30,7 @@ def local_run(folder: Path, name: str) -> None:
 
 
 def refused(*arguments: str) -> str:
-    error = CliRunner().invoke(app, list(arguments)).exception
+    error = CliRunner().invoke(command_line(), list(arguments)).exception
     assert isinstance(error, UsageProblem), error
     return str(error)
 
@@ -54,7 +54,7 @@ def test_no_job_goes_where_no_fleet_looks(empty: Path) -> None:
 
 def test_the_doctor_makes_no_database_and_says_what_to_set(empty: Path) -> None:
     """`doctor` with nothing configured says what to set, and a later look says so, too (D7)."""
-    told = CliRunner().invoke(app, ["doctor", "--no-provider"])
+    told = CliRunner().invoke(command_line(), ["doctor", "--no-provider"])
     assert told.exit_code == 1
     assert "bad  database    nothing is configured: set database_url" in told.output
     assert list(empty.iterdir()) == []

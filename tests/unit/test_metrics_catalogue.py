@@ -10,10 +10,10 @@ import pytest
 from promql import groupings, metric_name, parsed, selectors
 
 from penstock_workers.metrics import catalogue
-from penstock_workers.metrics.alerts import ALERTS, RUNBOOK
 from penstock_workers.metrics.catalogue import CATALOGUE
-from penstock_workers.metrics.dashboards import DASHBOARDS, dashboard_json
-from penstock_workers.metrics.write import made_files
+from tools.monitoring.alerts import ALERTS, RUNBOOK
+from tools.monitoring.dashboards import DASHBOARDS, dashboard_json
+from tools.monitoring.write import made_files
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {metric.name: metric for metric in CATALOGUE}
@@ -77,11 +77,11 @@ def test_every_metric_is_looked_at_somewhere() -> None:
 
 
 def test_what_is_made_is_up_to_date() -> None:
-    """Dashboards, rules, table and runbook are as the catalogue makes them: `python -m penstock_workers.metrics.write`."""
+    """Dashboards, rules, table and runbook are as the catalogue makes them: `python -m tools.monitoring.write`."""
     made = dict(made_files(ROOT))
     assert len(made) == 6
     stale = [str(path) for path, text in made.items() if path.read_text("utf-8") != text]
-    assert not stale, "run `python -m penstock_workers.metrics.write`"
+    assert not stale, "run `python -m tools.monitoring.write`"
 
 
 def test_each_alert_says_what_to_do() -> None:

@@ -11,7 +11,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard as GrafanaDashboard
 
-from penstock_workers.metrics.dashboards import DASHBOARDS, Dashboard, dashboard_json
+from tools.monitoring.dashboards import DASHBOARDS, Dashboard, dashboard_json
 
 register_default_plugins()
 

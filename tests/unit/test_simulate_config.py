@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock_cli.errors import UsageProblem
-from penstock_cli.simulate.command import simulate
-from penstock_cli.simulate.config import SimulatorConfig
-from penstock_cli.simulate.presets import PRESETS
+from penstock_simulate.command import simulate
+from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.errors import BadSetting
+from penstock_simulate.presets import PRESETS
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ from penstock_cli.simulate.presets import PRESETS
 )
 def test_a_bad_value_is_refused_by_its_flag(given: dict[str, Any], told: str) -> None:
     """The message names the flag, the value seen and what to give."""
-    with pytest.raises(UsageProblem) as caught:
+    with pytest.raises(BadSetting) as caught:
         SimulatorConfig(**given)
     assert told in str(caught.value)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from penstock_cli.errors import UsageProblem
-from penstock_cli.simulate.calls import CHAT
-from penstock_cli.simulate.config import SimulatorConfig
-from penstock_cli.simulate.provider import Provider
-from penstock_cli.simulate.refusals import BY_NAME
-from penstock_cli.simulate.reply import Reply
 from penstock_ratelimit.refusals import Signal, classify
+from penstock_simulate.answers.calls import CHAT
+from penstock_simulate.answers.refusals import BY_NAME
+from penstock_simulate.answers.reply import Reply
+from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.errors import BadSetting
+from penstock_simulate.provider import Provider
 
 BODY = json.dumps(
     {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "Read it. " * 40}]}
@@ -134,7 +134,7 @@ def test_a_change_that_cannot_be_made_changes_nothing(body: bytes, told: str) ->
     """The message says what is wrong, and the settings stay."""
     provider = Provider(SimulatorConfig(rpm=600))
     before = provider.controls()
-    with pytest.raises(UsageProblem) as caught:
+    with pytest.raises(BadSetting) as caught:
         provider.control(body, 0.0)
     assert told in str(caught.value)
     assert provider.controls() == before

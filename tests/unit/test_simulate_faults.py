@@ -7,8 +7,8 @@ from statistics import median
 
 import pytest
 
-from penstock_cli.simulate.config import SimulatorConfig
-from penstock_cli.simulate.faults import Fates, Fault, document_of
+from penstock_simulate.answers.faults import Fates, Fault, document_of
+from penstock_simulate.config import SimulatorConfig
 
 DOCUMENTS = [f"doc-{number}" for number in range(4_000)]
 

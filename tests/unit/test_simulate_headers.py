@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from penstock_cli.simulate.charges import charge
-from penstock_cli.simulate.config import SimulatorConfig
-from penstock_cli.simulate.headers import WRITERS, HeaderStyle, go_duration
-from penstock_cli.simulate.limits import Limits
-from penstock_cli.simulate.presets import PRESETS
-from penstock_cli.simulate.retry import ABSURD_VALUES, RetryHeaders, RetryStyle
 from penstock_ratelimit.headers import STYLES, read_limits
 from penstock_ratelimit.profiles import PROFILES
+from penstock_simulate.answers.headers import WRITERS, HeaderStyle, go_duration
+from penstock_simulate.answers.retry import ABSURD_VALUES, RetryHeaders, RetryStyle
+from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.limits.charges import charge
+from penstock_simulate.limits.limits import Limits
+from penstock_simulate.presets import PRESETS
 
 WALL = 1_767_225_600.4  # 2026-01-01T00:00:00.4Z
 

@@ -9,13 +9,13 @@ from collections import Counter
 import pytest
 from typer.testing import CliRunner
 
-from penstock_cli.errors import UsageProblem
-from penstock_cli.main import app
-from penstock_cli.simulate.calls import CHAT
-from penstock_cli.simulate.config import SimulatorConfig
-from penstock_cli.simulate.hostile import KINDS, sizes
-from penstock_cli.simulate.provider import Provider
-from penstock_cli.simulate.reply import Manner, Reply
+from penstock_cli.main import command_line
+from penstock_simulate.answers.calls import CHAT
+from penstock_simulate.answers.reply import Manner, Reply
+from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.errors import BadSetting
+from penstock_simulate.hostile import KINDS, sizes
+from penstock_simulate.provider import Provider
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Read the file."}]}).encode()
 
@@ -93,13 +93,13 @@ def test_what_is_large_costs_the_simulator_nothing() -> None:
 )
 def test_what_cannot_be_used_is_refused_by_its_flag(given: dict[str, object], told: str) -> None:
     """A wrong name, share or place says so before anything is served."""
-    with pytest.raises(UsageProblem) as caught:
+    with pytest.raises(BadSetting) as caught:
         SimulatorConfig(**given)  # type: ignore[arg-type]
     assert told in str(caught.value)
 
 
 def test_the_list_has_every_kind() -> None:
     """`--hostile list` prints each name with what it does, and serves nothing."""
-    done = CliRunner().invoke(app, ["simulate", "--hostile", "list"])
+    done = CliRunner().invoke(command_line(), ["simulate", "--hostile", "list"])
     assert done.exit_code == 0
-    assert all(f"  {kind.name} " in done.output and kind.told in done.output for kind in KINDS.values())
+    assert all(f"  {kind.name} " in done.output and kind.line in done.output for kind in KINDS.values())

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock_cli.simulate.charges import charge
-from penstock_cli.simulate.config import SimulatorConfig
-from penstock_cli.simulate.limits import Limits
-from penstock_cli.simulate.meters import ContinuousBucket, FixedWindow, Meter
+from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.limits.charges import charge
+from penstock_simulate.limits.limits import Limits
+from penstock_simulate.limits.meters import ContinuousBucket, FixedWindow, Meter
 
 
 def limited(**config: Any) -> Limits:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from penstock_cli.errors import UsageProblem
-from penstock_cli.simulate.calls import CHAT, COMPLETIONS, EMBEDDINGS
-from penstock_cli.simulate.config import SimulatorConfig
-from penstock_cli.simulate.provider import Provider
-from penstock_cli.simulate.reply import Reply
+from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS
+from penstock_simulate.answers.reply import Reply
+from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.errors import BadSetting
+from penstock_simulate.provider import Provider
 
 PROMPT = "Summarise: Open the file and read all of it. Then close it."
 
@@ -215,5 +215,5 @@ def test_the_log_holds_a_call_before_its_answer(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     """The message names the flag and the path."""
-    with pytest.raises(UsageProblem, match=r"--call-log: cannot write '.*missing/calls': No such file"):
+    with pytest.raises(BadSetting, match=r"--call-log: cannot write '.*missing/calls': No such file"):
         Provider(SimulatorConfig(call_log=tmp_path / "missing" / "calls"))

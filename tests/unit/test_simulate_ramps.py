@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock_cli.simulate.ramps import RampDetector
+from penstock_simulate.limits.ramps import RampDetector
 
 
 def refused(detector: RampDetector, per_s: Callable[[float], float], seconds: float, start: float = 100.0) -> int:

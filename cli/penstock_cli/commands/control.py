@@ -14,7 +14,7 @@ def control(
 
     Run two for safety: each feed is led by one of them. Workers beside it get PENSTOCK_CONTROL=false. SIGTERM ends it.
     """
-    from penstock_cli.worker_check import check
+    from penstock_cli.doctor.worker import check
     from penstock_workers.__main__ import run_worker
     from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock_cli import examples, options
+from penstock_cli import examples
 from penstock_cli.errors import UsageProblem
+from penstock_cli.job import options
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
     from penstock_ledger.model import DeadLetter, Job
     from penstock_producer.errors import Problem
 
-MAX_ID_CHARS = 512  # ids are shown whole: they are what the next command is given
+MAX_ID_CHARS = 512  # ids are shown whole, to be copied into the next command
 MAX_GENERATIONS_SHOWN = 20  # of one document
 SHOWN_BODY_CHARS = 4000  # of a request or an answer on the terminal; --json and export have all of it
 
@@ -40,7 +41,7 @@ def list_letters(
 ) -> None:
     """List the dead letters of a job: one line each, with what went wrong."""
     from penstock_cli.connect import books
-    from penstock_cli.text import one_line
+    from penstock_cli.show.text import one_line
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -66,8 +67,8 @@ def list_letters(
 def _print_letters(letters: list[DeadLetter]) -> None:
     from rich.text import Text
 
-    from penstock_cli.terminal import console as make_console
-    from penstock_cli.text import aligned, one_line
+    from penstock_cli.show.terminal import console as make_console
+    from penstock_cli.show.text import aligned, one_line
 
     header, *lines = aligned(
         ["document", "reason", "tries", "status", "last error"],
@@ -92,20 +93,20 @@ def _print_footer(ledger: Books, job: Job, *, shown: int, total: int, generation
     """What to do next, and what is not shown."""
     from rich.text import Text
 
-    from penstock_cli.replays import changes_in_force, say_in_force
-    from penstock_cli.terminal import console as make_console
-    from penstock_cli.text import argument, count, safe
+    from penstock_cli.job.replays import changes_in_force, say_in_force
+    from penstock_cli.show.terminal import console as make_console
+    from penstock_cli.show.text import argument, count, safe
 
     key, option = argument(job.job_key), ledger.option()
-    told = [f"{count(shown)} of {count(total)}; --limit shows more"] if shown < total else []
+    lines = [f"{count(shown)} of {count(total)}; --limit shows more"] if shown < total else []
     if total:
-        told.append(f"look closer:  penstock dlq show {key} ID{option}")
+        lines.append(f"look closer:  penstock dlq show {key} ID{option}")
     if total and generation is None:
-        told.append(f"try again:    penstock dlq replay {key}{option}")
+        lines.append(f"try again:    penstock dlq replay {key}{option}")
     if job.generation > 1 and generation is None:
-        told.append(f"earlier ones: penstock dlq list {key} --generation {job.generation - 1}{option}")
-        told.append(say_in_force(changes_in_force(ledger.jobs.feeds(job.job_id))))
-    for line in filter(None, told):
+        lines.append(f"earlier ones: penstock dlq list {key} --generation {job.generation - 1}{option}")
+        lines.append(say_in_force(changes_in_force(ledger.jobs.feeds(job.job_id))))
+    for line in filter(None, lines):
         make_console().print(Text(safe(line)), style="dim", soft_wrap=True)
 
 
@@ -121,7 +122,7 @@ def show(
     from rich.text import Text
 
     from penstock_cli.connect import books
-    from penstock_cli.terminal import console as make_console
+    from penstock_cli.show.terminal import console as make_console
 
     doc_id = doc or doc_option
     if doc_id is None:
@@ -150,7 +151,7 @@ def export(
     """Write the dead letters of a job as OpenAI Batch error lines."""
     from penstock_cli.connect import books
     from penstock_cli.files import STDOUT, write_errors
-    from penstock_cli.text import count
+    from penstock_cli.show.text import count
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -176,7 +177,7 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="FIELD",
-            help="Give a field back what the document had before its first replay; `prompt` is its text. Repeatable.",
+            help="Give a field back the value that the document had before its first replay; `prompt` is its text. Repeatable.",
         ),
     ] = None,
     edit_prompt: Annotated[
@@ -187,8 +188,8 @@ def replay(
 ) -> None:
     """Try dead letters again, as a new generation of the job. Nothing is overwritten."""
     from penstock_cli.connect import books
-    from penstock_cli.replays import changes_in_force, say_in_force
-    from penstock_cli.text import count, safe
+    from penstock_cli.job.replays import changes_in_force, say_in_force
+    from penstock_cli.show.text import count, safe
     from penstock_ledger.model import JobState
 
     with books(state) as ledger:
@@ -216,7 +217,7 @@ def run_again(ledger: Books, job: Job) -> str:
 
 def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None, endpoint: str) -> dict[str, Any]:
     """What a replay changes, checked before anything moves. Raises UsageProblem."""
-    from penstock_cli.jobspec import parse_pairs
+    from penstock_cli.job.jobspec import parse_pairs
     from penstock_producer.errors import SpecError
     from penstock_producer.overrides import Overrides
 
@@ -235,7 +236,7 @@ def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None,
 
 
 def _as_flag(problem: Problem) -> str:
-    """``/set/max_tokens`` is ``--set max_tokens`` to whom typed it."""
+    """``/set/max_tokens`` was typed as ``--set max_tokens``."""
     name, _, rest = problem.pointer.lstrip("/").partition("/")
     flag = "--edit-prompt" if name == "prompt" else f"--{name}"
     return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
@@ -243,19 +244,19 @@ def _as_flag(problem: Problem) -> str:
 
 def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:
     """Why the document was dead before it was replayed, generation by generation."""
-    from penstock_cli.text import one_line
+    from penstock_cli.show.text import one_line
     from penstock_ledger.model import DeadLetter
 
-    told = {}
+    reasons = {}
     for generation in range(letter.key.generation - 1, 0, -1)[:MAX_GENERATIONS_SHOWN]:
         before = ledger.outcomes.of_generation(job.job_id, generation, letter.key.doc_id)
         if isinstance(before, DeadLetter):
-            told[f"in gen. {generation}"] = one_line(f"{before.reason}: {before.last_error}", 300)
-    return told
+            reasons[f"in gen. {generation}"] = one_line(f"{before.reason}: {before.last_error}", 300)
+    return reasons
 
 
 def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:
-    from penstock_cli.text import argument, safe
+    from penstock_cli.show.text import argument, safe
     from penstock_ledger.model import DeadLetter
 
     found = ledger.outcomes.get(job.job_id, doc_id)
@@ -295,7 +296,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def _shown(letter: DeadLetter) -> dict[str, str]:
-    from penstock_cli.text import safe
+    from penstock_cli.show.text import safe
 
     def body(content: bytes | None) -> str:
         if not content:

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli import options
 from penstock_cli.errors import EXIT_FAILED
+from penstock_cli.job import options
 
 
 def doctor(
-    provider: Annotated[bool, typer.Option(help="Also knock at each configured provider.")] = True,
+    provider: Annotated[bool, typer.Option(help="Also ask each configured provider for its models.")] = True,
     migrate: Annotated[bool, typer.Option("--migrate", help="Create or upgrade the tables of the database.")] = False,
     accept: Annotated[
         list[str] | None,
@@ -26,8 +26,9 @@ def doctor(
     """
     from rich.text import Text
 
-    from penstock_cli.checks import Verdict, examine
-    from penstock_cli.terminal import console as make_console
+    from penstock_cli.doctor.checks import examine
+    from penstock_cli.doctor.finding import Verdict
+    from penstock_cli.show.terminal import console as make_console
 
     console = make_console()
     styles = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.BAD: "red"}

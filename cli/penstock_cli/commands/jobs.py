@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock_cli import options
 from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, UsageProblem
+from penstock_cli.job import options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock_cli.connect import Books
-    from penstock_cli.figures import Figures
+    from penstock_cli.show.figures import Figures
     from penstock_ledger.model import Counts, Job, JobState
 
 WATCH_EVERY_S = 1.0
 WATCH_HINT = "Ctrl-C ends the watching; the job goes on"
 MAX_JOBS_LISTED = 1000
-MAX_KEY_CHARS = 200  # keys and ids are shown whole: they are what the next command is given
+MAX_KEY_CHARS = 200  # keys and ids are shown whole, to be copied into the next command
 REASON_CHARS = 500  # of what a provider said
 
 
@@ -32,9 +32,9 @@ def status(
 ) -> None:
     """Show how far a job is."""
     from penstock_cli.connect import books
-    from penstock_cli.progress import for_console
-    from penstock_cli.terminal import console as make_console
-    from penstock_cli.watch import Watch
+    from penstock_cli.show.progress import for_console
+    from penstock_cli.show.terminal import console as make_console
+    from penstock_cli.show.watch import Watch
 
     with books(state) as ledger:
         watched = Watch(ledger, ledger.jobs.get(job))
@@ -60,31 +60,31 @@ def status(
 def _print_status(console: Console, job: Job, figures: Figures, ledger: Books) -> None:
     from rich.text import Text
 
-    from penstock_cli.engines import engines_line
-    from penstock_cli.pauses import pause_lines
-    from penstock_cli.progress import final_line, line, told_reasons
-    from penstock_cli.text import one_line, safe
+    from penstock_cli.show.engines import engines_line
+    from penstock_cli.show.pauses import pause_lines
+    from penstock_cli.show.progress import final_line, line, reason_lines
+    from penstock_cli.show.text import one_line, safe
 
     reason = f" ({one_line(job.reason, REASON_CHARS)})" if job.reason else ""
     console.print(
         Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"), soft_wrap=True
     )
-    for told in pause_lines(job, ledger.option()):
-        console.print(Text(told), soft_wrap=True)
+    for sentence in pause_lines(job, ledger.option()):
+        console.print(Text(sentence), soft_wrap=True)
     console.print(Text(final_line(figures) if job.state.final else line(figures)), soft_wrap=True)
-    for told in told_reasons(figures):
-        console.print(Text(told), soft_wrap=True)
+    for sentence in reason_lines(figures):
+        console.print(Text(sentence), soft_wrap=True)
     if figures.engines is not None and not job.state.final:
         console.print(Text(engines_line(figures.engines)), soft_wrap=True)
     if job.state.final and figures.dead:
-        for told in _what_died(job, ledger):
-            console.print(Text(told), soft_wrap=True)
+        for sentence in _what_died(job, ledger):
+            console.print(Text(sentence), soft_wrap=True)
 
 
 def _what_died(job: Job, ledger: Books) -> list[str]:
-    from penstock_cli.all_alike import advice
-    from penstock_cli.report import build
-    from penstock_cli.text import argument
+    from penstock_cli.show.all_alike import advice
+    from penstock_cli.show.report import build
+    from penstock_cli.show.text import argument
 
     alike = advice(ledger, job, build(job, ledger.outcomes.counts(job.job_id), stats={}))
     return [*alike, f"list them:  penstock dlq list {argument(job.job_key)}{ledger.option()}"]
@@ -93,8 +93,8 @@ def _what_died(job: Job, ledger: Books) -> list[str]:
 def _as_json(ledger: Books, job: Job, figures: Figures) -> str:
     import orjson
 
-    from penstock_cli.engines import engines_of
-    from penstock_cli.report import build
+    from penstock_cli.show.engines import engines_of
+    from penstock_cli.show.report import build
 
     redis = ledger.redis_if_running()
     engines = engines_of(redis.workers(), str(job.spec["lane"])) if redis is not None else None
@@ -122,8 +122,8 @@ def list_jobs(
     from rich.text import Text
 
     from penstock_cli.connect import books
-    from penstock_cli.terminal import console as make_console
-    from penstock_cli.text import aligned
+    from penstock_cli.show.terminal import console as make_console
+    from penstock_cli.show.text import aligned
 
     with books(state) as ledger:
         found = ledger.jobs.list(limit=limit)
@@ -157,7 +157,7 @@ def list_jobs(
 
 
 def _row(job: Job, counts: Counts) -> list[str]:
-    from penstock_cli.text import count, one_line, percent
+    from penstock_cli.show.text import count, one_line, percent
 
     finished = counts.succeeded + counts.dead
     return [
@@ -185,7 +185,7 @@ def pause(
 def resume(job: options.JobName, state: options.StateOption = None) -> None:
     """Let a paused job go on; a pause or a hold of its provider ends, too."""
     from penstock_cli.connect import books
-    from penstock_cli.pauses import lift_provider
+    from penstock_cli.show.pauses import lift_provider
     from penstock_ledger.model import JobState
 
     with books(state) as ledger:
@@ -205,9 +205,9 @@ def cancel(job: options.JobName, state: options.StateOption = None) -> None:
 
 
 def _move(name: str, state: options.StateOption, to: JobState, expect: set[JobState], reason: str | None) -> None:
-    """SQL first, since that is what is true; Redis after it, so that workers hear at once. Raises UsageProblem."""
+    """SQL first, since that is what is true; Redis after it, so that workers see it at once. Raises UsageProblem."""
     from penstock_cli.connect import books
-    from penstock_cli.text import safe
+    from penstock_cli.show.text import safe
 
     with books(state) as ledger:
         job = ledger.jobs.get(name)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock_cli import options
 from penstock_cli.errors import RedisNotRunning, UsageProblem
+from penstock_cli.job import options
 
 if TYPE_CHECKING:
     import redis
     from rich.console import Console
 
-    from penstock_cli.quota_view import Look
+    from penstock_cli.show.quota import Look
     from penstock_ratelimit.watch import QuotaView
 
 SAMPLE_S = 2.0
-"""Between the two looks of a command that shows once: start times are given a second ahead, so less would waver."""
+"""Between the two looks of a command that shows once: start times are given a second ahead, so a shorter span would waver."""
 WATCH_EVERY_S = 1.0
 LINES_EVERY_S = 5.0
 SPAN_S = 5.0
@@ -64,7 +64,7 @@ class Reader:
 
     def look(self) -> list[Look]:
         """Raises UsageProblem when the one quota that was asked for is not there."""
-        from penstock_cli.quota_view import LEARNED_SHOWN, Look, lift_command
+        from penstock_cli.show.quota import LEARNED_SHOWN, Look, lift_command
         from penstock_ledger import CauseBook
         from penstock_ratelimit.watch import MAX_LEARNED, read_quotas
 
@@ -102,8 +102,8 @@ class Reader:
 
 
 def _print_once(reader: Reader) -> None:
-    from penstock_cli.quota_view import panels
-    from penstock_cli.terminal import console as make_console
+    from penstock_cli.show.quota import panels
+    from penstock_cli.show.terminal import console as make_console
 
     looks, console = reader.sample(), make_console()
     if not looks:
@@ -115,7 +115,7 @@ def _print_once(reader: Reader) -> None:
 
 
 def _print_lines(console: Console, looks: list[Look]) -> None:
-    from penstock_cli.quota_view import lines
+    from penstock_cli.show.quota import lines
 
     for look in looks:
         for line in lines(look):
@@ -125,7 +125,7 @@ def _print_lines(console: Console, looks: list[Look]) -> None:
 def _print_json(reader: Reader, *, watch: bool) -> None:
     import orjson
 
-    from penstock_cli.quota_view import as_json
+    from penstock_cli.show.quota import as_json
 
     while True:
         for look in reader.sample():
@@ -135,7 +135,7 @@ def _print_json(reader: Reader, *, watch: bool) -> None:
 
 
 def _watch(reader: Reader) -> None:
-    from penstock_cli.terminal import console as make_console
+    from penstock_cli.show.terminal import console as make_console
 
     console = make_console()
     try:
@@ -153,7 +153,7 @@ def _watch_panels(reader: Reader, console: Console) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from penstock_cli.quota_view import panels
+    from penstock_cli.show.quota import panels
 
     with Live(console=console, auto_refresh=False) as live:
         while True:
@@ -166,7 +166,7 @@ def _watch_panels(reader: Reader, console: Console) -> None:
 
 
 def _lift(client: redis.Redis, quota: str, prefix: str) -> str:
-    from penstock_cli.text import one_line
+    from penstock_cli.show.text import one_line
     from penstock_ratelimit.quota_hash import lift_hold
     from penstock_ratelimit.watch import read_quotas
 
@@ -183,7 +183,7 @@ def _lift(client: redis.Redis, quota: str, prefix: str) -> str:
 
 
 def _unknown(client: redis.Redis, quota: str, prefix: str) -> UsageProblem:
-    from penstock_cli.text import one_line
+    from penstock_cli.show.text import one_line
     from penstock_ratelimit.watch import read_quotas
 
     known = ", ".join(view.quota_id for view in read_quotas(client, prefix)) or "none yet"
@@ -197,8 +197,8 @@ def _client(state: Path | None) -> redis.Redis:
 
     if state is None:
         return RedisAddress.parse(ProducerSettings.load().redis_url).connect()
-    from penstock_cli.embedded import EmbeddedRedis
-    from penstock_cli.state import StateFolder
+    from penstock_cli.redis_server.server import EmbeddedRedis
+    from penstock_cli.run.state import StateFolder
 
     folder = StateFolder.existing(state)
     running = EmbeddedRedis.find(folder.redis)

@@ -41,7 +41,7 @@ def _migrated(database: Database, shown: str, *, until: float, wait_s: float) ->
     from penstock_cli.errors import DatabaseAway
     from penstock_ledger import DatabaseUnavailable
 
-    told = ""
+    said = ""
     while True:
         try:
             before = database.revision()
@@ -51,7 +51,7 @@ def _migrated(database: Database, shown: str, *, until: float, wait_s: float) ->
             why = error.why
             if time.monotonic() + ASK_AGAIN_S > until:
                 raise DatabaseAway(shown, wait_s, why) from error
-        if why != told:
+        if why != said:
             sys.stderr.write(f"{shown} does not answer yet ({why}); asking again for {wait_s:g} s\n")
-            told = why
+            said = why
         time.sleep(ASK_AGAIN_S)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli import options
 from penstock_cli.errors import UsageProblem
+from penstock_cli.job import options
 
 
 def purge(
@@ -17,7 +17,7 @@ def purge(
 ) -> None:
     """Delete a finished job: its results and dead letters, in SQL and Redis."""
     from penstock_cli.connect import books
-    from penstock_cli.text import argument, count, safe
+    from penstock_cli.show.text import argument, count, safe
     from penstock_ledger.purge import purge_job
 
     with books(state) as ledger:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli import options
+from penstock_cli.job import options
 
 
 def refused(
@@ -23,7 +23,7 @@ def refused(
     from dataclasses import asdict
     from itertools import islice
 
-    from penstock_cli.text import safe
+    from penstock_cli.show.text import safe
     from penstock_ledger import RedisAddress
     from penstock_producer.settings import ProducerSettings
     from penstock_workers.doors.book import DoorBook

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli import options
+from penstock_cli.job import options
 
 
 def report(job: options.JobName, as_json: options.JsonOption = False, state: options.StateOption = None) -> None:
@@ -17,11 +17,11 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
     """
     import orjson
 
-    from penstock_cli import report as reports
-    from penstock_cli.all_alike import advice
     from penstock_cli.connect import books
-    from penstock_cli.terminal import console as make_console
-    from penstock_cli.text import argument
+    from penstock_cli.show import report as reports
+    from penstock_cli.show.all_alike import advice
+    from penstock_cli.show.terminal import console as make_console
+    from penstock_cli.show.text import argument
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)
@@ -49,7 +49,7 @@ def results(
     """Write the results so far as OpenAI Batch output lines."""
     from penstock_cli.connect import books
     from penstock_cli.files import STDOUT, write_results
-    from penstock_cli.text import count
+    from penstock_cli.show.text import count
 
     with books(state) as ledger:
         written = write_results(ledger, ledger.jobs.get(job), output)

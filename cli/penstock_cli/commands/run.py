@@ -7,38 +7,20 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli import options
-from penstock_cli.options import JobFlags, ProviderFlags
+from penstock_cli.job import options
+from penstock_cli.job.flags import JobFlags, takes_job_flags
+from penstock_cli.job.options import ProviderFlags
 
 DEFAULT_WORKERS = 2  # one goes on while the other restarts; a single one already keeps up with most providers
 DEFAULT_ENGINES = 1  # of lanes with a model of their own: each worker loads it and takes the whole machine
 
 
+@takes_job_flags
 def run(
     source: options.Source,
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder or s3://bucket/prefix for the result files.")],
-    lane: options.Lane = "api",
-    model: options.Model = None,
-    endpoint: options.Endpoint = None,
-    prompt: options.Prompt = None,
-    system: options.System = None,
-    id_field: options.IdField = "id",
-    param: options.Param = None,
-    max_attempts: options.MaxAttempts = 4,
-    timeout: options.Timeout = "120s",
-    deadline: options.Deadline = None,
-    budget_usd: options.BudgetUsd = None,
-    max_bad_rows: options.MaxBadRows = "1%",
-    priority: options.Priority = "normal",
-    weight: options.Weight = 1.0,
-    tenant: options.Tenant = None,
-    preprocess: options.Preprocess = None,
-    postprocess: options.Postprocess = None,
-    on_overflow: options.OnOverflow = "fail",
-    prefix_order: options.PrefixOrder = None,
-    response_schema: options.ResponseSchema = None,
+    flags: JobFlags,
     job: options.Job = None,
-    provider: options.Provider = "default",
     base_url: options.BaseUrl = None,
     api_key_env: options.ApiKeyEnv = None,
     profile: options.Metering = None,
@@ -96,43 +78,28 @@ def run(
     Exit status: 0 all succeeded, 3 finished with dead letters,
     2 bad usage or input, 1 failed, 130 interrupted.
     """
-    from penstock_cli import local
-    from penstock_cli.jobspec import default_job_key
-    from penstock_cli.local import RunRequest, default_state, run_local
-    from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_cli.job.jobspec import default_job_key
+    from penstock_cli.run.request import RunRequest, default_state
+    from penstock_cli.run.standby import Standby
+    from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 
     request = RunRequest(
         source=source,
         out=out,
         state=state if state is not None else default_state(out),
         job_key=job if job is not None else default_job_key(source),
-        job=JobFlags(
-            lane=lane,
-            model=model,
-            endpoint=endpoint,
-            prompt=prompt,
-            system=system,
-            id_field=id_field,
-            params=param or [],
-            max_attempts=max_attempts,
-            timeout=timeout,
-            deadline=deadline,
-            budget_usd=budget_usd,
-            max_bad_rows=max_bad_rows,
-            priority=priority,
-            weight=weight,
-            tenant=tenant,
-            preprocess=preprocess,
-            postprocess=postprocess,
-            on_overflow=on_overflow,
-            prefix_order=prefix_order,
-            response_schema=response_schema,
-            provider=provider,
-        ),
+        job=flags,
         provider=ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out),
-        workers=workers or (DEFAULT_ENGINES if lane in LANES_WITH_A_MODEL_OF_THEIR_OWN else DEFAULT_WORKERS),
+        workers=workers or (DEFAULT_ENGINES if flags["lane"] in LANES_WITH_A_MODEL_OF_THEIR_OWN else DEFAULT_WORKERS),
         concurrency=concurrency,
         panel=not no_progress,
         sample=sample,
     )
-    raise typer.Exit(local.dry_run(request) if dry_run else run_local(request))
+    if dry_run:
+        from penstock_cli.run.local import dry_run as show
+
+        raise typer.Exit(show(request))
+    with Standby(flags["lane"], request.workers) as standby:  # first of all: their imports take as long as all of ours
+        from penstock_cli.run.local import run_local
+
+        raise typer.Exit(run_local(request, standby))

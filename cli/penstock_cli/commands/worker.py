@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from penstock_cli.run import standby
+
 
 def worker(
     lane: Annotated[str, typer.Option(help="What this worker does: api, gpu or embed.")],
@@ -21,19 +23,26 @@ def worker(
     lora: Annotated[
         list[str] | None, typer.Option(help="gpu: an adapter that requests may name, NAME=FOLDER. Repeatable.")
     ] = None,
+    settings_from_stdin: Annotated[bool, typer.Option(standby.FLAG, hidden=True)] = False,
 ) -> None:
     """Run one worker process; SIGTERM lets it finish what it holds.
 
     Everything else is read from penstock.toml and PENSTOCK_* variables.
     """
-    from penstock_cli.jobspec import parse_pairs
-    from penstock_cli.orphan import end_with_parent
+    from penstock_cli.job.jobspec import parse_pairs
+    from penstock_cli.run.orphan import end_with_parent
     from penstock_cli.settings import parent_pid
 
     parent = parent_pid()
     if parent is not None:
         end_with_parent(parent)
-    from penstock_cli.worker_check import check
+    if settings_from_stdin:
+        from penstock_workers.preload import preload
+
+        preload(lane)
+        if not standby.await_settings():
+            return
+    from penstock_cli.doctor.worker import check
     from penstock_workers.__main__ import run_worker
     from penstock_workers.lanes.make import check_lane
     from penstock_workers.settings import WorkerSettings

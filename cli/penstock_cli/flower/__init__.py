@@ -1,1 +1,1 @@
-"""`penstock flower`: Flower against this fleet's broker, with options that suit a million items and a closed door."""
+"""`penstock flower`: Flower against this fleet's broker, with options that suit a million items, and closed to strangers."""

@@ -21,7 +21,7 @@ TELL_EACH_S = 60.0
 class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
     """Flower reads in a thread and takes in on its loop, through a list without a limit. Here it has one.
 
-    ``waiting`` is written by both threads: it may be off by a few, and comes back to nought only roughly.
+    ``waiting`` is written by both threads: it may be off by a few, and comes back to 0 only roughly.
     """
 
     state: Any

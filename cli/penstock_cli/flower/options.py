@@ -1,4 +1,4 @@
-"""From settings and Flower's own variables to Flower's options, and the refusal of those that would open a door."""
+"""From settings and Flower's own variables to Flower's options, and the refusal of those that would let strangers in."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _parse(options: OptionParser, variable: str, name: str, text: str) -> None:
 
 
 def _check_logins(logins: Iterable[str]) -> None:
-    """Flower would take a login without a colon, and refuse everybody. No password is shown."""
+    """Flower would accept a login without a colon, and then refuse every user. No password is shown."""
     for number, login in enumerate(logins, start=1):
         user, colon, password = login.partition(":")
         if not (user and colon and password and login.isascii()):
@@ -79,6 +79,6 @@ def _check_door(options: OptionParser) -> None:
     if options.basic_auth or options.auth or options.unix_socket or is_loopback(options.address):
         return
     raise UsageProblem(
-        f"Flower would listen on {options.address or 'every address'} without a login, and show jobs to whoever comes; "
+        f"Flower would listen on {options.address or 'every address'} without a login, and show jobs to anyone who reaches it; "
         "set PENSTOCK_FLOWER__AUTH=user:password (or FLOWER_BASIC_AUTH), or keep the address 127.0.0.1"
     )

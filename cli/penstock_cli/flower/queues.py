@@ -18,7 +18,7 @@ from flower.views.monitor import Metrics
 from tornado.web import HTTPError
 
 from penstock_ledger import RedisAddress, keys
-from penstock_producer.spec import LANES
+from penstock_producer.lanes import LANES
 from penstock_producer.wire import queue_name
 from penstock_workers.celery_app.app import CONTROL_QUEUE
 
@@ -74,7 +74,7 @@ class OurQueues:
         return QueueTable(self.capp.parts.settings.redis_url, Counter(consumed))
 
     def get_active_queue_names(self) -> list[str]:
-        """All of ours, whether somebody consumes them or not: a full queue without a consumer is what one looks for."""
+        """All queues of the fleet, with and without consumers: a full queue without one is what an operator looks for."""
         return [CONTROL_QUEUE, *(queue_name(lane) for lane in LANES)]
 
 

@@ -14,8 +14,9 @@ import orjson
 
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
+from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 from penstock_producer.params import as_sent
-from penstock_producer.request_body import LANES_WITH_A_MODEL_OF_THEIR_OWN, BodyBuilder, text_field
+from penstock_producer.request_body import BodyBuilder, text_field
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.strict_json import RowFault
 from penstock_producer.spec import JobSpec

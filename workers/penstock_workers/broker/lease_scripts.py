@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import redis
 
 from penstock_ledger import keys
-from penstock_producer.spec import LANES
+from penstock_producer.lanes import LANES
 from penstock_producer.wire import queue_name
 
 PARKED_KEY = keys.PARKED_UNKNOWN

@@ -11,6 +11,7 @@ from penstock_ledger import RedisLedger
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
+ALIVE_S = 3 * INTERVAL_S  # a worker silent for longer may be dead: its slots claim nothing
 
 
 class Heartbeat:

@@ -5,7 +5,7 @@ Any number of processes may run one; each feed has one leader at a time, held by
 
 from __future__ import annotations
 
-from penstock_workers.control.engine import ControlEngine
 from penstock_workers.control.loop import Control, start_control
+from penstock_workers.control.standalone import ControlEngine
 
 __all__ = ["Control", "ControlEngine", "start_control"]

@@ -1,4 +1,4 @@
-"""One loop that steers every live job: a tick looks at each, does a bounded amount of work, and comes back."""
+"""One loop over every live job: a round looks at each, does a bounded amount of work, and comes back."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from penstock_ledger import Database, JobStore, OutcomeStore, RedisAddress, RedisLedger
+from penstock_ledger import Database, JobSeen, JobStore, LiveJob, LiveJobs, OutcomeStore, RedisAddress, RedisLedger
 from penstock_ledger.model import Job
 from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
 from penstock_workers.broker.amqp.homecoming import Homecoming
 from penstock_workers.broker.amqp.shovel import start_shovel
-from penstock_workers.control.counted import Counted
-from penstock_workers.control.lookout import Lookout
+from penstock_workers.control.counters import Counters
+from penstock_workers.control.fleet_figures import FleetFigures
+from penstock_workers.control.job_steps import JobSteps
 from penstock_workers.control.recover import Recovery
-from penstock_workers.control.steer import Steering
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
@@ -26,9 +26,10 @@ from penstock_workers.tracing import Tracing, open_tracing
 
 log = logging.getLogger(__name__)
 
-PROMOTE_MAX = 1_000  # due retries brought back per queue and tick
-LOOK_TIMEOUT_S = 15.0  # as for the other connections of a control loop
-STUCK_S = 300.0  # of one tick: stores and sources answer, or fail, much sooner
+PROMOTE_MAX = 1_000  # due retries brought back per queue and round
+ASIDE_S = 2.0  # between the rounds of a process that leads nothing: it helps where the leader is busy, dead or gone
+FIGURES_TIMEOUT_S = 15.0  # of Redis, as for the other connections of a control loop
+STUCK_S = 300.0  # of one round: stores and sources answer, or fail, much sooner
 FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
 
 
@@ -47,59 +48,83 @@ class Control:
         self._settings = settings
         self._tracing = tracing
         self._turned_at = time.monotonic()
-        self._jobs = JobStore(database)
         self._failure_log = FailureLog(log)
-        outcomes = OutcomeStore(database)
         self._hot = hot
-        self._recovery = Recovery(self._jobs, outcomes, hot)
-        self._counted = Counted()
-        self._steering = Steering(settings, database, hot, self._counted, owner=owner, tracing=tracing)
-        client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=LOOK_TIMEOUT_S)
-        self._lookout = Lookout(hot, client)
+        self._live = LiveJobs(database)
+        self._recovery = Recovery(JobStore(database), OutcomeStore(database), hot)
+        self._counters = Counters()
+        self._wake = threading.Event()
+        self._steps = JobSteps(
+            settings, database, hot, self._counters, owner=owner, outputs_written=self._wake.set, tracing=tracing
+        )
+        client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=FIGURES_TIMEOUT_S)
+        self._fleet_figures = FleetFigures(hot, client)
         self._homecoming = Homecoming(client, settings) if settings.broker_url is None else None
-        self._ticks = 0
+        self._rounds = 0
+        self._next_round = 0.0  # monotonic time of the next round, whether or not this process leads anything
+        self._states: dict[str, str] = {}  # of the jobs at the last look
         self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
     def tick(self) -> None:
-        """One round over all live jobs."""
-        live = self._jobs.live()
-        self._counted.rebuilds += self._recovery.heed(live)
+        """Look at all live jobs, and work on them if that is for this process to do."""
+        live = self._live.look()
+        if self._is_due(live):
+            self._next_round = time.monotonic() + ASIDE_S
+            self._round(live)
+        self._counters.leads = len(self._steps.leadership)
+        self._refresh_figures([job for job, _ in live])
+
+    def _is_due(self, live: Sequence[LiveJob]) -> bool:
+        """Always for a process that leads a feed or could; for others when a job changed its state, and now and then."""
+        before, self._states = self._states, {job.job_id: job.state for job, _ in live}
+        is_news = before != self._states
+        return is_news or self._steps.leadership.concerns(live) or time.monotonic() >= self._next_round
+
+    def _round(self, live: Sequence[LiveJob]) -> None:
+        if self._recovery.rebuild_if_lost([job for job, _ in live]):
+            self._counters.rebuilds += 1
+            live = self._live.look()  # all feeds were rewound
         if self._homecoming is not None:
             self._homecoming.look()
-        self._steering.look_around(live)
-        first = self._ticks % max(1, len(live))
-        for job in (*live[first:], *live[:first]):  # by turns: who is fed first is ahead in the queue
-            self._steer(job)
-        self._ticks += 1
-        for lane in {str(job.spec.get("lane", "api")) for job in live}:
-            self._counted.add(
-                "promoted", lane, self._hot.promote(queue_name(lane), PROMOTE_MAX, longest_s=self._longest_s)
-            )
-        self._counted.leads = self._steering.leads
-        self._counted.windows = self._steering.windows()
-        self._look(live)
+        seen = self._hot.see([job for job, _ in live])
+        self._steps.prepare(live, seen)
+        jobs = list(zip(live, seen, strict=True))
+        first = self._rounds % max(1, len(jobs))
+        for job, of_job in (*jobs[first:], *jobs[:first]):  # by turns: who is fed first is ahead in the queue
+            self._step(job, of_job)
+        self._rounds += 1
+        for lane in {str(job.spec.get("lane", "api")) for job, _ in live}:
+            promoted = self._hot.promote(queue_name(lane), PROMOTE_MAX, longest_s=self._longest_s)
+            self._counters.add("promoted", lane, promoted)
+        self._counters.windows = self._steps.windows
 
     def run(self, stop: threading.Event) -> None:
-        """Tick until told to stop. A fault of a store is tried again, for as long as it takes."""
+        """Tick until ``stop`` is set. A fault of a store is tried again, for as long as it takes."""
         faults = 0
         while not stop.is_set():
-            wait_s, began = self._settings.control_interval_s, time.monotonic()
+            usual_s, began = self._settings.control_interval_s, time.monotonic()
+            self._wake.clear()
             try:
                 self.tick()
-                faults = 0
-                self._counted.ticks["ok"] += 1
+                wait_s, faults = self._steps.ending.interval_s(usual_s), 0
+                self._counters.ticks["ok"] += 1
             except Exception as error:
-                wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + wait_s
+                wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + usual_s
                 self._failure_log.tell("control: a round failed", error, f"next look in {wait_s:.1f} s")
                 faults += 1
-                self._counted.ticks["failed"] += 1
-            self._counted.tick_s = time.monotonic() - began
+                self._counters.ticks["failed"] += 1
+            self._counters.tick_s = time.monotonic() - began
             self._turned_at = time.monotonic()  # whatever a store says: a loop that turns is a loop that lives
-            stop.wait(wait_s)
+            if not stop.is_set():
+                self._wake.wait(wait_s)
         try:
-            self._steering.release_all()
+            self._steps.release_all()
         except Exception as error:  # a full disk, a database that is away: the leases then end by themselves
             log.warning("control: leases of feeds could not be handed over: %s: %s", type(error).__name__, error)
+
+    def wake(self) -> None:
+        """Tick now instead of at the end of the interval. Any thread."""
+        self._wake.set()
 
     def turns(self) -> bool:
         """False when a tick has not come back for so long that it never will. Any thread."""
@@ -107,27 +132,27 @@ class Control:
 
     def figures(self) -> Iterator[Sample]:
         """Any thread."""
-        yield from self._counted.figures()
-        yield from self._lookout.figures()
+        yield from self._counters.figures()
+        yield from self._fleet_figures.figures()
         if self._tracing is not None:
             yield from self._tracing.sink.figures()
 
-    def _steer(self, job: Job) -> None:
+    def _step(self, live: LiveJob, seen: JobSeen) -> None:
         """One job's trouble must not hold up the others."""
         try:
-            self._steering.steer(job)
+            self._steps.step(live, seen)
         except Exception as error:
             self._failure_log.tell(
-                "control: a job could not be steered",
+                "control: a job could not be worked on",
                 error,
-                f"{job.job_id} is tried again with the next tick",
+                f"{live.job.job_id} is tried again in the next round",
                 level=logging.ERROR,
             )
 
-    def _look(self, live: Sequence[Job]) -> None:
+    def _refresh_figures(self, live: Sequence[Job]) -> None:
         """Figures must not hold up the work that they are about."""
         try:
-            self._lookout.look(live)
+            self._fleet_figures.refresh(live)
         except Exception as error:
             self._failure_log.tell("control: the fleet's figures are missing", error, "they come back by themselves")
 
@@ -148,4 +173,5 @@ def start_control(settings: WorkerSettings) -> Iterator[Control]:
             yield control
         finally:
             stop.set()
+            control.wake()
             thread.join()

@@ -52,7 +52,7 @@ class Reconciler:
         return stalled or bool(self._suspects) or outstanding > depth.queued + depth.unacked + depth.delayed
 
     def _drop_finished(self, job: Job, feed: Feed, docs: list[str]) -> list[str]:
-        """Of ``docs``, those without an outcome. The others were settled in SQL but not in Redis: mend that."""
+        """Of ``docs``, those without an outcome. The others were settled in SQL only: settle them in Redis, too."""
         keys = [ItemKey(feed.job_id, feed.generation, doc) for doc in docs]
         finished = self._outcomes.terminal(keys)
         if finished:

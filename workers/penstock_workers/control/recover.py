@@ -27,8 +27,8 @@ class Recovery:
         self._outcomes = outcomes
         self._hot = hot
 
-    def heed(self, live: Iterable[Job]) -> bool:
-        """Check the sentinel; rebuild when it is not ours. True when something was rebuilt."""
+    def rebuild_if_lost(self, live: Iterable[Job]) -> bool:
+        """Rebuild what Redis holds of these jobs if it is not the Redis that we know. True when it was rebuilt."""
         if self._hot.check_epoch():
             return False
         jobs = list(live)

@@ -66,4 +66,4 @@ def _places(urgent: Collection[Flow], front: int) -> dict[str, int]:
 
 
 def _at_most_normal(flow: Flow) -> Flow:
-    return replace(flow, priority=max(flow.priority, Priority.NORMAL))
+    return replace(flow, priority=Priority.NORMAL) if flow.priority < Priority.NORMAL else flow

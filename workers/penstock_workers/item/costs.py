@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import orjson
 
@@ -11,11 +11,12 @@ from penstock_ratelimit import PROFILES, Estimator, Learned, Profile, Usage, pro
 from penstock_ratelimit.endings import end
 from penstock_ratelimit.learned import FLUSH_S
 from penstock_ratelimit.quota_hash import ScriptClient
-from penstock_workers.item.flight import Flight
-from penstock_workers.item.judge import Reply
+from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import Reply
 from penstock_workers.settings import ProviderSettings
 
 MOST_CHARS_PER_TOKEN = 32  # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
+LEARN_EVERY = 8  # answers of a provider without limits: enough to know what items cost, should limits be found
 _NOT_TEXT = (b'"data:', b'"input_audio"', b'"file_data"')
 _OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
@@ -32,6 +33,7 @@ class Costs:
         self._profiles = {name: metering(provider) for name, provider in providers.items()}
         self._estimators = {name: Estimator() for name in providers}
         self._sharing: asyncio.Task[None] | None = None
+        self._unlearned = 0  # answers since the last one that taught something while there were no limits
 
     def share(self, client: ScriptClient) -> None:
         """Begin to exchange what is learned, through this Redis."""
@@ -42,21 +44,69 @@ class Costs:
         if self._sharing is not None:
             await end(self._sharing)
 
-    def of(self, flight: Flight) -> tuple[dict[str, float], dict[str, float]]:
+    def of(self, attempt: Attempt) -> tuple[dict[str, float], dict[str, float]]:
         """Units that the request will be charged at admission, and those that it costs for sure."""
-        name, key, asked = flight.job.spec.provider, _key(flight), _output_asked(flight.body)
+        name, key, asked = attempt.job.spec.provider, _key(attempt), _output_asked(attempt.body)
         profile, estimator = self._profiles[name], self._estimators[name]
-        prompt, output = estimator.estimate_prompt(key, len(flight.body)), estimator.expected_output(key, asked)
-        return profile.reserve(prompt, asked, output), profile.certain(_least_prompt(flight.body), asked)
+        prompt, output = estimator.estimate_prompt(key, len(attempt.body)), estimator.expected_output(key, asked)
+        return profile.reserve(prompt, asked, output), profile.certain(_least_prompt(attempt.body), asked)
 
-    def observe(self, flight: Flight, reply: Reply) -> Usage | None:
+    def when_asked(self, attempt: Attempt) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """The same as ``of``, worked out at the first look: a quota without limits never does."""
+        request = _Request(self, attempt)
+        return _Part(request, 0), _Part(request, 1)
+
+    def sample(self, attempt: Attempt, reply: Reply) -> Usage | None:
+        """What an answer used where no limits are: one in ``LEARN_EVERY`` teaches what such items cost."""
+        self._unlearned += 1
+        if self._unlearned >= LEARN_EVERY:
+            self._unlearned = 0
+            return self.observe(attempt, reply)
+        if reply.completion_tokens is None:
+            return None
+        return Usage(reply.prompt_tokens or 0, reply.completion_tokens)
+
+    def observe(self, attempt: Attempt, reply: Reply) -> Usage | None:
         """Learn from an answer; returns what it used, None when the provider did not say."""
         usage = None if reply.usage is None else Usage.from_body(reply.usage)
         if usage is not None:
             prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-            estimator = self._estimators[flight.job.spec.provider]
-            estimator.observe(_key(flight), len(flight.body), prompt, usage.output_tokens)
+            estimator = self._estimators[attempt.job.spec.provider]
+            estimator.observe(_key(attempt), len(attempt.body), prompt, usage.output_tokens)
         return usage
+
+
+class _Request:
+    """A request whose costs are worked out once, when they are asked for."""
+
+    __slots__ = ("_costs", "_attempt", "_parts")
+
+    def __init__(self, costs: Costs, attempt: Attempt) -> None:
+        self._costs, self._attempt = costs, attempt
+        self._parts: tuple[dict[str, float], dict[str, float]] | None = None
+
+    def parts(self) -> tuple[dict[str, float], dict[str, float]]:
+        if self._parts is None:
+            self._parts = self._costs.of(self._attempt)
+        return self._parts
+
+
+class _Part(Mapping[str, float]):
+    """What is charged at admission (0), or what the request costs for sure (1), by dimension."""
+
+    __slots__ = ("_number", "_request")
+
+    def __init__(self, request: _Request, number: int) -> None:
+        self._request, self._number = request, number
+
+    def __getitem__(self, dim: str) -> float:
+        return self._request.parts()[self._number][dim]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._request.parts()[self._number])
+
+    def __len__(self) -> int:
+        return len(self._request.parts()[self._number])
 
 
 async def _exchange(learned: Iterable[Learned]) -> None:
@@ -66,9 +116,9 @@ async def _exchange(learned: Iterable[Learned]) -> None:
             await one.flush()
 
 
-def _key(flight: Flight) -> str:
+def _key(attempt: Attempt) -> str:
     """Documents of one job are alike, and so are its answers; another generation may ask another model."""
-    return f"{flight.job.job_id}|{flight.key.generation}"
+    return f"{attempt.job.job_id}|{attempt.key.generation}"
 
 
 def _least_prompt(body: bytes) -> float:

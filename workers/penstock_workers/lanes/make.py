@@ -1,12 +1,9 @@
-"""Which lane a worker serves, by its name. Engines are imported by the lane that hosts them, when it starts."""
+"""Which lane a worker serves, by its name. A lane's modules are imported by those that serve it."""
 
 from __future__ import annotations
 
 from penstock_workers.errors import UnknownLane
-from penstock_workers.lanes.api import ApiLane
 from penstock_workers.lanes.base import Lane
-from penstock_workers.lanes.embed import EmbedLane
-from penstock_workers.lanes.gpu import GpuLane, SidecarLane
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
 BUILT = ("api", "gpu", "embed")  # `batch` is named by the contract, and not built yet
@@ -22,11 +19,17 @@ def make_lane(settings: WorkerSettings) -> Lane:
     """The lane that this worker serves. Raises UnknownLane, and what the lane finds wrong in its settings."""
     match settings.lane:
         case "api":
+            from penstock_workers.lanes.api import ApiLane
+
             return ApiLane(
                 settings.providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client
             )
         case "gpu":
+            from penstock_workers.lanes.gpu import GpuLane, SidecarLane
+
             return GpuLane(settings) if settings.gpu.upstream_url is None else SidecarLane(settings)
         case "embed":
+            from penstock_workers.lanes.embed import EmbedLane
+
             return EmbedLane(settings.embed)
     raise UnknownLane(settings.lane, BUILT)

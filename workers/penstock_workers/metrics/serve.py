@@ -47,7 +47,7 @@ class SourcesCollector(Collector):
             try:
                 yield from list(source())
             except Exception:
-                log.exception("a bug of ours: a part of the worker has no figures this time")
+                log.exception("a part of the worker has no figures this time, which is a defect: please report it")
 
 
 @contextlib.contextmanager

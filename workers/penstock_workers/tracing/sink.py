@@ -67,7 +67,7 @@ class SpanSink:
                     self._take(span)
         except Exception:
             if not self._erred:
-                log.exception("a bug of ours: some spans are missing; said once")
+                log.exception("some spans are missing, which is a defect: please report it; this is logged once")
             self._erred = True
 
     def _take(self, span: Span) -> None:

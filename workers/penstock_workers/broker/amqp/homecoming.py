@@ -7,7 +7,7 @@ from time import monotonic
 
 import redis
 
-from penstock_producer.spec import LANES
+from penstock_producer.lanes import LANES
 from penstock_workers.broker.amqp.lane import LaneShovel
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 

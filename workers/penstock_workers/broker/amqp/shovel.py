@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock_ledger import RedisAddress, keys
-from penstock_producer.spec import LANES
+from penstock_producer.lanes import LANES
 from penstock_ratelimit import full_jitter
 from penstock_workers.broker.amqp.address import AmqpAddress
 from penstock_workers.broker.amqp.connect import AMQP_ERRORS, connect

@@ -3,12 +3,16 @@
 -- ARGV: visibility timeout in seconds, then pairs of delivery tag and lease time as the caller saw it last
 -- Returns the tags whose lease was lost; their records are somebody else's and stay
 
-local lost = {}
+local lost, kept = {}, {}
 for at = 2, #ARGV, 2 do
   if is_held(KEYS[2], ARGV[at], ARGV[at + 1], ARGV[1]) then
-    drop(KEYS[1], KEYS[2], ARGV[at])
+    kept[#kept + 1] = ARGV[at]
   else
     lost[#lost + 1] = ARGV[at]
   end
+end
+if #kept > 0 then
+  redis.call('ZREM', KEYS[2], unpack(kept))
+  redis.call('HDEL', KEYS[1], unpack(kept))
 end
 return lost

@@ -1,0 +1,166 @@
+"""(g) What grows with a job: the same no-op documents in jobs of 10,000 to millions, and in a thousand small jobs.
+
+`python -m benchmarks.growth 10000 100000 1000000 [--jobs 1000x100] [--postgres]`. Everything is told per document, so that
+flat means flat: CPU of each process, Redis, the database, the time to write a job's files, and the feeder's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fleet import Fleet, JobCost, fleet
+from benchmarks.ground import end_in_order, folder, redis_server, tests_on_path
+from benchmarks.noop_path import CONCURRENCY, WORKER
+from benchmarks.report import Report, Row, show
+from benchmarks.targets import met, target
+from penstock_ledger import OutcomeStore, open_database
+from penstock_producer.outputs import write_outputs
+
+SIZES, QUICK_SIZES = (10_000, 100_000, 1_000_000), (5_000, 50_000)
+MANY_JOBS, EACH = 1_000, 100
+QUICK_JOBS = 50
+MIB = 2**20
+GROWTH = "CPU per item, largest job / smallest"
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What one run left and took."""
+
+    name: str
+    items: int
+    cost: JobCost
+    redis_peak: int  # bytes above an idle fleet's
+    redis_after: int  # of them still there when the job is complete
+    database: int  # bytes, its log included
+    assembly_s: float  # CPU of writing output.jsonl and errors.jsonl; 0 where no single job is written
+
+    @property
+    def cpu_us(self) -> float:
+        """Workers, Redis, control and feeder."""
+        return 1000 * (self.cost.worker_ms + self.cost.redis_ms + self.cost.control_ms)
+
+    def rows(self, first: Grown) -> Iterator[Row]:
+        """Each figure beside that of the ``first`` run."""
+        figures: list[tuple[str, float, float, str]] = [
+            ("CPU, all but submit", self.cpu_us, first.cpu_us, "us/item"),
+            ("worker", 1000 * self.cost.worker_ms, 1000 * first.cost.worker_ms, "us/item"),
+            ("redis", 1000 * self.cost.redis_ms, 1000 * first.cost.redis_ms, "us/item"),
+            ("control and feeder", 1000 * self.cost.control_ms, 1000 * first.cost.control_ms, "us/item"),
+            ("submit and survey", 1000 * self.cost.submit_ms, 1000 * first.cost.submit_ms, "us/item"),
+            ("writing the files", 1e6 * self.assembly_s / self.items, 1e6 * first.assembly_s / first.items, "us/item"),
+            ("Redis at its fullest", self.redis_peak / MIB, first.redis_peak / MIB, "MiB"),
+            ("Redis, job complete", self.redis_after / self.items, first.redis_after / first.items, "bytes/item"),
+            ("database", self.database / self.items, first.database / first.items, "bytes/item"),
+            ("peak memory, control and feeder", self.cost.control_peak / MIB, first.cost.control_peak / MIB, "MiB"),
+            ("peak memory, worker", self.cost.worker_peak / MIB, first.cost.worker_peak / MIB, "MiB"),
+        ]  # fmt: skip
+        for what, figure, beside, unit in figures:
+            if figure:
+                compared = (
+                    ("", "") if self is first else (f"{beside:,.1f}", f"{figure / beside:.2f}x" if beside else "")
+                )
+                yield Row(f"{self.name}: {what}", f"{figure:,.1f} {unit}", *compared)
+        yield Row(f"{self.name}: documents per second", f"{self.items / self.cost.wall_s:,.0f}")
+
+
+def run(quick: bool) -> Report:
+    sizes, jobs = (QUICK_SIZES, QUICK_JOBS) if quick else (SIZES, MANY_JOBS)
+    return measure(sizes, (jobs, EACH), postgres=False)
+
+
+def measure(sizes: Sequence[int], many: tuple[int, int] | None, *, postgres: bool) -> Report:
+    grown = [_one_job(size, postgres=postgres) for size in sizes]
+    if many is not None:
+        grown.append(_many_jobs(*many, postgres=postgres))
+    rows = [row for one in grown for row in one.rows(grown[0])]
+    ratio = grown[len(sizes) - 1].cpu_us / grown[0].cpu_us
+    rows.append(Row(GROWTH, "", "", f"{ratio:.2f}x", target(GROWTH), met(GROWTH, ratio)))
+    database = "PostgreSQL" if postgres else "SQLite"
+    return Report(f"(g) growth, no-op lane, {database}, one worker", rows, ratios={GROWTH: ratio})
+
+
+def _one_job(items: int, *, postgres: bool) -> Grown:
+    with _running(postgres) as (place, running, database):
+        before = _redis_memory(running)
+        cost = running.run(items)
+        peak, after = running.redis_peak() - before, _redis_memory(running) - before
+        assembly_s = _assemble(running.database_url, running.last_job, place / "outputs", items)
+        return Grown(f"{items:,} documents", items, cost, peak, after, database.size(running), assembly_s)
+
+
+def _many_jobs(jobs: int, each: int, *, postgres: bool) -> Grown:
+    with _running(postgres) as (_, running, database):
+        before = _redis_memory(running)
+        cost = running.run_many(jobs, each)
+        peak, after = running.redis_peak() - before, _redis_memory(running) - before
+        return Grown(f"{jobs:,} jobs of {each}", jobs * each, cost, peak, after, database.size(running), 0.0)
+
+
+class _Database:
+    """SQLite beside the fleet's other files, or a database of its own in a PostgreSQL."""
+
+    def __init__(self, postgres: Any) -> None:
+        self._postgres = postgres
+        self.url: str | None = None if postgres is None else postgres.new_database()
+
+    def size(self, running: Fleet) -> int:
+        if self._postgres is None:
+            path = Path(running.database_url.removeprefix("sqlite:///"))
+            return sum(part.stat().st_size for part in path.parent.glob(path.name + "*"))
+        with (
+            contextlib.closing(open_database(running.database_url)) as database,
+            database.engine.connect() as connection,
+        ):
+            return int(connection.exec_driver_sql("select pg_database_size(current_database())").scalar_one())
+
+
+@contextlib.contextmanager
+def _running(postgres: bool) -> Iterator[tuple[Path, Fleet, _Database]]:
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(folder())
+        server = stack.enter_context(redis_server(place))
+        started: Any = None
+        if postgres:
+            with tests_on_path():
+                started = import_module("servers").Postgres.start()
+            stack.callback(started.stop)
+        database = _Database(started)
+        running = stack.enter_context(
+            fleet(place / "fleet", server, worker=WORKER, concurrency=CONCURRENCY, database_url=database.url)
+        )
+        yield place, running, database
+
+
+def _redis_memory(running: Fleet) -> int:
+    return int(running.redis_info("memory")["used_memory"])
+
+
+def _assemble(database_url: str, job_id: str, destination: Path, items: int) -> float:
+    started = time.process_time()
+    with contextlib.closing(open_database(database_url)) as database:
+        written = write_outputs(OutcomeStore(database), job_id, destination)
+    assert written.results + written.dead_letters == items, "each document has one outcome"
+    return time.process_time() - started
+
+
+def main() -> None:
+    end_in_order()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
+    parser.add_argument("sizes", nargs="*", type=int, default=list(SIZES), help="documents of each job")
+    parser.add_argument("--jobs", metavar="JOBSxDOCUMENTS", help="also so many jobs at once, such as 1000x100")
+    parser.add_argument("--postgres", action="store_true", help="a PostgreSQL in place of SQLite")
+    given = parser.parse_args()
+    jobs, _, each = (given.jobs or "").partition("x")
+    show(measure(given.sizes, (int(jobs), int(each)) if given.jobs else None, postgres=given.postgres))
+
+
+if __name__ == "__main__":
+    main()

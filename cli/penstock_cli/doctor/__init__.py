@@ -1,0 +1,1 @@
+"""The checks of `penstock doctor`, and those that a worker makes before it starts."""

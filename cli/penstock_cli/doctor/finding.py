@@ -1,0 +1,22 @@
+"""What a check of `penstock doctor` finds: one line of its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    GOOD = "ok"
+    WARNING = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    verdict: Verdict
+    subject: str
+    seen: str
+    fix: str = ""

@@ -1,0 +1,1 @@
+"""From the job commands' flags to a job spec."""

@@ -1,0 +1,216 @@
+"""From flags to a job spec and provider settings. Whatever is wrong is said in the words of the flags."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from penstock_cli.errors import UsageProblem
+from penstock_cli.job.flags import JobFlags
+from penstock_cli.job.options import ProviderFlags
+from penstock_cli.settings import OPENAI_KEY_VARIABLE, variable_is_set
+from penstock_producer.endpoints import EMBEDDINGS
+from penstock_producer.options import OPTIONS, Form, Option
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from penstock_producer.errors import Problem, SpecError
+    from penstock_producer.spec import JobSpec
+    from penstock_workers.settings import EmbedSettings, GpuSettings, ProviderSettings, WorkerSettings
+
+MAX_SCHEMA_BYTES = 1024 * 1024  # a larger file was named by mistake
+MAX_KEY_CHARS = 64  # of a job key that is derived from a file name
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d)")
+
+
+def parse_duration(flag: str, text: str) -> float:
+    """``90``, ``90s``, ``1h30m``, ``2d`` in seconds. Raises UsageProblem."""
+    compact = text.strip().lower().replace(" ", "")
+    if re.fullmatch(r"\d+(\.\d+)?", compact):
+        seconds = float(compact)
+    elif compact and _PART.sub("", compact) == "":
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(compact))
+    else:
+        raise UsageProblem(f"{flag} {text!r} is not a duration; write seconds, or units such as 90s, 30m, 1h30m or 2d")
+    if seconds <= 0:
+        raise UsageProblem(f"{flag} {text!r} must be longer than nothing")
+    return seconds
+
+
+def parse_pairs(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
+    """``name=value`` pairs; a value that is JSON is taken as JSON, anything else as text. Raises UsageProblem."""
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageProblem(f"{flag} {pair!r} is not name=value; write for example {flag} max_tokens=200")
+        if name in values:
+            raise UsageProblem(f"{flag} {name} is given twice; keep one of them")
+        values[name.strip()] = _json_or_text(text)
+    return values
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=lambda word: word)
+    except ValueError:
+        return text
+
+
+def job_spec(flags: JobFlags) -> JobSpec:
+    """Raises UsageProblem, which lists every flag that is unusable."""
+    from penstock_producer.errors import SpecError
+    from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_producer.spec import JobSpec
+
+    fields = {field: _read(OPTIONS[field], typed) for field, typed in flags.items() if typed is not None}
+    if "endpoint" not in fields and fields.get("lane") == "embed":
+        fields["endpoint"] = EMBEDDINGS
+    try:
+        spec = JobSpec(**fields)
+    except SpecError as error:
+        raise in_flags(error) from error
+    if spec.prompt is not None and spec.model is None and spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN:
+        raise UsageProblem("--prompt makes requests from plain records, and they need a model: give --model")
+    return spec
+
+
+def _read(option: Option, typed: Any) -> Any:
+    """What was typed, as the spec has it. Raises UsageProblem."""
+    match option.form:
+        case Form.DURATION:
+            return parse_duration(f"--{option.name}", typed)
+        case Form.PAIRS:
+            return parse_pairs(f"--{option.name}", typed)
+        case Form.FILE:
+            return _schema_file(typed)
+        case Form.ROWS:
+            rows = typed.strip()
+            return int(rows) if rows.isdecimal() else rows
+    return typed
+
+
+def _schema_file(path: Path) -> Any:
+    """What a file with a JSON schema holds; whether it is a schema the spec finds out. Raises UsageProblem."""
+    try:
+        if path.stat().st_size > MAX_SCHEMA_BYTES:
+            raise UsageProblem(
+                f"--response-schema {path}: more than {MAX_SCHEMA_BYTES} bytes is no schema; name another file"
+            )
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageProblem(
+            f"--response-schema {path}: {error.strerror}; name a file that holds a JSON schema"
+        ) from error
+    except ValueError as error:
+        raise UsageProblem(f"--response-schema {path}: no JSON ({error}); write one JSON object") from error
+
+
+def in_flags(error: SpecError) -> UsageProblem:
+    """What is wrong with a spec, in the words of the flags."""
+    return UsageProblem("\n".join(map(_as_flag, error.problems)))
+
+
+def _as_flag(problem: Problem) -> str:
+    """``/params/max_tokens`` was typed as ``--param max_tokens``."""
+    name, _, rest = problem.pointer.lstrip("/").partition("/")
+    flag = f"--{OPTIONS[name].name}" if name in OPTIONS else f"--{name}"
+    return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
+
+
+def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
+    """For a lane that hosts its model: --model names it, unless the settings have one and the flag is only a label."""
+    if spec.model is None:
+        return settings
+    if spec.lane == "embed":
+        return settings.model_copy(update={"embed": _embed_model(settings.embed, spec.model)})
+    if spec.lane == "gpu":
+        return settings.model_copy(update={"gpu": _gpu_model(settings.gpu, spec.model)})
+    return settings
+
+
+def _embed_model(embed: EmbedSettings, model: str) -> EmbedSettings:
+    from penstock_workers.lanes.embed.models import find_model
+
+    folder = find_model(model)
+    if folder is None and embed.model is not None:
+        return embed
+    return embed.model_copy(update={"model": str(folder) if folder is not None and Path(model).is_dir() else model})
+
+
+def _gpu_model(gpu: GpuSettings, model: str) -> GpuSettings:
+    folder = Path(model)
+    if gpu.model is not None and not folder.is_dir():
+        return gpu  # the flag names an adapter, or the model by another name
+    hosted = str(folder.resolve()) if folder.is_dir() else model
+    return gpu.model_copy(update={"model": hosted, "names": (*gpu.names, model)})
+
+
+def with_provider(settings: WorkerSettings, name: str, flags: ProviderFlags) -> WorkerSettings:
+    """The settings with one provider only: the named one, flags over file over defaults. Raises UsageProblem.
+
+    Other providers are left out, because a worker insists on the API key of each provider that it has.
+    """
+    from penstock_workers.settings import DEFAULT_PROVIDER, ProviderSettings
+
+    given = {field: value for field, value in asdict(flags).items() if value is not None}
+    if name not in settings.providers and name != DEFAULT_PROVIDER and flags.base_url is None:
+        configured = ", ".join(sorted(settings.providers)) or "none"
+        raise UsageProblem(
+            f"--provider {name} is not in penstock.toml (configured: {configured}); "
+            f"add [providers.{name}] there, or give its --base-url"
+        )
+    known = settings.providers.get(name, ProviderSettings())
+    provider = _validated(known.model_dump() | given)
+    return settings.model_copy(update={"providers": {name: _with_key(provider)}})
+
+
+def _validated(fields: dict[str, Any]) -> ProviderSettings:
+    from pydantic import ValidationError
+
+    from penstock_workers.settings import ProviderSettings
+
+    try:
+        return ProviderSettings.model_validate(fields)
+    except ValidationError as error:
+        raise UsageProblem("\n".join(_refusal(detail) for detail in error.errors(include_url=False))) from error
+
+
+def _refusal(detail: ErrorDetails) -> str:
+    """One fault in the words of the flags; a fault of several flags together names none of them."""
+    if not detail["loc"]:
+        return detail["msg"].removeprefix("Value error, ")
+    from penstock_ledger.redaction import redact
+
+    flag = str(detail["loc"][0]).replace("_", "-")
+    return redact(f"--{flag} {detail['input']!r} is refused: {detail['msg'].removeprefix('Value error, ')}")
+
+
+def _with_key(provider: ProviderSettings) -> ProviderSettings:
+    """The key's variable, checked; at the default server it is the one that OpenAI's own tools read."""
+    from penstock_workers.settings import DEFAULT_BASE_URL
+
+    variable = provider.api_key_env
+    if variable is None and provider.base_url == DEFAULT_BASE_URL:
+        variable = OPENAI_KEY_VARIABLE
+    if variable is not None and not variable_is_set(variable):
+        raise UsageProblem(
+            f"the API key for {provider.base_url} is read from the variable {variable}, which is not set: "
+            f"export {variable}=…, name another with --api-key-env, or give the --base-url of a server without keys"
+        )
+    return provider.model_copy(update={"api_key_env": variable})
+
+
+def default_job_key(source: str) -> str:
+    """The file's name without its ending, in safe characters: running the same file again resumes the same job."""
+    name = PurePosixPath(source.split("?")[0]).name if "://" in source else Path(source).name
+    stem = name.split(".")[0] if not name.startswith(".") else name.strip(".")
+    safe = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")
+    return safe[:MAX_KEY_CHARS] or "job"

@@ -1,0 +1,114 @@
+"""The job of a `penstock run` in its ledger: submitted, or found again with what is finished of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock_cli.commandline import remember
+from penstock_cli.connect import Books, books
+from penstock_cli.errors import UsageProblem
+from penstock_cli.job.jobspec import in_flags
+from penstock_cli.run.request import Plan
+from penstock_cli.show.text import count, duration, usd
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock_ledger.model import Job
+    from penstock_producer import Producer
+
+
+@contextlib.contextmanager
+def opened_ledger(plan: Plan) -> Iterator[Books]:
+    from penstock_ledger import open_database
+
+    plan.progress.note(f"opening the ledger in {plan.state.root}")
+    database = open_database(plan.state.database_url)
+    try:
+        database.migrate()
+    finally:
+        database.close()
+    with books(plan.state.root) as ledger:
+        yield ledger
+
+
+def accepted(plan: Plan, ledger: Books) -> Job:
+    """Submit the job, or find the one that this command started earlier and say how far it is."""
+    from penstock_ledger import JobConflict
+    from penstock_producer import Producer, SpecError
+
+    request = plan.request
+
+    def read(rows: int) -> None:
+        plan.progress.note(f"reading {request.source}:", f"{count(rows)} rows")
+
+    try:
+        with Producer(plan.settings.model_copy(update={"database_url": plan.state.database_url})) as producer:
+            changed = _change_limits(plan, ledger, producer)
+            plan.progress.note(f"reading {request.source}")
+            job_id = producer.submit(request.source, plan.spec, job_key=request.job_key, progress=read).job_id
+    except SpecError as error:
+        raise in_flags(error) from error
+    except JobConflict as error:
+        raise UsageProblem(
+            f"{plan.state.root} holds a job {request.job_key!r} with another source or other options: "
+            f"{'; '.join(error.differences)}. To resume it, repeat its command unchanged; to start anew, give another --out "
+            "and --job NAME."
+        ) from error
+    job = ledger.jobs.get(job_id)
+    if changed:
+        plan.console.print(changed)
+    _take_over_samples(plan, ledger, job)
+    _say_where_it_stands(plan.console, ledger, job)
+    remember(plan.state, job.job_id)
+    return job
+
+
+def _take_over_samples(plan: Plan, ledger: Books, job: Job) -> None:
+    """A job that was just made gets what its samples have answered."""
+    from penstock_cli.run.sample import take_over
+
+    if job.state.final or plan.request.sample is not None or ledger.figures_path(job).exists():
+        return
+    if ledger.outcomes.counts(job.job_id).succeeded == 0:
+        taken = take_over(ledger, job, plan.state, plan.request.source, plan.spec)
+        if taken:
+            plan.progress.say(f"{count(taken)} documents are taken over from a sample, with what they cost")
+
+
+def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
+    """Budget and deadline of an unfinished job may be given anew; returns what to say about it.
+
+    Everything else in a spec decides what results are, so that a difference there is another job.
+    """
+    from penstock_ledger import JobNotFound
+    from penstock_producer.spec import JobSpec
+
+    try:
+        job = ledger.jobs.get(plan.request.job_key)
+    except JobNotFound:
+        return ""
+    now = {"budget_usd": plan.spec.budget_usd, "deadline_s": plan.spec.deadline_s}
+    stored = JobSpec.accepted(job.spec)
+    if job.state.final or stored == plan.spec or stored.model_copy(update=now) != plan.spec:
+        return ""
+    producer.limit(job.job_id, budget_usd=plan.spec.budget_usd, deadline_s=plan.spec.deadline_s)
+    budget = "none" if plan.spec.budget_usd is None else usd(plan.spec.budget_usd)
+    deadline = "none" if plan.spec.deadline_s is None else duration(plan.spec.deadline_s)
+    return f"limits of the job are now: budget {budget}, deadline {deadline} from its submit"
+
+
+def _say_where_it_stands(console: Console, ledger: Books, job: Job) -> None:
+    counts = ledger.outcomes.counts(job.job_id)
+    finished, total = counts.succeeded + counts.dead, job.total or 0
+    if job.state.final:
+        message = f"job {job.job_key} is {job.state} already: {count(finished)} of {count(total)} documents finished"
+    elif ledger.figures_path(job).exists():
+        message = f"resuming: {count(finished)} of {count(total)} already finished"
+    else:
+        message = f"job {job.job_key}: {count(total)} documents"
+        if counts.dead:
+            message += f", {count(counts.dead)} of them unusable and dead letters already"
+    console.print(message, soft_wrap=True)

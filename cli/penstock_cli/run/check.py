@@ -1,0 +1,100 @@
+"""What `penstock run` finds out before anything is started: flags, settings, hooks, places, the provider's address."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock_cli import files
+from penstock_cli.job.hooks import check_hooks
+from penstock_cli.job.jobspec import in_flags, job_spec, with_own_model, with_provider
+from penstock_cli.run.request import Plan, RunRequest
+from penstock_cli.run.state import StateFolder
+from penstock_cli.show.text import count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock_cli.show.progress import Progress
+    from penstock_producer.spec import JobSpec
+    from penstock_workers.settings import WorkerSettings
+
+LOCAL_LEASE_S = 15.0  # renewed every 5 s by a thread that does nothing else
+
+
+def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
+    """Everything that can be found wrong without the queue. Raises UsageProblem and SettingsError."""
+    from penstock_cli.run.reach import knock, name_receiver
+
+    spec, settings = understood(request)
+    settings = _with_short_lease(settings)
+    if asks_a_provider(spec):
+        name_receiver(spec.provider, settings.provider(spec.provider))
+        knock(settings.provider(spec.provider).base_url)
+    files.probe(request.out, request.source)
+    files.refuse_other_jobs(request.out, request.job_key)
+    return Plan(request, spec, settings, StateFolder.create(request.state), console, progress)
+
+
+def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
+    """Flags and settings, checked without a look at anything else. Raises UsageProblem and SettingsError."""
+    from penstock_producer import SpecError
+    from penstock_producer.acceptance import check_acceptable
+    from penstock_producer.sources.convert import refuse_unreadable
+    from penstock_workers.lanes.make import check_lane, make_lane
+    from penstock_workers.settings import WorkerSettings
+
+    spec = job_spec(request.job)
+    if not files.is_remote(request.source):
+        refuse_unreadable(request.source)  # before anything that takes time, or asks for a key
+    check_lane(spec.lane)
+    check_hooks((spec.preprocess, spec.postprocess))
+    settings = WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency)
+    settings = (
+        with_provider(settings, spec.provider, request.provider)
+        if asks_a_provider(spec)
+        else with_own_model(settings, spec)
+    )
+    settings = _with_hooks(settings, spec)
+    try:
+        check_acceptable(spec, settings)
+    except SpecError as error:
+        raise in_flags(error) from error
+    if asks_a_provider(spec):
+        settings.provider(spec.provider).api_key(spec.provider)  # raises MissingApiKey, PlainHttp
+    else:
+        make_lane(settings)  # raises ModelMissing here rather than in a worker's log
+    return spec, settings
+
+
+def asks_a_provider(spec: JobSpec) -> bool:
+    from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+
+    return spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
+
+
+def sampled_request(request: RunRequest, progress: Progress) -> RunRequest:
+    """The request for a sample. Raises what checking flags, settings, source and folders raises."""
+    from penstock_cli.run.sample import sampled
+    from penstock_producer.settings import ProducerSettings
+
+    assert request.sample is not None
+    spec, _ = understood(request)
+    files.probe(request.out, request.source)
+    progress.note(f"reading {request.source} to take a sample of {count(request.sample)}")
+    with StateFolder.create(request.state).locked():
+        small = sampled(request, request.sample, spec, StateFolder(request.state.absolute()), ProducerSettings.load())
+    progress.say(f"a sample, with its results in {small.out}; the same command without --sample goes on with the rest")
+    return small
+
+
+def _with_short_lease(settings: WorkerSettings) -> WorkerSettings:
+    """A short lease, unless settings choose one: on one machine no network delays a renewal, so it shows a dead worker sooner."""
+    if "visibility_timeout_s" in settings.model_fields_set:
+        return settings
+    return settings.model_copy(update={"visibility_timeout_s": LOCAL_LEASE_S})
+
+
+def _with_hooks(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
+    """The workers of this command may import what its own command line names."""
+    named = [path.partition(":")[0] for path in (spec.preprocess, spec.postprocess) if path is not None]
+    return settings.model_copy(update={"hook_modules": (*settings.hook_modules, *named)}) if named else settings

@@ -1,0 +1,82 @@
+"""The end of a `penstock run`: result files, the report, and what to do about a job that stopped."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from penstock_cli import files
+from penstock_cli.commandline import this_command, this_command_with
+from penstock_cli.connect import Books
+from penstock_cli.errors import JobStopped
+from penstock_cli.run.check import asks_a_provider
+from penstock_cli.run.request import Plan
+from penstock_cli.show.all_alike import advice
+from penstock_cli.show.figures import MICRO, KeptFigures
+from penstock_cli.show.text import argument, count
+
+if TYPE_CHECKING:
+    from penstock_cli.show.report import Report
+    from penstock_ledger.model import Job
+
+
+def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
+    """Write the files, print the report. Raises JobStopped for a job that is paused."""
+    from penstock_cli.show import report as reports
+
+    report, place = keep_report(plan, ledger, job)
+    if not job.state.final:
+        raise JobStopped(_why_stopped(plan, job, report))
+    places = files.write_outputs(ledger, job, plan.request.out)
+    screen.close()
+    command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
+    asks = asks_a_provider(plan.spec)
+    url = plan.settings.provider(plan.spec.provider).shown_url if asks else None
+    hints = advice(ledger, job, report, url=url, again=this_command())
+    reports.show(report, plan.console, dlq_command=command, advice=hints, files={**places, "report": place})
+    return report.exit_status
+
+
+def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
+    """With the command that goes on: a budget that is spent would only pause the job again."""
+    message = (
+        f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {count(report.finished)} of "
+        f"{count(report.total)} documents are finished and kept."
+    )
+    if not is_out_of_budget(job):
+        return f"{message} Once that is put right, resume with:  {this_command()}"
+    all_of_it = _for_all(report)
+    return (
+        f"{message} Raise --budget-usd above {report.cost_usd:.4f}; all documents cost about {all_of_it} in the end. "
+        f"Resume for example with:  {this_command_with('--budget-usd', all_of_it)}"
+    )
+
+
+def still_spent(plan: Plan, ledger: Books, job: Job) -> bool:
+    """Whether a repeated command brings a budget that pays for no further document: nothing needs to start for that."""
+    budget, counts = plan.spec.budget_usd, ledger.outcomes.counts(job.job_id)
+    spent = counts.cost_microusd / MICRO
+    return budget is not None and budget - spent < spent / max(1, counts.succeeded)
+
+
+def is_out_of_budget(job: Job) -> bool:
+    return job.state == "paused" and (job.reason or "").startswith("budget_exhausted")
+
+
+def _for_all(report: Report) -> str:
+    """A budget in USD for all documents at the mean cost so far, a tenth on top, in two significant digits upwards."""
+    mean = report.cost_usd / max(1, report.succeeded)
+    wanted = max(report.cost_usd, report.cost_usd + mean * (report.total - report.finished)) * 1.1
+    step = 10.0 ** (math.floor(math.log10(wanted)) - 1) if wanted > 0 else 0.01
+    return f"{math.ceil(wanted / step) * step:.10f}".rstrip("0").rstrip(".")
+
+
+def keep_report(plan: Plan, ledger: Books, job: Job) -> tuple[Report, str]:
+    """Write `report.json` as of now; returns the report and its place."""
+    from penstock_cli.show import report as reports
+
+    counts = ledger.outcomes.counts(job.job_id)
+    kept = KeptFigures.load(ledger.figures_path(job))
+    report = reports.build(job, counts, stats=kept.stats, seconds=kept.seconds)
+    return report, files.write_report(report, plan.request.out)

@@ -1,0 +1,82 @@
+"""Room on the disks that a local job writes to, and the hold on the job while there is too little of it.
+
+A job is held before the disk is full, so that the answers of calls in flight, which are paid for, can still be stored.
+If it fills all the same, workers keep their answers in memory and take nothing new until they are stored.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from penstock_cli.show.progress import Wait
+
+LOW_BYTES = 32 * 1024 * 1024  # room for what is in flight, the log of SQLite and the AOF of Redis
+ENOUGH_BYTES = 2 * LOW_BYTES  # before a held job goes on, so that it is not held again at once
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def free_bytes(path: Path) -> int | None:
+    """What this user may still write there; None where the system does not say."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def shortage(path: Path) -> str | None:
+    """One line on a disk that is nearly full: the place and what is free."""
+    free = free_bytes(path)
+    return None if free is None or free >= LOW_BYTES else f"{path} has {megabytes(free)} left"
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that there is no room: of the operating system, of SQLite, or of Redis."""
+    if isinstance(error, OSError):
+        return error.errno in _NO_ROOM
+    text = str(error).lower()
+    return "disk is full" in text or "no space left" in text or "misconf" in text
+
+
+def megabytes(number: int) -> str:
+    """Bytes in megabytes."""
+    return f"{max(0, number) / 1_000_000:,.1f} MB"
+
+
+class DiskGuard:
+    """Holds a job while a disk is short of room, and lets it go on. Driven by one thread."""
+
+    def __init__(
+        self,
+        places: Sequence[Path],
+        *,
+        hold: Callable[[str], bool],
+        go_on: Callable[[], bool],
+        free: Callable[[Path], int | None] = free_bytes,
+    ) -> None:
+        """``hold`` (given the reason) and ``go_on`` answer whether they changed the job's state."""
+        self._places = list(places)
+        self._hold = hold
+        self._go_on = go_on
+        self._free = free
+        self.holds = False
+
+    def look(self) -> Wait | None:
+        """None while there is room, else what is waited for. Raises what ``hold`` and ``go_on`` raise."""
+        least = ENOUGH_BYTES if self.holds else LOW_BYTES
+        short = [(free, place) for place in self._places if (free := self._free(place)) is not None and free < least]
+        if not short:
+            self.holds = self.holds and not self._go_on()
+            return None
+        free, place = min(short)
+        if not self.holds:
+            self.holds = self._hold(f"disk_full: the disk of {place} has {megabytes(free)} left")
+        return Wait(
+            f"the disk of {place} is nearly full: no new calls until {megabytes(ENOUGH_BYTES)} are free; what is paid "
+            "for is kept. Free some space and the job goes on by itself.",
+            f"{megabytes(free)} are left.",
+        )

@@ -1,0 +1,109 @@
+"""`penstock run --dry-run`: read and check everything, show the first requests and an estimate; start and call nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock_cli.show.text import count, one_line, safe, usd
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock_producer.sources.base import Document
+    from penstock_producer.spec import JobSpec
+    from penstock_producer.validate import Survey
+    from penstock_workers.settings import ProviderSettings
+
+SHOWN = 3  # requests and unusable rows
+SHOWN_CHARS = 2_000  # of one request
+MEASURED = 1_000  # documents that the estimate is taken from
+MTOK = 1_000_000
+_OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Tokens of all documents, from the first ``MEASURED``."""
+
+    tokens_in: int
+    tokens_out: int
+    capped: bool  # whether every request says how long its answer may be, so that ``tokens_out`` is the most
+
+
+def estimate(documents: Sequence[Document], total: int) -> Estimate:
+    """``documents`` are the first ones of ``total``."""
+    import orjson
+
+    from penstock_ratelimit.estimate import CHARS_PER_TOKEN, DEFAULT_OUTPUT_TOKENS
+
+    if not documents:
+        return Estimate(0, 0, True)
+    asked = [_output_asked(orjson.loads(document.body)) for document in documents]
+    share = total / len(documents)
+    tokens_in = sum(len(document.body) for document in documents) / CHARS_PER_TOKEN
+    tokens_out = sum(DEFAULT_OUTPUT_TOKENS if most is None else most for most in asked)
+    return Estimate(round(tokens_in * share), round(tokens_out * share), None not in asked)
+
+
+def _output_asked(body: object) -> int | None:
+    found = [body.get(name) for name in _OUTPUT_FIELDS] if isinstance(body, dict) else []
+    return next((most for most in found if isinstance(most, int)), None)
+
+
+def show(
+    console: Console,
+    found: Survey,
+    documents: Sequence[Document],
+    spec: JobSpec,
+    *,
+    uri: str,
+    provider: ProviderSettings | None,
+) -> None:
+    """``documents`` are the first ``MEASURED`` of the source; ``provider`` is None for lanes that ask none."""
+    usable = found.total - len(found.refused)
+    console.print("dry run: nothing was started, and no call was made", soft_wrap=True)
+    bad = f", and {count(len(found.refused))} unusable rows, which become dead letters" if found.refused else ""
+    console.print(f"{safe(uri)} holds {count(usable)} documents{bad}", soft_wrap=True)
+    for refusal in found.refused[:SHOWN]:
+        console.print(f"  {safe(str(refusal.row))}", soft_wrap=True)
+    place = f"{provider.base_url} " if provider is not None else ""
+    console.print(f"the first requests, to {place}{spec.endpoint} on the {spec.lane} lane:", soft_wrap=True)
+    for document in documents[:SHOWN]:
+        body = one_line(document.body.decode("utf-8", "replace"), SHOWN_CHARS)
+        console.print(f"  {safe(document.doc_id)}  {body}", soft_wrap=True)
+    for line in _lines(estimate(documents, usable), provider):
+        console.print(line, soft_wrap=True)
+
+
+def _lines(guess: Estimate, provider: ProviderSettings | None) -> list[str]:
+    out = "at most" if guess.capped else "very roughly (no max_tokens is set)"
+    tokens = f"tokens: about {count(guess.tokens_in)} in, {out} {count(guess.tokens_out)} out"
+    if provider is None:
+        return [tokens]
+    prices = (provider.usd_per_mtok_in, provider.usd_per_mtok_out)
+    if not any(prices):
+        return [tokens, "cost: unknown without --usd-per-mtok-in and --usd-per-mtok-out"]
+    cost_in, cost_out = guess.tokens_in * prices[0] / MTOK, guess.tokens_out * prices[1] / MTOK
+    return [
+        tokens,
+        f"cost: about {usd(cost_in)} in, {out} {usd(cost_out)} out; together {usd(cost_in + cost_out)} "
+        f"(at {usd(prices[0])} and {usd(prices[1])} per million tokens)",
+    ]
+
+
+def run(console: Console, source: str, spec: JobSpec, provider: ProviderSettings | None) -> None:
+    """Raises what checking a source raises: SourceError, TooManyBadRows, SettingsError."""
+    from penstock_producer.settings import ProducerSettings
+    from penstock_producer.sources.base import Document
+    from penstock_producer.sources.open import open_source
+    from penstock_producer.validate import survey
+
+    settings = ProducerSettings.load()
+    with console.status(f"reading {safe(source)} …"):
+        found = survey(open_source(source, spec, settings), spec)
+        rows = open_source(source, spec, settings).documents({})
+        documents = list(itertools.islice((row for row in rows if isinstance(row, Document)), MEASURED))
+    show(console, found, documents, spec, uri=source, provider=provider)

@@ -1,0 +1,121 @@
+"""`penstock run`: a job from source to result files on this machine.
+
+Read ``run_local`` from top to bottom. Everything it starts is ended by the ``with`` that started it, in reverse order.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from penstock_cli.commandline import this_command
+from penstock_cli.connect import Books
+from penstock_cli.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, JobStopped
+from penstock_cli.run.accept import accepted, opened_ledger
+from penstock_cli.run.check import asks_a_provider, checked, sampled_request, understood
+from penstock_cli.run.conclude import concluded, is_out_of_budget, keep_report, still_spent
+from penstock_cli.run.disk import free_bytes, is_full, megabytes
+from penstock_cli.run.interrupts import Interrupts
+from penstock_cli.run.request import Plan, RunRequest, places_of
+from penstock_cli.run.standby import Standby
+from penstock_cli.show.figures import KeptFigures
+from penstock_cli.show.progress import for_console
+from penstock_cli.show.terminal import console as make_console
+from penstock_cli.show.text import count
+
+if TYPE_CHECKING:
+    from penstock_ledger.model import Job
+
+
+def run_local(request: RunRequest, standby: Standby) -> int:
+    """Returns the exit status; ``standby`` has the first worker processes.
+
+    Raises CliError and the errors of the producer, the ledger and the workers.
+    """
+    console = make_console()
+    with Interrupts() as interrupts, ExitStack() as screen:
+        title = f"{request.job_key} · {request.job['lane']}" + (
+            f" · {model}" if (model := request.job["model"]) else ""
+        )
+        try:
+            progress = screen.enter_context(for_console(console, title, panel=request.panel))
+            progress.note("setting up: settings, flags, the provider's address")
+            if request.sample is not None:
+                request = sampled_request(request, progress)
+            plan = checked(request, console, progress)
+            with plan.state.locked(), opened_ledger(plan) as ledger:
+                job = accepted(plan, ledger)
+                if not job.state.final and not (is_out_of_budget(job) and still_spent(plan, ledger, job)):
+                    job = _worked(plan, ledger, job, interrupts, standby)
+                progress.note("writing result files")
+                return concluded(plan, ledger, job, screen)
+        except Interrupted:
+            screen.close()
+            console.print(f"interrupted; resume with:  {this_command()}", soft_wrap=True)
+            return EXIT_INTERRUPTED
+        except Exception as error:
+            screen.close()
+            full = _disk_full(request, error)
+            if full is None:
+                raise
+            if not interrupts.asked:
+                raise JobStopped(full) from error
+            console.print(f"interrupted, and {full}", soft_wrap=True)
+            return EXIT_INTERRUPTED
+
+
+def dry_run(request: RunRequest) -> int:
+    """Read and check what a run would read and check, and show what it would ask. Nothing is started or written.
+
+    Returns the exit status. Raises CliError, and the errors of source, spec and settings.
+    """
+    from penstock_cli.run import dry_run as shown
+
+    with Interrupts():
+        spec, settings = understood(request)
+        asks = asks_a_provider(spec)
+        shown.run(make_console(), request.source, spec, settings.provider(spec.provider) if asks else None)
+    return EXIT_OK
+
+
+def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby: Standby) -> Job:
+    """Start everything, show it working until the job ends, end everything. Returns the job in its last state."""
+    from penstock_cli.run.fleet import Fleet
+
+    kept = KeptFigures.load(ledger.figures_path(job))
+    interrupts.defer()
+    with Fleet(
+        plan.settings,
+        plan.state,
+        plan.request.workers,
+        places=places_of(plan.request),
+        hurry=interrupts.hurry,
+        progress=plan.progress,
+        standby=standby,
+    ) as fleet:
+        job = fleet.work(job, kept, asked_to_stop=lambda: interrupts.asked)
+    interrupts.defer(False)
+    if interrupts.asked and not job.state.final:
+        keep_report(plan, ledger, job)
+        counts = ledger.outcomes.counts(job.job_id)
+        plan.console.print(
+            f"{count(counts.succeeded + counts.dead)} of {count(job.total or 0)} documents are finished and kept"
+        )
+        raise Interrupted("interrupted")
+    return job
+
+
+def _disk_full(request: RunRequest, error: BaseException) -> str | None:
+    """What to say when an error comes from a full disk; None when it does not."""
+    seen: BaseException | None = error
+    while seen is not None and not is_full(seen):
+        seen = seen.__cause__ or seen.__context__
+    if seen is None:
+        return None
+    room = [
+        f"{place} ({megabytes(free)} left)" for place in places_of(request) if (free := free_bytes(place)) is not None
+    ]
+    return (
+        f"a disk is full: {', '.join(room)}. What is finished is kept, nothing of it is paid again. "
+        f"Free some space, then resume with:  {this_command()}"
+    )

@@ -1,0 +1,138 @@
+"""`penstock run --sample N`: a job of its own over N documents, spread evenly over the source.
+
+Its results lie in OUT/sample-<digest>, where the digest names source, options and N: other options are another sample.
+The run of all documents, with the same options, takes its results over, so that they are not paid again.
+
+STATE/samples/<job key>.jsonl   the documents, as OpenAI Batch lines
+STATE/samples/<job key>.json    the options of the whole job, and where each document stands in the source
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock_cli.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from penstock_cli.connect import Books
+    from penstock_cli.run.request import RunRequest
+    from penstock_cli.run.state import StateFolder
+    from penstock_ledger.model import Job, Result
+    from penstock_producer.settings import ProducerSettings
+    from penstock_producer.sources.base import Document
+    from penstock_producer.spec import JobSpec
+
+MAX_SAMPLE = 10_000  # more is a job of its own
+_FOLDER = "samples"
+_LIMITS = ("budget_usd", "deadline_s")  # may differ: they decide nothing about an answer
+_NOT_CONTENT = ("mtime_ns", "uri")
+
+
+def sampled(
+    request: RunRequest, number: int, spec: JobSpec, state: StateFolder, settings: ProducerSettings
+) -> RunRequest:
+    """The request for the sample of ``request``; its documents are written into the state folder.
+
+    Raises UsageProblem for a source without documents, and what reading a source raises.
+    """
+    documents, pin = _spread(request.source, spec, settings, number)
+    content = {name: value for name, value in pin.items() if name not in _NOT_CONTENT}
+    given = json.dumps([_options(spec), content, number], sort_keys=True, default=str)
+    name = f"sample-{hashlib.sha256(given.encode()).hexdigest()[:8]}"
+    key = f"{request.job_key}-{name}"
+    place = state.root / _FOLDER
+    place.mkdir(exist_ok=True, mode=0o700)
+    source = place / f"{key}.jsonl"
+    if not source.exists():  # resuming reads the very file
+        source.write_bytes(b"".join(_line(document, spec) for document in documents))
+    positions = {document.doc_id: document.position for document in documents}
+    (place / f"{key}.json").write_text(
+        json.dumps({"job": request.job_key, "options": _options(spec), "positions": positions})
+    )
+    return dataclasses.replace(
+        request,
+        source=str(source),
+        out=f"{request.out.rstrip('/')}/{name}",
+        job_key=key,
+        job=dataclasses.replace(request.job, prompt=None, system=None, params=[]),
+    )
+
+
+def take_over(ledger: Books, job: Job, state: StateFolder, source: str, spec: JobSpec) -> int:
+    """Give a new job the results of its samples; returns how many.
+
+    Only where the options are the same and the document still reads as it was asked. Dead letters are tried again.
+    """
+    taken: dict[str, Result] = {}
+    for path in sorted((state.root / _FOLDER).glob("*.json")):
+        record = json.loads(path.read_bytes())
+        if record["job"] == job.job_key and record["options"] == _options(spec):
+            taken |= {result.key.doc_id: result for result in _results(ledger, path, source, spec, record["positions"])}
+    if taken:
+        ledger.outcomes.settle([_of(job, result) for result in taken.values()], [])
+    return len(taken)
+
+
+def _results(ledger: Books, path: Path, source: str, spec: JobSpec, positions: Mapping[str, str]) -> Iterator[Result]:
+    from penstock_ledger import JobNotFound
+    from penstock_producer.settings import ProducerSettings
+    from penstock_producer.sources.open import open_source
+
+    try:
+        sample = ledger.jobs.get(path.stem)
+    except JobNotFound:
+        return
+    asked = {line["custom_id"]: line["body"] for line in map(json.loads, path.with_suffix(".jsonl").open("rb"))}
+    reader = open_source(source, spec, ProducerSettings.load())
+    reader.pin()
+    for result in ledger.outcomes.results(sample.job_id):
+        doc_id = result.key.doc_id
+        now = reader.fetch(positions[doc_id])
+        if (now.doc_id, json.loads(now.body)) == (doc_id, asked[doc_id]):
+            yield result
+
+
+def _of(job: Job, result: Result) -> Result:
+    from penstock_ledger.model import ItemKey
+
+    return dataclasses.replace(result, key=ItemKey(job.job_id, 1, result.key.doc_id))
+
+
+def _spread(
+    source: str, spec: JobSpec, settings: ProducerSettings, number: int
+) -> tuple[list[Document], dict[str, Any]]:
+    """``number`` documents at even distances, or all when there are fewer; and the pin of their source."""
+    from penstock_producer.sources.open import open_source
+    from penstock_producer.validate import survey
+
+    found = survey(open_source(source, spec, settings), spec)
+    refused = {refusal.row.line for refusal in found.refused}
+    usable = found.total - len(refused)
+    if usable == 0:
+        raise UsageProblem(f"{source} holds no usable document to take a sample of")
+    wanted = {index * usable // min(number, usable) for index in range(min(number, usable))}
+    rows = (row for row in open_source(source, spec, settings).documents({}) if row.line not in refused)
+    documents: Any = (row for index, row in enumerate(itertools.islice(rows, usable)) if index in wanted)
+    return list(documents), found.pin
+
+
+def _options(spec: JobSpec) -> dict[str, Any]:
+    return {name: value for name, value in spec.to_json().items() if name not in _LIMITS}
+
+
+def _line(document: Document, spec: JobSpec) -> bytes:
+    import orjson
+
+    line = {
+        "custom_id": document.doc_id,
+        "method": "POST",
+        "url": spec.endpoint,
+        "body": orjson.Fragment(document.body),
+    }
+    return orjson.dumps(line) + b"\n"

@@ -1,0 +1,256 @@
+"""What `penstock run` and `status --watch` show while a job runs: a panel on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+from penstock_cli.show.engines import engines_line
+from penstock_cli.show.figures import Figures
+from penstock_cli.show.text import count, duration, percent, rate, safe, usd
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+LINE_EVERY_S = 5.0
+CAUSE_EVERY_S = 60.0
+NOTE_EVERY_S = 30.0  # the same note again, with how it goes, where lines stay
+PANEL_PER_S = 4.0
+PANEL_WIDTH = 78
+RESUMES = "Ctrl-C stops; the same command resumes"  # below the panel of `penstock run`
+HURRIES = "Ctrl-C again ends at once"  # likewise, while it stops
+
+
+class Wait(NamedTuple):
+    """What is waited for: a sentence that stays, and what changes meanwhile."""
+
+    why: str
+    more: str = ""
+
+
+class Progress(Protocol):
+    """Shows figures as they change; a context manager, so that the terminal is left as it was."""
+
+    def show(self, figures: Figures) -> None: ...
+
+    def note(self, text: str | None, more: str = "") -> None:
+        """What is going on or waited for right now, until the next note; ``more`` is what changes while it goes on."""
+        ...
+
+    def hint(self, text: str) -> None:
+        """What Ctrl-C does from now on; shown where something is drawn anew."""
+        ...
+
+    def say(self, message: str) -> None:
+        """A line that stays on the screen."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def for_console(console: Console, title: str, *, panel: bool, hint: str = RESUMES) -> Progress:
+    """``hint`` says below the panel what Ctrl-C does."""
+    return Panel(console, title, hint) if panel and console.is_terminal else Lines(console)
+
+
+class Lines:
+    """One line every few seconds, for logs and pipes."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._next = 0.0
+        self._reasons: tuple[str, ...] = ()  # said already
+        self._next_cause = 0.0
+        self._noted: str | None = None
+        self._next_note = 0.0
+
+    def show(self, figures: Figures) -> None:
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + LINE_EVERY_S
+        self._console.print(line(figures), soft_wrap=True)
+        self._say_reasons(figures)
+        if figures.engines is not None:
+            self._console.print(engines_line(figures.engines), soft_wrap=True)
+
+    def _say_reasons(self, figures: Figures) -> None:
+        """What changed since the last line; why calls fail now and then, since its count always changes."""
+        if figures.reasons != self._reasons:
+            self._reasons = figures.reasons
+            for reason in figures.reasons:
+                self.say(reason)
+        if figures.cause is not None and self._clock() >= self._next_cause:
+            self._next_cause = self._clock() + CAUSE_EVERY_S
+            self.say(f"the last failure: {figures.cause}")
+
+    def note(self, text: str | None, more: str = "") -> None:
+        if text == self._noted and (not more or self._clock() < self._next_note):
+            return
+        self._noted, self._next_note = text, self._clock() + NOTE_EVERY_S
+        if text:
+            self.say(_noted(text, more))
+
+    def hint(self, text: str) -> None:
+        pass
+
+    def say(self, message: str) -> None:
+        self._console.print(safe(message), soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class Panel:
+    """A compact panel that redraws in place, by a thread of its own: it lives while the program is busy or waits."""
+
+    def __init__(self, console: Console, title: str, hint: str = RESUMES) -> None:
+        from rich.live import Live
+
+        self._title = title
+        self._hint = hint
+        self._console = console
+        self._began = time.monotonic()
+        self._figures: Figures | None = None  # written by the caller, read by the drawing thread, like the note
+        self._note = ""
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=PANEL_PER_S, transient=True)
+
+    def show(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def note(self, text: str | None, more: str = "") -> None:
+        self._note = safe(_noted(text, more)) if text else ""
+
+    def hint(self, text: str) -> None:
+        self._hint = text
+
+    def say(self, message: str) -> None:
+        self._console.print(safe(message))
+
+    def _render(self) -> RenderableType:
+        return panel(
+            self._figures, self._title, note=self._note, hint=self._hint, seconds=time.monotonic() - self._began
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+def _noted(text: str, more: str) -> str:
+    return f"{text} {more}" if more else text
+
+
+def line(figures: Figures) -> str:
+    """``12.3 %  1,234 of 10,000 · 204/s · 43 s left · claimed 256 · …``"""
+    return " · ".join([_share(figures), _speed(figures), *_traffic(figures), *_trouble(figures), *_spent(figures)])
+
+
+def final_line(figures: Figures) -> str:
+    """``line`` for a job that is over: nothing moves any more."""
+    return " · ".join([_share(figures), *_trouble(figures), *_spent(figures)])
+
+
+def panel(
+    figures: Figures | None, title: str, *, note: str = "", hint: str = RESUMES, seconds: float = 0.0
+) -> RenderableType:
+    """``figures`` are None until there are any; ``seconds`` since the panel appeared."""
+    from rich.panel import Panel as Box
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    body = Table.grid(expand=True)
+    body.add_row(
+        ProgressBar(
+            total=max(1, (figures.total if figures else None) or 1),
+            completed=figures.finished if figures else 0,
+            pulse=figures is None or figures.total is None,
+            complete_style="cyan",
+            finished_style="green",
+        )
+    )
+    for text in _figure_lines(figures) if figures else ():
+        body.add_row(Text(text, no_wrap=True, overflow="ellipsis"))
+    for reason in reason_lines(figures) if figures else ():
+        body.add_row(Text(reason, style="yellow"))
+    if figures is not None and figures.engines is not None:
+        body.add_row(Text(engines_line(figures.engines)))  # wrapped: what bounds the fleet stands at its end
+    if note:
+        body.add_row(Text(note, style="yellow" if figures else ""))
+    if figures is None:
+        body.add_row(Text(f"{duration(seconds)} since the start", style="dim"))
+    return Box(
+        body,
+        title=Text(safe(title), style="bold"),
+        title_align="left",
+        subtitle=Text(hint, style="dim"),
+        subtitle_align="right",
+        width=PANEL_WIDTH,
+        padding=(0, 1),
+    )
+
+
+def _figure_lines(figures: Figures) -> list[str]:
+    return [
+        f"{_share(figures)}  ·  {_speed(figures)}  ·  {duration(figures.seconds)} elapsed",
+        "  ·  ".join(_traffic(figures)),
+        "  ·  ".join(_trouble(figures)),
+        "  ·  ".join(_spent(figures)),
+    ]
+
+
+def reason_lines(figures: Figures) -> list[str]:
+    """What keeps the job from going faster, and why calls failed lately."""
+    return [*figures.reasons, *([f"the last failure: {figures.cause}"] if figures.cause else [])]
+
+
+def _share(figures: Figures) -> str:
+    if figures.total is None:
+        return f"{count(figures.finished)} finished, still open"
+    return f"{percent(figures.finished, figures.total)}  {count(figures.finished)} of {count(figures.total)}"
+
+
+def _speed(figures: Figures) -> str:
+    left = figures.seconds_left
+    return rate(figures.per_second) if left is None else f"{rate(figures.per_second)}, {duration(left)} left"
+
+
+def _traffic(figures: Figures) -> list[str]:
+    return [
+        f"claimed {count(figures.claimed)}",
+        f"queued {count(figures.queued)}",
+        f"delayed {count(figures.delayed)}",
+        f"workers {figures.workers}",
+    ]
+
+
+def _trouble(figures: Figures) -> list[str]:
+    return [
+        f"retries {count(figures.retries)}",
+        f"rate limited {count(figures.rate_limited)}",
+        f"dead letters {count(figures.dead)}",
+    ]
+
+
+def _spent(figures: Figures) -> list[str]:
+    return [
+        f"tokens {count(figures.prompt_tokens)} in, {count(figures.completion_tokens)} out",
+        f"cost {usd(figures.cost_usd)}",
+    ]

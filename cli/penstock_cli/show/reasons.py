@@ -1,0 +1,59 @@
+"""What keeps a running job from going faster, or from going at all: sentences for `status`, the panel and the log."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from penstock_cli.show.text import count, duration, one_line
+
+if TYPE_CHECKING:
+    from penstock_ledger import Cause, WorkerSeen
+    from penstock_ratelimit.watch import QuotaView
+
+CAUSE_FRESH_S = 600.0  # a failure from before says nothing of now
+ALIVE_S = 15.0  # three heartbeats: a worker that is silent for longer says nothing of now
+CAUSE_CHARS = 300
+USED = 0.9  # of what may be in flight: more than that is all of it
+
+
+def latest_cause(causes: Sequence[Cause], now: float | None = None) -> Cause | None:
+    """The newest failure, unless it is old. ``causes`` as ``CauseBook.of`` gives them."""
+    at = time.time() if now is None else now
+    return causes[0] if causes and at - causes[0].last < CAUSE_FRESH_S else None
+
+
+def cause_line(cause: Cause, now: float | None = None) -> str:
+    """Class, count, since when and the words, escaped and on one line."""
+    at = time.time() if now is None else now
+    since = time.strftime("%H:%M:%S", time.localtime(cause.since))
+    times = "once" if cause.count == 1 else f"{count(cause.count)} times since {since}"
+    ago = duration(max(0.0, at - cause.last))
+    return f"{one_line(cause.name)} ({times}, last {ago} ago): {one_line(cause.text, CAUSE_CHARS)}"
+
+
+def unserved(workers: Iterable[WorkerSeen], lane: str) -> str | None:
+    """That no worker of the lane lives, and what to do; None when one does."""
+    if any(seen.info.get("lane") == lane and seen.seconds_ago < ALIVE_S for seen in workers):
+        return None
+    return f"no worker serves lane {lane}: start one with  penstock worker --lane {shlex.quote(lane)}"
+
+
+def bound(view: QuotaView) -> str | None:
+    """What bounds the requests of a provider while some wait for their turn; None when none wait."""
+    from penstock_ratelimit.quota_hash import Breaker
+
+    if not view.waiting or view.hold or view.breaker is not Breaker.CLOSED or view.pause_left_s > 0:
+        return None
+    if view.concurrency is not None and view.in_flight >= USED * view.concurrency:
+        if view.climbing:
+            most = f", {count(view.concurrency_most)} at most" if view.concurrency_most else ""
+            return f"{count(view.in_flight)} in flight, climbing while answers stay good{most}"
+        return f"{count(view.in_flight)} in flight: more made the provider no faster, or were refused"
+    if view.share < 1:
+        return f"starting gently after a stop: {view.share:.0%} of the provider's limits for now, and growing"
+    if view.dimensions:
+        return "bound by the provider's limits; their use:  penstock limits"
+    return None

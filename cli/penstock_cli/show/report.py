@@ -1,0 +1,129 @@
+"""What became of a job, as `report.json` and as text for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
+from penstock_cli.show.figures import MICRO
+from penstock_cli.show.text import count, duration, percent, rate, safe, usd
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock_ledger.model import Counts, Job
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The fields of `report.json`, in their order. Other tools read it: names stay."""
+
+    job: str
+    state: str
+    total: int
+    succeeded: int
+    succeeded_after_retry: int
+    dead: int
+    skipped: int  # deliveries of documents that were finished already, and so were not asked again
+    calls: int
+    retries: int
+    rate_limited: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float
+    seconds: float  # of work: pauses between two runs of the same job do not count
+    items_per_second: float
+    dead_by_reason: dict[str, int]
+
+    @property
+    def finished(self) -> int:
+        return self.succeeded + self.dead
+
+    @property
+    def exit_status(self) -> int:
+        """0 all succeeded, 3 finished with dead letters, 1 anything else."""
+        if self.state != "completed":
+            return EXIT_FAILED
+        return EXIT_DEAD_LETTERS if self.dead else EXIT_OK
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def build(job: Job, counts: Counts, *, stats: Mapping[str, int], seconds: float | None = None) -> Report:
+    """SQL decides what happened to documents; ``stats`` (Redis) adds what only the queue saw.
+
+    ``seconds`` of work where the caller measured them, else the time from submit to the end.
+    """
+    spent = seconds if seconds is not None else (job.finished_at or time.time()) - job.created_at
+    finished = counts.succeeded + counts.dead
+    return Report(
+        job=job.job_key,
+        state=str(job.state),
+        total=job.total if job.total is not None else finished,
+        succeeded=counts.succeeded,
+        succeeded_after_retry=counts.succeeded_after_retry,
+        dead=counts.dead,
+        skipped=stats.get("skipped", 0),
+        calls=max(counts.calls, stats.get("calls", 0)),
+        retries=stats.get("retries", 0),
+        rate_limited=stats.get("rate_limited", 0),
+        prompt_tokens=counts.prompt_tokens,
+        completion_tokens=counts.completion_tokens,
+        cost_usd=round(counts.cost_microusd / MICRO, 6),
+        seconds=round(spent, 3),
+        items_per_second=round(finished / spent, 2) if spent > 0 else 0.0,
+        dead_by_reason=dict(sorted(counts.dead_by_reason.items(), key=lambda entry: (-entry[1], entry[0]))),
+    )
+
+
+def show(
+    report: Report,
+    console: Console,
+    *,
+    dlq_command: str,
+    advice: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """The report for people: shares, the reasons of the dead letters, what it took, and where the files are."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(_headline(report))
+    if report.dead:
+        table = Table("dead letters", "reason", box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+        for reason, number in report.dead_by_reason.items():
+            table.add_row(Text(count(number), justify="right"), Text(safe(reason)))
+        console.print(table)
+        for text in advice:
+            console.print(Text(text, style="yellow"), soft_wrap=True)
+        console.print(Text.assemble("list them:  ", (dlq_command, "bold")), soft_wrap=True)
+    for text in _effort(report):
+        console.print(text, style="dim")
+    for name, place in (files or {}).items():
+        console.print(Text(f"{name:<10} {place}"), soft_wrap=True)
+
+
+def _headline(report: Report) -> Any:
+    from rich.text import Text
+
+    parts: list[str | tuple[str, str]] = [
+        (f"{percent(report.succeeded, report.total)} succeeded", "green" if report.succeeded else "default"),
+        f", {percent(report.succeeded_after_retry, report.total)} after retry, ",
+        (f"{percent(report.dead, report.total)} dead", "red" if report.dead else "default"),
+        f"  ({count(report.succeeded)} + {count(report.dead)} of {count(report.total)} documents)",
+    ]
+    if report.state != "completed":
+        parts.append((f"  {report.state}", "yellow"))
+    return Text.assemble(*parts)
+
+
+def _effort(report: Report) -> list[str]:
+    return [
+        f"{duration(report.seconds)} at {rate(report.items_per_second)} · {count(report.calls)} calls · "
+        f"{count(report.retries)} retries · {count(report.rate_limited)} rate limited",
+        f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {usd(report.cost_usd)}",
+    ]

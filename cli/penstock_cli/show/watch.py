@@ -1,0 +1,128 @@
+"""One job's figures, look by look: SQL and Redis together, or SQL alone where Redis does not run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypedDict
+
+from penstock_cli.show.engines import engines_of
+from penstock_cli.show.figures import MICRO, Counter, Figures, Speed
+from penstock_cli.show.quota import Look, lift_command, troubles
+from penstock_cli.show.reasons import bound, cause_line, latest_cause, unserved
+from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+
+REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
+STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
+
+if TYPE_CHECKING:
+    from penstock_cli.connect import Books
+    from penstock_ledger import WorkerSeen
+    from penstock_ledger.model import Job
+
+
+class _Reasons(TypedDict):
+    reasons: tuple[str, ...]
+    cause: str | None
+
+
+class Watch:
+    """Looks at a job from outside; ``seconds`` says how long the job has been worked on."""
+
+    def __init__(self, books: Books, job: Job, seconds: Callable[[], float] | None = None) -> None:
+        self._books = books
+        self.job = job
+        self._seconds = seconds if seconds is not None else self._since_submit
+        self._speed = Speed()
+        self._next_reasons = 0.0
+        self._known: _Reasons = {"reasons": (), "cause": None}
+        self._counter = Counter(lambda: books.outcomes.counts(job.job_id), lambda: books.stats(job))
+
+    def refresh(self) -> Job:
+        self.job = self._books.jobs.get(self.job.job_id)
+        return self.job
+
+    def look(self, workers: int | None = None) -> Figures:
+        """``workers`` alive where the caller knows, else those that Redis has heard of."""
+        counts, moved = self._counter.look()
+        stats = self._counter.stats
+        redis = self._books.redis_if_running()
+        depth = redis.depth(f"penstock.{self.job.spec['lane']}") if redis is not None else None
+        seen = redis.workers() if redis is not None else []
+        succeeded, dead = counts.succeeded + moved.get("succeeded", 0), counts.dead + moved.get("dead", 0)
+        return Figures(
+            total=self.job.total,
+            succeeded=succeeded,
+            succeeded_after_retry=counts.succeeded_after_retry,
+            dead=dead,
+            retries=stats.get("retries", 0),
+            rate_limited=stats.get("rate_limited", 0),
+            prompt_tokens=counts.prompt_tokens + moved.get("prompt_tokens", 0),
+            completion_tokens=counts.completion_tokens + moved.get("completion_tokens", 0),
+            cost_usd=(counts.cost_microusd + moved.get("cost_microusd", 0)) / MICRO,
+            claimed=depth.unacked - depth.relayed if depth else 0,
+            queued=depth.queued + depth.relayed if depth else 0,
+            delayed=depth.delayed if depth else 0,
+            workers=workers if workers is not None else len(seen),
+            engines=engines_of(seen, str(self.job.spec["lane"])),
+            **self._reasons(seen, served=workers is not None),
+            seconds=self._seconds(),
+            per_second=self._speed.update(time.monotonic(), succeeded + dead),
+        )
+
+    def _reasons(self, seen: Sequence[WorkerSeen], *, served: bool) -> _Reasons:
+        """Why it is slow or stands still, looked up now and then. ``served``: the caller has workers of its own."""
+        now = time.monotonic()
+        if now >= self._next_reasons:
+            self._next_reasons = now + REASONS_EVERY_S
+            self._known = self._look_for_reasons(seen, served=served)
+        return self._known
+
+    def _look_for_reasons(self, seen: Sequence[WorkerSeen], *, served: bool) -> _Reasons:
+        from penstock_ratelimit.watch import read_quotas
+
+        client, redis = self._books.redis_client, self._books.redis_if_running()
+        if self.job.state != "running" or client is None or redis is None:
+            return {"reasons": (), "cause": None}
+        lane, provider = str(self.job.spec["lane"]), str(self.job.spec.get("provider", "default"))
+        cause = latest_cause(redis.failing.of(provider, self.job.job_id))
+        line = None if cause is None else cause_line(cause)
+        found = [None if served else unserved(seen, lane)]
+        if lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN:
+            for view in read_quotas(client, quota_ids=[provider]):
+                look = Look(view, None, lift_command(provider, self._books.option()))
+                found += [" ".join(part for part in (one.text, one.fix) if part) for one in troubles(look) if one.grave]
+                found.append(bound(view))
+        return {"reasons": tuple(one for one in found if one is not None), "cause": line}
+
+    def _since_submit(self) -> float:
+        kept = self._books.seconds(self.job)
+        return kept if kept is not None else (self.job.finished_at or time.time()) - self.job.created_at
+
+
+class Stall:
+    """Notices that tries fail while nothing finishes. Says so once per stall."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._finished = -1
+        self._retries = 0
+        self._since = 0.0
+        self._told = False
+
+    def notice(self, figures: Figures) -> str | None:
+        """What to tell, when it is time to."""
+        if figures.finished != self._finished:
+            self._finished, self._retries, self._since, self._told = (
+                figures.finished,
+                figures.retries,
+                self._clock(),
+                False,
+            )
+            return None
+        failed, silent_s = figures.retries - self._retries, self._clock() - self._since
+        if self._told or failed <= 0 or silent_s < STALL_NOTICE_S:
+            return None
+        self._told = True
+        cause = f". The last failure: {figures.cause}" if figures.cause else ""
+        return f"nothing has finished for {silent_s:.0f} s, and {failed:,} tries have failed since; they are repeated{cause}"

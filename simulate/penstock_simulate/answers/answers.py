@@ -1,0 +1,200 @@
+"""Answers that follow from the request alone: a category and a summary of the prompt, or unit vectors from a hash.
+
+Tokens are counted as a quarter of the characters everywhere, so what is charged, reported and limited agree.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from hashlib import shake_256
+from typing import Any, NamedTuple
+
+import orjson
+
+CHARS_PER_TOKEN = 4
+CATEGORY_CHARS = 240  # of a document, read for its category
+SUMMARY_CHARS = 96  # with the category that is 127 at most: max_tokens=32 never cuts an answer
+INSTRUCTION_CHARS = 160  # a colon or blank line within these ends the instruction, and the document follows
+EMBEDDING_DIMENSIONS = 256
+MAX_EMBEDDING_DIMENSIONS = 4096
+SCHEMA_DEPTH = 8  # nested objects and arrays of a JSON schema that are filled; deeper ones are null
+CREATED_AT = 1_767_225_600  # 2026-01-01: a fixed time keeps the answer to a request the same byte for byte
+
+_CATEGORIES: Mapping[str, Sequence[str]] = {
+    "files": ("file", "files", "path", "directory", "archive", "filename", "read", "write", "stream", "zip", "tar"),
+    "network": ("socket", "http", "url", "server", "client", "address", "request", "response", "email", "message"),
+    "text": ("string", "strings", "text", "unicode", "characters", "encoding", "regular", "parse", "format", "line"),
+    "concurrency": ("thread", "threads", "lock", "process", "task", "coroutine", "future", "event", "queue", "loop"),
+    "time": ("time", "date", "datetime", "timezone", "clock", "calendar", "seconds", "month"),
+    "numbers": ("number", "integer", "float", "decimal", "random", "digits", "mean", "fraction", "math"),
+    "code": ("module", "class", "function", "method", "import", "compile", "bytecode", "ast", "code", "decorator"),
+    "testing": ("test", "tests", "assert", "mock", "fixture", "testcase", "fail"),
+    "collections": ("list", "dict", "sequence", "mapping", "set", "items", "iterator", "iterable", "key", "keys"),
+    "security": ("hash", "secret", "ssl", "certificate", "password", "digest", "key-derivation", "tls"),
+}
+_BY_WORD = {word: category for category, words in _CATEGORIES.items() for word in words}
+
+
+class Usage(NamedTuple):
+    """Tokens of one call."""
+
+    prompt: int
+    completion: int
+
+
+def tokens_of(text: str) -> int:
+    return -(-len(text) // CHARS_PER_TOKEN)
+
+
+def prompt_of(body: Mapping[str, Any]) -> str:
+    """All the text of a chat or completion request, the newest message last."""
+    messages = body.get("messages")
+    if messages is None:
+        prompt = body.get("prompt")
+        return prompt if isinstance(prompt, str) else "\n".join(map(str, prompt or ()))
+    if len(messages) == 1:
+        return _content(messages[0].get("content"))
+    return "\n".join([_content(message.get("content")) for message in messages])
+
+
+def last_of(body: Mapping[str, Any], prompt: str) -> str:
+    """The part of the prompt to answer: the last message, or the whole prompt of a completion."""
+    messages = body.get("messages")
+    return _content(messages[-1].get("content")) if messages else prompt
+
+
+def write_answer(body: Mapping[str, Any], question: str) -> str:
+    """What the model says, before `max_tokens` cuts it."""
+    wanted = body.get("response_format")
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    subject = _subject(question)
+    if kind == "json_schema" and isinstance(wanted, dict):
+        given = wanted.get("json_schema")
+        schema = given.get("schema") if isinstance(given, dict) else None
+        return orjson.dumps(_instance(schema, subject, SCHEMA_DEPTH)).decode()
+    if kind == "json_object":
+        return orjson.dumps({"category": _category(subject), "summary": _summary(subject)}).decode()
+    return f"Category: {_category(subject)}\nSummary: {_summary(subject)}"
+
+
+def cut_answer(text: str, max_tokens: int | None) -> tuple[str, str]:
+    """The answer within ``max_tokens``, and its finish reason."""
+    if max_tokens is not None and len(text) > max_tokens * CHARS_PER_TOKEN:
+        return text[: max_tokens * CHARS_PER_TOKEN], "length"
+    return text, "stop"
+
+
+def chat_body(ident: str, model: str, text: str, finish: str, usage: Usage) -> bytes:
+    message = {"role": "assistant", "content": text, "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+    return _answer("chatcmpl-" + ident, "chat.completion", model, choice, usage)
+
+
+def completion_body(ident: str, model: str, text: str, finish: str, usage: Usage) -> bytes:
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
+    return _answer("cmpl-" + ident, "text_completion", model, choice, usage)
+
+
+def embedding_body(model: str, texts: Sequence[str], dimensions: int, encoding: str, usage: Usage) -> bytes:
+    vectors = [unit_vector(text, dimensions) for text in texts]
+    data = [
+        {"object": "embedding", "index": at, "embedding": _encoded(vector, encoding)}
+        for at, vector in enumerate(vectors)
+    ]
+    counted = {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt}
+    return orjson.dumps({"object": "list", "data": data, "model": model, "usage": counted})
+
+
+def unit_vector(text: str, dimensions: int) -> list[float]:
+    """The same text gives the same vector of length 1; other texts give nearly orthogonal ones."""
+    raw = array("h", shake_256(text.encode("utf-8", "surrogatepass")).digest(2 * dimensions))
+    length = math.sqrt(math.fsum(part * part for part in raw)) or 1.0
+    return [part / length for part in raw]
+
+
+def _answer(ident: str, kind: str, model: str, choice: dict[str, Any], usage: Usage) -> bytes:
+    return orjson.dumps(
+        {
+            "id": ident,
+            "object": kind,
+            "created": CREATED_AT,
+            "model": model,
+            "choices": [choice],
+            "usage": {
+                "prompt_tokens": usage.prompt,
+                "completion_tokens": usage.completion,
+                "total_tokens": usage.prompt + usage.completion,
+            },
+        }
+    )
+
+
+def _content(content: Any) -> str:
+    """A message's text; of a list of parts, those that are text."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return ""
+
+
+def _subject(question: str) -> str:
+    """The document within a prompt: what follows the instruction, where one can be told apart."""
+    head = question[:INSTRUCTION_CHARS]
+    ends = [at for at in (head.find("\n\n"), head.find(": "), head.find(":\n")) if at >= 0]
+    rest = question[min(ends) + 2 :] if ends else ""
+    return rest if rest.strip() else question
+
+
+def _category(subject: str) -> str:
+    for word in subject[:CATEGORY_CHARS].lower().split():
+        category = _BY_WORD.get(word.strip(".,;:()'\"`"))
+        if category is not None:
+            return category
+    return "other"
+
+
+def _summary(subject: str) -> str:
+    """The first sentence, on one line."""
+    text = " ".join(subject[: SUMMARY_CHARS + 40].split())
+    end = text.find(". ")
+    sentence = text[: end + 1] if end >= 0 else text
+    return sentence if len(sentence) <= SUMMARY_CHARS else sentence[: SUMMARY_CHARS - 1].rstrip() + "…"
+
+
+def _encoded(vector: list[float], encoding: str) -> list[float] | str:
+    return base64.b64encode(array("f", vector).tobytes()).decode() if encoding == "base64" else vector
+
+
+def _instance(schema: Any, subject: str, depth: int) -> Any:
+    """The smallest value of a JSON schema's shape: enough for typical answer schemas, not a general generator."""
+    if not isinstance(schema, dict) or depth == 0:
+        return None
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return schema["enum"][len(subject) % len(schema["enum"])]
+    for union in ("anyOf", "oneOf"):
+        if schema.get(union):
+            return _instance(schema[union][0], subject, depth)
+    kind = schema.get("type")
+    return _value(kind[0] if isinstance(kind, list) and kind else kind, schema, subject, depth)
+
+
+def _value(kind: Any, schema: dict[str, Any], subject: str, depth: int) -> Any:
+    match kind:
+        case "string":
+            return _summary(subject)[: schema.get("maxLength", SUMMARY_CHARS)]
+        case "integer" | "number":
+            return schema.get("minimum", schema.get("maximum", 1))
+        case "boolean":
+            return True
+        case "array":
+            return [_instance(schema.get("items"), subject, depth - 1)] * max(1, schema.get("minItems", 1))
+        case "object" | None if kind or "properties" in schema:
+            return {name: _instance(part, subject, depth - 1) for name, part in schema.get("properties", {}).items()}
+        case _:
+            return None

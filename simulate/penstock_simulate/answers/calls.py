@@ -1,0 +1,119 @@
+"""One request as the provider reads it, or the refusal of one that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from penstock_simulate.answers import refusals
+from penstock_simulate.answers.answers import (
+    EMBEDDING_DIMENSIONS,
+    MAX_EMBEDDING_DIMENSIONS,
+    cut_answer,
+    last_of,
+    prompt_of,
+    tokens_of,
+    write_answer,
+)
+from penstock_simulate.answers.refusals import Refusal
+from penstock_simulate.limits.charges import Charge, Mode, charge
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+MAX_INPUTS = 2048  # texts of one embeddings request, as at OpenAI
+
+
+@dataclass(slots=True)
+class Call:
+    """One request and its identity. ``tag`` names the document in the accounts, ``document`` decides its luck."""
+
+    endpoint: str
+    raw: bytes
+    authorization: str | None
+    tag: str
+    number: int  # among the calls of this tag, from 1
+    document: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    prompt_tokens: int = 0
+    texts: list[str] = field(default_factory=list)  # the prompt, or what to embed
+    _answer: tuple[str, str] | None = None
+
+    def answer(self) -> tuple[str, str]:
+        """What the model says and the finish reason, worked out once."""
+        if self._answer is None:
+            text = write_answer(self.body, last_of(self.body, self.texts[0]))
+            self._answer = cut_answer(text, _max_tokens(self.body))
+        return self._answer
+
+    def output_tokens(self) -> int:
+        return 0 if self.endpoint == EMBEDDINGS else tokens_of(self.answer()[0])
+
+    def most_output_tokens(self, unset: int) -> int:
+        """By `max_tokens`, or ``unset`` where the request does not name it."""
+        if self.endpoint == EMBEDDINGS:
+            return 0
+        most = _max_tokens(self.body)
+        return unset if most is None else most
+
+
+def at_admission(mode: Mode, call: Call, unset_max_tokens: int) -> Charge:
+    """What the call is charged before it starts. ``unset_max_tokens`` is reserved for one that names no maximum."""
+    match mode:
+        case Mode.ACTUAL:
+            return charge(1, call.prompt_tokens, call.output_tokens())
+        case Mode.PRODUCED | Mode.INPUT:
+            return charge(1, call.prompt_tokens, 0)
+        case _:
+            return charge(1, call.prompt_tokens, call.most_output_tokens(unset_max_tokens))
+
+
+def unreadable(call: Call) -> Refusal | None:
+    """Fill in what the request says, or refuse it as the provider would."""
+    try:
+        body = orjson.loads(call.raw)
+    except orjson.JSONDecodeError as error:
+        return refusals.invalid(f"We could not parse the JSON body of your request: {error}")
+    if not isinstance(body, dict):
+        return refusals.invalid("The body of your request must be a JSON object.")
+    call.body, model = body, body.get("model")
+    if not isinstance(model, str) or not model:
+        return refusals.invalid("you must provide a model parameter", "model")
+    call.model = model
+    if body.get("stream"):
+        return refusals.invalid("This simulator does not stream: leave stream out.", "stream")
+    return _embedding_texts(call) if call.endpoint == EMBEDDINGS else _prompt(call)
+
+
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    most = body.get("max_completion_tokens", body.get("max_tokens"))
+    return most if isinstance(most, int) and not isinstance(most, bool) else None
+
+
+def _prompt(call: Call) -> Refusal | None:
+    field_name = "messages" if call.endpoint == CHAT else "prompt"
+    given = call.body.get(field_name)
+    usable = isinstance(given, list) and given and all(isinstance(message, dict) for message in given)
+    if not (usable if call.endpoint == CHAT else isinstance(given, str)):
+        return refusals.invalid(f"Missing or unusable parameter: '{field_name}'.", field_name)
+    most = call.body.get("max_completion_tokens", call.body.get("max_tokens"))
+    if most is not None and (_max_tokens(call.body) is None or most < 1):
+        return refusals.invalid(f"Invalid value for max_tokens: {most!r}.", "max_tokens")
+    call.texts = [prompt_of(call.body)]
+    call.prompt_tokens = max(1, tokens_of(call.texts[0]))
+    return None
+
+
+def _embedding_texts(call: Call) -> Refusal | None:
+    given = call.body.get("input")
+    texts: list[Any] = given if isinstance(given, list) else [given]
+    if not 0 < len(texts) <= MAX_INPUTS or not all(isinstance(text, str) and text for text in texts):
+        return refusals.invalid(f"'input' must be a text or 1 to {MAX_INPUTS} texts, none of them empty.", "input")
+    dimensions = call.body.get("dimensions", EMBEDDING_DIMENSIONS)
+    if not isinstance(dimensions, int) or not 1 <= dimensions <= MAX_EMBEDDING_DIMENSIONS:
+        return refusals.invalid(f"'dimensions' must be between 1 and {MAX_EMBEDDING_DIMENSIONS}.", "dimensions")
+    call.texts = texts
+    call.prompt_tokens = sum(tokens_of(text) for text in texts)
+    return None

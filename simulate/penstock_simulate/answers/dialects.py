@@ -1,0 +1,36 @@
+"""The body of an error answer, as OpenAI or as Anthropic writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import orjson
+
+from penstock_simulate.answers.refusals import Refusal
+from penstock_simulate.config import CREDIT_ERRORS
+
+ANTHROPIC_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+OVERLOADED = 529  # Anthropic's status for what is a 503 elsewhere
+
+Dialect = Callable[[Refusal], tuple[int, bytes]]
+
+
+def openai(refusal: Refusal) -> tuple[int, bytes]:
+    error = {"message": refusal.message, "type": refusal.type, "param": refusal.param, "code": refusal.code}
+    return refusal.status, orjson.dumps({"error": error})
+
+
+def anthropic(refusal: Refusal) -> tuple[int, bytes]:
+    """An empty account differs by `details`, everything else by the type alone."""
+    status = OVERLOADED if refusal.status == 503 else refusal.status
+    error: dict[str, object] = {"type": ANTHROPIC_TYPES.get(status, "api_error"), "message": refusal.message}
+    if refusal.code in CREDIT_ERRORS:
+        error["details"] = {"error_code": refusal.code}
+    return status, orjson.dumps({"type": "error", "error": error})

@@ -1,0 +1,105 @@
+"""Which calls fail and which documents never succeed: drawn from the seed, the document and the number of the call.
+
+Nothing depends on the order in which calls arrive, so a fleet of any size meets the same faults.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from enum import StrEnum
+from hashlib import blake2b
+from statistics import NormalDist
+from typing import NamedTuple
+
+from penstock_simulate.config import SimulatorConfig
+
+_UNIT = 2.0**-53  # the finest step of a float below 1
+_THREE = struct.Struct(">QQQ")
+_NORMAL = NormalDist()
+_GENERATION = re.compile(r"~g\d+$")
+
+
+class Fault(StrEnum):
+    """What goes wrong with one call. The value names the rate that makes it, less `_rate`."""
+
+    THROTTLE = "throttle"
+    ERROR = "error"
+    OVERLOAD = "overload"
+    DROP = "drop"
+    HTML = "html"
+    TRUNCATE = "truncate"
+    ERROR_BODY = "error_body"
+    HANG = "hang"
+
+
+class Poison(StrEnum):
+    """Why a document can never succeed: the code of the 400 that it gets."""
+
+    INVALID = "invalid_value"
+    CONTEXT = "context_length_exceeded"
+    FILTER = "content_filter"
+
+
+class Draw(NamedTuple):
+    """The luck of one call. ``fraction`` in [0, 1) decides details, such as where a connection breaks."""
+
+    fault: Fault | None
+    latency_s: float
+    fraction: float
+
+
+def document_of(tag: str) -> str:
+    """The document in an item tag `<job>:<doc>~g<generation>`: its luck is the same in every job and generation."""
+    job, colon, document = tag.partition(":")
+    return _GENERATION.sub("", document) if colon else job
+
+
+def seed_key(seed: int) -> bytes:
+    return seed.to_bytes(16, "big", signed=True)
+
+
+def uniforms(key: bytes, text: str) -> tuple[float, float, float]:
+    """Three numbers in [0, 1) that follow from the seed's key and the text alone."""
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=24, key=key).digest()
+    first, second, third = _THREE.unpack(digest)
+    return (first >> 11) * _UNIT, (second >> 11) * _UNIT, (third >> 11) * _UNIT
+
+
+class Fates:
+    """Draws for every call and document under one configuration."""
+
+    def __init__(self, config: SimulatorConfig) -> None:
+        self._key = seed_key(config.seed)
+        self._poison_rate = config.poison_rate
+        self._median_s = config.latency_ms / 1000
+        self._sigma = config.latency_sigma
+        self._steps: list[tuple[float, Fault]] = []
+        reached = 0.0
+        for name in config.rates():
+            reached += getattr(config, name)
+            self._steps.append((reached, Fault(name.removesuffix("_rate"))))
+        self._any_fault = reached
+
+    def draw(self, document: str, call: int) -> Draw:
+        """``call`` is 1 for the first call for this document."""
+        luck, latency, fraction = self._uniforms(f"{call} {document}")
+        fault = None
+        if luck < self._any_fault:
+            fault = next(fault for reached, fault in self._steps if luck < reached)
+        return Draw(fault, self._latency_s(latency), fraction)
+
+    def poison(self, document: str) -> Poison | None:
+        if not self._poison_rate:
+            return None
+        luck, kind, _ = self._uniforms("poison " + document)
+        return tuple(Poison)[int(kind * len(Poison))] if luck < self._poison_rate else None
+
+    def _latency_s(self, uniform: float) -> float:
+        if not self._sigma or not self._median_s:
+            return self._median_s
+        return self._median_s * math.exp(self._sigma * _NORMAL.inv_cdf(max(uniform, _UNIT)))
+
+    def _uniforms(self, text: str) -> tuple[float, float, float]:
+        return uniforms(self._key, text)

@@ -1,0 +1,140 @@
+"""The rate-limit headers of providers, as each of them writes them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from functools import lru_cache
+
+from penstock_simulate.limits.meters import DAY_S, MINUTE_S, TOLERANCE, Meter
+
+ROUNDED_TO = 1_000  # Anthropic shows remaining tokens in whole thousands
+
+Meters = Mapping[str, Meter]
+Writer = Callable[[Meters, float, float], dict[str, str]]  # (meters, now, Unix time of now)
+
+
+class HeaderStyle(StrEnum):
+    """Whose headers; with ANTHROPIC errors have its form, too."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    TOGETHER = "together"
+    AZURE = "azure"
+    GROQ = "groq"
+    NONE = "none"
+
+
+def openai(meters: Meters, now: float, _: float) -> dict[str, str]:
+    """Per minute, resets as Go durations. A daily limit takes the place of the minute's, as seen at OpenAI and Groq."""
+    found: dict[str, str] = {}
+    for name, meter in meters.items():
+        shown = name.removesuffix("_per_day")
+        if shown == name and name + "_per_day" in meters:
+            continue
+        limit, remaining, reset = _OPENAI_NAMES[shown]
+        found[limit] = f"{meter.rate * (MINUTE_S if shown == name else DAY_S):.0f}"
+        found[remaining] = str(_whole(meter.available(now)))
+        found[reset] = go_duration(meter.reset_s(now))
+    return found
+
+
+def groq(meters: Meters, now: float, wall: float) -> dict[str, str]:
+    """As OpenAI's, but the figures of requests are always the day's limit."""
+    shown = {name: meter for name, meter in meters.items() if name != "requests"}
+    return openai(shown, now, wall)
+
+
+def azure(meters: Meters, now: float, _: float) -> dict[str, str]:
+    """The budget of the window that is really enforced (1 s, 10 s, a minute), and nothing about its end."""
+    found: dict[str, str] = {}
+    for name, meter in _by_minute(meters).items():
+        limit, remaining, _reset = _OPENAI_NAMES[name]
+        found[limit] = str(_whole(meter.capacity))
+        found[remaining] = str(_whole(meter.available(now)))
+    return found
+
+
+def anthropic(meters: Meters, now: float, wall: float) -> dict[str, str]:
+    """Per minute, resets as RFC 3339 times, remaining tokens in thousands; `tokens` is the sum of input and output."""
+    found: dict[str, str] = {}
+    for name, meter in _by_minute(meters).items():
+        remaining = max(0.0, meter.available(now))
+        found |= _anthropic(name, meter.rate * MINUTE_S, remaining, wall + meter.reset_s(now))
+    parts = [meters[name] for name in ("input_tokens", "output_tokens") if name in meters]
+    if len(parts) > 1 and "tokens" not in meters:
+        limit = sum(meter.rate * MINUTE_S for meter in parts)
+        remaining = sum(max(0.0, meter.available(now)) for meter in parts)
+        found |= _anthropic("tokens", limit, remaining, wall + max(meter.reset_s(now) for meter in parts))
+    return found
+
+
+def together(meters: Meters, now: float, _: float) -> dict[str, str]:
+    """Per second; requests and tokens have names of their own, and `reset` is in seconds."""
+    found: dict[str, str] = {}
+    for name, head in (("requests", "x-ratelimit"), ("tokens", "x-tokenlimit")):
+        meter = meters.get(name)
+        if meter is not None:
+            found[head + "-limit"] = f"{meter.rate:g}"
+            found[head + "-remaining"] = str(_whole(meter.available(now)))
+            found[head + "-reset"] = str(math.ceil(meter.reset_s(now)))
+    return found
+
+
+def none(_: Meters, __: float, ___: float) -> dict[str, str]:
+    return {}
+
+
+WRITERS: Mapping[HeaderStyle, Writer] = {
+    HeaderStyle.OPENAI: openai,
+    HeaderStyle.ANTHROPIC: anthropic,
+    HeaderStyle.TOGETHER: together,
+    HeaderStyle.AZURE: azure,
+    HeaderStyle.GROQ: groq,
+    HeaderStyle.NONE: none,
+}
+
+_OPENAI_NAMES = {
+    name: tuple(f"x-ratelimit-{part}-{name.replace('_', '-')}" for part in ("limit", "remaining", "reset"))
+    for name in ("requests", "tokens", "input_tokens", "output_tokens")
+}
+
+
+def go_duration(seconds: float) -> str:
+    """Seconds as Go prints a duration, in whole milliseconds rounded up: `0s`, `120ms`, `1.5s`, `6m0s`, `1h0m2s`."""
+    millis = math.ceil(seconds * 1000 - TOLERANCE)
+    if 0 < millis < 1000:
+        return f"{millis}ms"
+    minutes, rest = divmod(max(0, millis), 60_000)
+    hours, minutes = divmod(minutes, 60)
+    text = f"{rest / 1000:g}s"
+    if hours:
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text
+
+
+def rfc3339(unix_s: float) -> str:
+    """Whole seconds, rounded up, in UTC."""
+    return _stamp(math.ceil(unix_s))
+
+
+@lru_cache(maxsize=256)  # neighbouring answers name the same few seconds
+def _stamp(unix_s: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))
+
+
+def _anthropic(name: str, limit: float, remaining: float, full_at: float) -> dict[str, str]:
+    step = 1 if name == "requests" else ROUNDED_TO
+    head = f"anthropic-ratelimit-{name.replace('_', '-')}-"
+    shown = round(remaining / step) * step if step > 1 else _whole(remaining)
+    return {head + "limit": f"{limit:.0f}", head + "remaining": str(shown), head + "reset": rfc3339(full_at)}
+
+
+def _by_minute(meters: Meters) -> Meters:
+    return {name: meter for name, meter in meters.items() if not name.endswith("_per_day")}
+
+
+def _whole(units: float) -> int:
+    return max(0, int(units + TOLERANCE))

@@ -1,0 +1,129 @@
+"""Why a call gets no result: status, code, type and the wording around the figures, as providers send them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from penstock_simulate.answers.faults import Poison
+from penstock_simulate.config import CREDIT_ERRORS
+from penstock_simulate.limits.limits import OverLimit
+
+NEVER_FITS_RETRY_S = 60.0  # what OpenAI asks for although no wait helps: a request above the limit itself
+HTML_PAGE = b"<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n<body><h1>502 Bad Gateway</h1></body>\r\n</html>"
+UNITS = {
+    "requests": ("requests", "min (RPM)"),
+    "tokens": ("tokens", "min (TPM)"),
+    "input_tokens": ("input tokens", "min (ITPM)"),
+    "output_tokens": ("output tokens", "min (OTPM)"),
+    "requests_per_day": ("requests", "day (RPD)"),
+    "tokens_per_day": ("tokens", "day (TPD)"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer that is no result. ``wait_s``: when to come back, None where the answer names no wait."""
+
+    status: int
+    message: str
+    type: str
+    code: str | None = None
+    param: str | None = None
+    wait_s: float | None = None
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None, status: int = 400) -> Refusal:
+    return Refusal(status, message, "invalid_request_error", code, param)
+
+
+def wrong_key() -> Refusal:
+    message = "Incorrect API key provided. This simulator was started with --api-key: send that key as Bearer token."
+    return invalid(message, code="invalid_api_key", status=401)
+
+
+def over_limit(over: OverLimit, model: str) -> Refusal:
+    finite = math.isfinite(over.wait_s)
+    wait_s = over.wait_s if finite else NEVER_FITS_RETRY_S
+    head = "Rate limit reached" if finite else "Request too large"
+    thing, per = UNITS[over.dimension]
+    message = (
+        f"{head} for {model} on {thing} per {per}: Limit {over.limit:.0f}, Requested {over.cost:.0f}. "
+        f"Please try again in {wait_s:.3f}s."
+    )
+    return Refusal(429, message, thing.rpartition(" ")[2], "rate_limit_exceeded", wait_s=wait_s)
+
+
+def too_many_in_flight(limit: int, wait_s: float) -> Refusal:
+    message = f"Too many concurrent requests: at most {limit} may be in flight."
+    return Refusal(429, message, "requests", "rate_limit_exceeded", wait_s=wait_s)
+
+
+def overloaded(wait_s: float | None) -> Refusal:
+    message = "That model is currently overloaded with other requests."
+    return Refusal(503, message, "service_unavailable_error", "server_is_overloaded", wait_s=wait_s)
+
+
+def too_steep(wait_s: float | None) -> Refusal:
+    message = "Your traffic grows too fast. Please slow down and ramp up gradually."
+    return Refusal(429, message, "rate_limit_error", "slow_down", wait_s=wait_s)
+
+
+def throttled(wait_s: float | None) -> Refusal:
+    return Refusal(429, "Rate limit reached (injected).", "requests", "rate_limit_exceeded", wait_s=wait_s)
+
+
+def failed() -> Refusal:
+    return Refusal(500, "The server had an error processing your request.", "server_error")
+
+
+def no_money(code: str) -> Refusal:
+    """Without a wait: none helps until the account has money again."""
+    if code == "billing_error":
+        return Refusal(402, "There is an issue with your billing or payment information.", code, code)
+    message = "You exceeded your current quota, please check your plan and billing details."
+    return Refusal(429, message, "insufficient_quota", code)
+
+
+def _no_money_now(code: str, _: float) -> Refusal:
+    return no_money(code)
+
+
+def _forbidden() -> Refusal:
+    return Refusal(403, "This key may not use this model.", "invalid_request_error", "permission_denied")
+
+
+def _no_capacity_for_flex(wait_s: float | None) -> Refusal:
+    """OpenAI's flex tier: no quota is used up and nothing is charged."""
+    message = "Resource unavailable: there is not enough capacity for flex processing."
+    return Refusal(429, message, "resource_unavailable", "resource_unavailable", wait_s=wait_s)
+
+
+# What can be asked for by name: POST /control {"refuse": {"kind": …, "calls": …}}. Given the wait that the answer names.
+BY_NAME: Mapping[str, Callable[[float], Refusal]] = {
+    "rate_limit_exceeded": throttled,
+    "slow_down": too_steep,
+    "invalid_api_key": lambda _: wrong_key(),
+    "permission_denied": lambda _: _forbidden(),
+    "server_is_overloaded": overloaded,
+    "overloaded_error": lambda wait_s: Refusal(529, "Overloaded", "overloaded_error", "overloaded_error", None, wait_s),
+    "resource_unavailable": _no_capacity_for_flex,
+    "server_error": lambda _: failed(),
+    **{code: partial(_no_money_now, code) for code in CREDIT_ERRORS},
+}
+
+
+def poisoned(poison: Poison, prompt_tokens: int) -> Refusal:
+    match poison:
+        case Poison.CONTEXT:
+            message = (
+                f"This model's maximum context length is {max(1, prompt_tokens - 1)} tokens. However, your messages "
+                f"resulted in {prompt_tokens} tokens. Please reduce the length of the messages."
+            )
+            return invalid(message, "messages", poison.value)
+        case Poison.FILTER:
+            return invalid("The prompt was rejected by the content policy.", "messages", poison.value)
+        case Poison.INVALID:
+            return invalid("Invalid value: the messages could not be processed.", "messages", poison.value)

@@ -1,0 +1,109 @@
+"""What an admitted call gets from the model, and how answers and errors are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+
+from penstock_simulate.answers import dialects, refusals
+from penstock_simulate.answers.answers import EMBEDDING_DIMENSIONS, Usage, chat_body, completion_body, embedding_body
+from penstock_simulate.answers.calls import CHAT, EMBEDDINGS, Call
+from penstock_simulate.answers.faults import Draw, Fates, Fault, Poison, document_of
+from penstock_simulate.answers.headers import WRITERS, HeaderStyle, Meters
+from penstock_simulate.answers.refusals import Refusal
+from penstock_simulate.answers.reply import NO_USAGE, Manner, Reply
+from penstock_simulate.answers.retry import RetryHeaders, RetryStyle
+from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.hostile.kinds import Asked, Kind
+
+LONG_CONTEXT_SUFFIX = "-long"  # a model named so has no context overflows: replaying with one rescues those documents
+ERROR_BODY = dialects.openai(Refusal(200, "The engine is currently unavailable.", "server_error"))[1]
+
+
+class Replies:
+    """Writes replies under one configuration. ``wall`` gives Unix seconds, ``request_id`` a new one per reply."""
+
+    def __init__(self, config: SimulatorConfig, wall: Callable[[], float], request_id: Callable[[], str]) -> None:
+        self._config = config
+        self._wall = wall
+        self._request_id = request_id
+        self._fates = Fates(config)
+        metering = config.metering
+        style = HeaderStyle(metering.headers)
+        self._write_headers = WRITERS[style]
+        self._write_error = dialects.anthropic if style is HeaderStyle.ANTHROPIC else dialects.openai
+        self._retry = RetryHeaders(RetryStyle(metering.retry_style), wall)
+
+    def refuse(self, refusal: Refusal, meters: Meters, now: float, latency_s: float = 0.0) -> Reply:
+        """Refusals by limit or key are immediate; those by the model take their time."""
+        status, body = self._write_error(refusal)
+        headers = self._headers(meters, now)
+        if refusal.wait_s is not None:
+            headers |= self._retry.write(refusal.wait_s)
+        return Reply(status, body, headers, latency_s, outcome=str(status), code=refusal.code)
+
+    def work(self, call: Call, meters: Meters, now: float) -> Reply:
+        """What the model makes of an admitted call, by the luck of its document."""
+        call.document = document_of(call.tag)
+        draw = self._fates.draw(call.document, call.number)
+        poison = self._fates.poison(call.document)
+        if poison is None or (poison is Poison.CONTEXT and call.model.endswith(LONG_CONTEXT_SUFFIX)):
+            return self._infer(call, draw, meters, now)
+        return self.refuse(refusals.poisoned(poison, call.prompt_tokens), meters, now, draw.latency_s)
+
+    def hostile(self, kind: Kind, call: Call, host: str, meters: Meters, now: float) -> Reply:
+        """The answer that the model would have given, spoilt in this way, after the same time."""
+        call.document = document_of(call.tag)
+        draw = self._fates.draw(call.document, call.number)._replace(fault=None)
+        answer = self._answer(call, draw, meters, now)
+        reply = kind.make(Asked(answer, call.authorization or "", host))
+        delay_s = self._config.hang_s if reply.manner is Manner.HUNG else answer.delay_s
+        usage = answer.usage if kind.answers else NO_USAGE
+        return reply._replace(delay_s=delay_s, outcome=kind.name, good=kind.answers, usage=usage)
+
+    def _infer(self, call: Call, draw: Draw, meters: Meters, now: float) -> Reply:
+        config = self._config
+        match draw.fault:
+            case None | Fault.TRUNCATE | Fault.DROP:
+                return self._answer(call, draw, meters, now)
+            case Fault.THROTTLE:
+                return self.refuse(refusals.throttled(config.retry_after_s), meters, now)
+            case Fault.OVERLOAD:
+                return self.refuse(refusals.overloaded(config.retry_after_s), meters, now, draw.latency_s)
+            case Fault.ERROR:
+                return self.refuse(refusals.failed(), meters, now, draw.latency_s)
+            case Fault.HTML:
+                headers = self._headers(meters, now) | {"Content-Type": "text/html"}
+                return Reply(502, refusals.HTML_PAGE, headers, draw.latency_s, outcome="502")
+            case Fault.ERROR_BODY:
+                return Reply(200, ERROR_BODY, self._headers(meters, now), draw.latency_s)
+            case Fault.HANG:
+                return Reply(200, b"", {}, config.hang_s, Manner.HUNG, outcome=Manner.HUNG.value)
+
+    def _answer(self, call: Call, draw: Draw, meters: Meters, now: float) -> Reply:
+        """The work is done; with a fault drawn, its result does not arrive whole."""
+        body, usage = _body(call)
+        headers = self._headers(meters, now)
+        delay_s = draw.latency_s + usage.completion * self._config.latency_ms_per_token / 1000
+        if draw.fault is None:
+            return Reply(200, body, headers, delay_s, usage=usage, good=True)
+        if draw.fault is Fault.TRUNCATE:
+            return Reply(200, body[: len(body) // 2], headers, delay_s, usage=usage)
+        manner = Manner.DROPPED if draw.fraction < 0.5 else Manner.CUT
+        return Reply(200, body, headers, delay_s, manner, usage, outcome=manner.value)
+
+    def _headers(self, meters: Meters, now: float) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "x-request-id": self._request_id()}
+        return headers | self._write_headers(meters, now, self._wall()) if meters else headers
+
+
+def _body(call: Call) -> tuple[bytes, Usage]:
+    usage = Usage(call.prompt_tokens, call.output_tokens())
+    if call.endpoint == EMBEDDINGS:
+        dimensions = call.body.get("dimensions") or EMBEDDING_DIMENSIONS
+        encoding = call.body.get("encoding_format", "float")
+        return embedding_body(call.model, call.texts, dimensions, encoding, usage), usage
+    text, finish = call.answer()
+    ident = blake2b(call.document.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+    make = chat_body if call.endpoint == CHAT else completion_body
+    return make(ident, call.model, text, finish, usage), usage

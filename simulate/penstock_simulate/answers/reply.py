@@ -1,0 +1,44 @@
+"""One reply of the provider: what to send, when, and how it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from penstock_simulate.answers.answers import Usage
+
+NO_USAGE = Usage(0, 0)
+
+
+class Manner(Enum):
+    """How an answer leaves."""
+
+    WHOLE = "whole"
+    DROPPED = "dropped"  # the connection ends before the first byte
+    CUT = "cut"  # the connection ends in the middle of the body
+    HUNG = "hung"  # nothing at all, until the client gives up
+    DRIPPED = "dripped"  # a byte at a time
+    MEASURED = "measured"  # the body many times over, with its length sent first
+    CHUNKED = "chunked"  # the body many times over, without a length
+    RAW = "raw"  # the body is all that is sent, status line included; then the connection ends
+
+
+class Reply(NamedTuple):
+    """What to send, when, and how. ``outcome`` is its name in the statistics: a status, or how it failed to leave."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+    delay_s: float = 0.0
+    manner: Manner = Manner.WHOLE
+    usage: Usage = NO_USAGE
+    good: bool = False
+    outcome: str = "200"
+    code: str | None = None  # of the error, where it has one
+    times: int = 1  # how often the body is sent, where it is sent many times over
+
+    @property
+    def worked(self) -> bool:
+        """Whether the model did the work, even if the result did not arrive."""
+        return self.usage is not NO_USAGE or self.manner is Manner.HUNG

@@ -1,0 +1,175 @@
+"""The settings of the simulated provider, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from penstock_simulate import checks
+from penstock_simulate.answers.headers import HeaderStyle
+from penstock_simulate.answers.retry import RetryStyle
+from penstock_simulate.errors import BadSetting
+from penstock_simulate.hostile import chosen
+from penstock_simulate.limits.capacity import Crowded
+from penstock_simulate.limits.charges import Mode
+from penstock_simulate.presets import PRESETS, Metering
+
+MAX_PORT = 65_535
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+WINDOWS = ("bucket", "10s", "minute")
+CREDIT_ERRORS = ("insufficient_quota", "credit_balance_exhausted", "enforced_spend_limit_reached", "billing_error")
+CERTIFICATES = ("good", "self-signed", "expired", "other-host")  # all but the second are the authority's
+
+CHOICES = {
+    "like": tuple(PRESETS),
+    "window": WINDOWS,
+    "tokens_window": WINDOWS,
+    "charge": tuple(Mode),
+    "headers": tuple(HeaderStyle),
+    "retry_style": tuple(RetryStyle),
+    "crowded": tuple(Crowded),
+    "credit_error": CREDIT_ERRORS,
+    "certificate": CERTIFICATES,
+}
+ABOVE_0 = ("rpm", "tpm", "itpm", "otpm", "rpd", "tpd", "depth_s", "ramp_percent", "ramp_s", "hang_s", "hostile_for_s")
+FROM_0 = (
+    "latency_ms", "latency_sigma", "latency_ms_per_token", "retry_after_s", "ramp_free_rpm", "credit_usd",
+    "usd_per_mtok_in", "usd_per_mtok_out",
+)  # fmt: skip
+WHOLE = {
+    "max_concurrency": 1,
+    "credit_calls": 0,
+    "unset_max_tokens": 1,
+    "burndown": 1,
+}  # with the least that can be given
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorConfig:
+    """Every field is also a flag of `penstock simulate`. Raises BadSetting for a value that cannot be used.
+
+    The rates from ``throttle_rate`` to ``hang_rate`` are probabilities of one call and exclude each other;
+    ``poison_rate`` is the share of documents that can never succeed. None means: not there, or, for what a preset
+    decides (see Metering), as in ``like``.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0  # 0 takes a free one
+    like: str | None = None  # the preset of a provider
+    # Limits, per minute and per day; None is no limit. Input and output apart, or together as tokens.
+    rpm: float | None = None
+    tpm: float | None = None
+    itpm: float | None = None
+    otpm: float | None = None
+    rpd: float | None = None
+    tpd: float | None = None
+    window: str | None = None  # "bucket" refills all the time; "10s" and "minute" are full again at each start
+    tokens_window: str | None = None  # for tokens, where it is another one
+    depth_s: float | None = None  # what a bucket holds, in seconds of its rate
+    charge: str | None = None  # see Mode
+    unset_max_tokens: int | None = None  # reserved for a request that names no max_tokens
+    burndown: int | None = None  # tokens that one of output counts for, once settled, where both share a limit
+    charge_failed: bool = True  # refused and failed calls use up limits too, as OpenAI documents
+    headers: str | None = None  # see HeaderStyle
+    foreign_share: float = 0.0  # of every limit, used by other clients of the same key
+    max_concurrency: int | None = None  # calls in flight above this are crowded out
+    crowded: str | None = None  # what these get, see Crowded
+    # Growth of the accepted requests above this many percent within ramp_s gets slow_down.
+    ramp_percent: float | None = None
+    ramp_s: float = 60.0
+    ramp_free_rpm: float = 60.0  # below this no growth is too steep
+    # Latency: lognormal around the median, plus a part per token of the answer.
+    latency_ms: float = 50.0
+    latency_sigma: float = 0.3
+    latency_ms_per_token: float = 0.0
+    # Faults of one call.
+    throttle_rate: float = 0.0  # 429 with Retry-After, although the limits would allow the call
+    error_rate: float = 0.0  # 500
+    overload_rate: float = 0.0  # 503 server_is_overloaded; 529 with Anthropic's headers
+    drop_rate: float = 0.0  # the connection ends before the answer, or in the middle of it
+    html_rate: float = 0.0  # 502 with an HTML page
+    truncate_rate: float = 0.0  # 200 with half a JSON document
+    error_body_rate: float = 0.0  # 200 whose body is {"error": …}
+    hang_rate: float = 0.0  # no answer for hang_s
+    retry_after_s: float = 1.0  # what an injected 429 and 503 ask for
+    retry_style: str | None = None  # the headers of a wait, see RetryStyle
+    hang_s: float = 600.0
+    # Faults of one document, and of the account.
+    poison_rate: float = 0.0
+    credit_calls: int | None = None  # after this many calls the account is out of money
+    credit_usd: float | None = None  # after so much spent, too
+    usd_per_mtok_in: float = 0.0
+    usd_per_mtok_out: float = 0.0
+    credit_error: str | None = None  # the code of an empty account
+    # Hostile answers, on this machine only (see hostile/).
+    hostile: str | None = None  # the names of kinds with commas between, or "all"
+    hostile_share: float = 0.1  # of calls
+    hostile_documents: float = 0.0  # of documents: each of their calls, always in the same kind
+    hostile_for_s: float | None = None  # from the first call, or the last change; after that all is well again
+    certificate: str | None = None  # https with a certificate of this kind, see CERTIFICATES
+    authority: Path | None = None  # the file of the authority that signs certificates; made where it is missing
+    api_key: str | None = None  # any other key gets 401
+    seed: int = 0
+    call_log: Path | None = None  # one JSON line per call, written before the answer
+
+    def __post_init__(self) -> None:
+        self._each_fits()
+        self._rates_fit()
+        if self.credit_usd is not None and not (self.usd_per_mtok_in or self.usd_per_mtok_out):
+            raise BadSetting(
+                f"--credit-usd {self.credit_usd:g} is never spent without a price; "
+                "give --usd-per-mtok-in or --usd-per-mtok-out"
+            )
+        if self.metering.crowded == Crowded.QUEUED and self.metering.max_concurrency is None:
+            raise BadSetting(
+                "--crowded queue has nothing to wait for; give --max-concurrency, the calls that run at once"
+            )
+
+    @property
+    def metering(self) -> Metering:
+        """The preset with what was given in its place."""
+        preset = PRESETS[self.like] if self.like else Metering()
+        given = {name: value for name in Metering._fields if (value := getattr(self, name)) is not None}
+        if self.window is not None:
+            given.setdefault("tokens_window", self.window)
+        return preset._replace(**given)
+
+    @classmethod
+    def rates(cls) -> list[str]:
+        """The fields that are the probability of a fault of one call, in the order in which they are drawn."""
+        return [field.name for field in fields(cls) if field.name.endswith("_rate") and field.name != "poison_rate"]
+
+    def _each_fits(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) is not None:
+                checks.one_of(name, getattr(self, name), allowed)
+        for name in (*ABOVE_0, *FROM_0):
+            if getattr(self, name) is not None:
+                checks.figure(name, getattr(self, name), positive=name in ABOVE_0)
+        for name, least in WHOLE.items():
+            if getattr(self, name) is not None:
+                checks.whole(name, getattr(self, name), least)
+        if not 0 <= self.port <= MAX_PORT:
+            raise checks.unusable("port", self.port, f"give 0 (any free port) to {MAX_PORT}")
+        for name in (*self.rates(), "poison_rate"):
+            checks.share(name, getattr(self, name))
+        checks.share("foreign_share", self.foreign_share, below_1=True)
+        checks.share("hostile_share", self.hostile_share)
+        checks.share("hostile_documents", self.hostile_documents)
+        self._harms_no_other()
+
+    def _harms_no_other(self) -> None:
+        if self.hostile is None and self.certificate is None:
+            return
+        chosen(self.hostile)
+        if self.host not in LOOPBACK:
+            given = "--hostile" if self.hostile is not None else "--certificate"
+            raise BadSetting(f"{given} with --host {self.host}: it serves this machine only; give --host 127.0.0.1")
+
+    def _rates_fit(self) -> None:
+        given = {name: getattr(self, name) for name in self.rates() if getattr(self, name)}
+        if sum(given.values()) > 1 + 1e-9:
+            listed = " + ".join(f"{checks.flag(name)} {rate:g}" for name, rate in given.items())
+            raise BadSetting(
+                f"{listed} add up to {sum(given.values()):g}: one call has at most one fault; keep the sum within 1"
+            )

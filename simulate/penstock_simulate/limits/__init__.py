@@ -1,0 +1,1 @@
+"""The strict limits of the provider: meters, charges, capacity and money."""

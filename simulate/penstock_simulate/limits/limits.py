@@ -1,0 +1,172 @@
+"""Strict limits of a provider, checked together: a call is charged for all of them or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.limits.charges import Charge, charge
+from penstock_simulate.limits.foreign import ForeignLoad
+from penstock_simulate.limits.meters import DAY_S, MINUTE_S, TEN_S, ContinuousBucket, FixedWindow, Meter
+from penstock_simulate.limits.tally import LastSecond
+from penstock_simulate.limits.timeline import Timeline
+
+WINDOWS_S = {"10s": TEN_S, "minute": MINUTE_S}
+
+
+class Dimension(NamedTuple):
+    """One thing that is limited: the setting that holds its limit, and which part of a charge counts."""
+
+    setting: str
+    part: int  # of Charge
+    per_s: float = MINUTE_S  # the span that the setting is a limit for
+
+
+REQUESTS, TOKENS, INPUT, OUTPUT = range(len(Charge._fields))
+WITH_OUTPUT = (TOKENS, OUTPUT)
+
+DIMENSIONS: Mapping[str, Dimension] = {
+    "requests": Dimension("rpm", REQUESTS),
+    "tokens": Dimension("tpm", TOKENS),
+    "input_tokens": Dimension("itpm", INPUT),
+    "output_tokens": Dimension("otpm", OUTPUT),
+    "requests_per_day": Dimension("rpd", REQUESTS, DAY_S),
+    "tokens_per_day": Dimension("tpd", TOKENS, DAY_S),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """A call that does not fit: what it ran into, and the seconds until it would fit (infinite: never)."""
+
+    dimension: str
+    wait_s: float
+    limit: float  # units per minute, or per day
+    cost: float
+
+
+class Limits:
+    """The meters of one key, what other clients do to them, and the accounts of both."""
+
+    def __init__(self, config: SimulatorConfig) -> None:
+        self.meters: dict[str, Meter] = {}
+        self._timeline = Timeline()
+        self._foreign = ForeignLoad(config.foreign_share, self.meters, config.seed)
+        self._last_second = LastSecond()
+        self._peaks: dict[str, float] = {}
+        self._wasted: dict[str, float] = {}  # units that refused calls used up
+        self._set(config, 0.0)
+
+    def change(self, config: SimulatorConfig, now: float) -> None:
+        """Other limits from ``now`` on; what is used stays used. A new limit starts full."""
+        self.catch_up(now)
+        self._set(config, now)
+
+    def _set(self, config: SimulatorConfig, now: float) -> None:
+        self._charge_failed = config.charge_failed
+        for name, dimension in DIMENSIONS.items():
+            limit = getattr(config, dimension.setting)
+            if limit is None:
+                for accounts in (self.meters, self._peaks, self._wasted, self._foreign.taken):
+                    accounts.pop(name, None)
+            elif name in self.meters:
+                self.meters[name].change(limit / dimension.per_s, now)
+            else:
+                self.meters[name] = _meter(name, limit / dimension.per_s, config)
+                self._peaks[name] = 0.0
+        # What a call is measured by, in this order: the dimension, its part of a charge, its meter.
+        self._measured = [(name, DIMENSIONS[name].part, meter) for name, meter in self.meters.items()]
+        self._foreign.share = config.foreign_share
+
+    def catch_up(self, now: float) -> None:
+        """Everything that was due by ``now`` has happened."""
+        self._foreign.start(self._timeline, now)
+        if self._timeline.next_at <= now:
+            self._timeline.run(now)
+
+    def admit(self, cost: Charge, now: float) -> OverLimit | None:
+        """None when the call fits and is charged. A refused one costs a request, as far as one is left."""
+        if not self._measured:
+            return None
+        self.catch_up(now)
+        over = self._over(cost, now)
+        if over is not None:
+            self._waste(now)
+            return over
+        second = self._last_second.add(now, cost)
+        for name, part, meter in self._measured:
+            meter.take(cost[part], now)
+            peak = second[part] + meter.drain
+            if peak > self._peaks[name]:
+                self._peaks[name] = peak
+        return None
+
+    def correct(self, due: Charge, at: float) -> None:
+        """Charge more, or give back, at a time that is known already."""
+
+        def happen(when: float, _now: float) -> None:
+            for _, part, meter in self._measured:
+                if due[part]:
+                    meter.take(due[part], when)
+
+        self._timeline.add(at, happen)
+
+    def produce(self, output: int, start: float, end: float) -> None:
+        """Charge ``output`` tokens evenly between the two times, or at once where they are one."""
+        if end <= start:
+            self.correct(charge(0, 0, output), start)
+            return
+        per_s = output / (end - start)
+        self._timeline.add(start, lambda at, _: self._flow(per_s, at))
+        self._timeline.add(end, lambda at, _: self._flow(-per_s, at))
+
+    def stats(self, now: float) -> dict[str, dict[str, float]]:
+        """By dimension, in its units: utilisation is ``accepted / (per_s x seconds)``; a peak is of any one second."""
+        self.catch_up(now)
+        return {name: self._account(name, meter, now) for name, meter in self.meters.items()}
+
+    def _account(self, name: str, meter: Meter, now: float) -> dict[str, float]:
+        available = meter.available(now)  # asked first: it brings what is used up to now
+        wasted, taken = self._wasted.get(name, 0.0), self._foreign.taken.get(name, 0.0)
+        found = {
+            "per_s": meter.rate,
+            "accepted": meter.used - wasted - taken,
+            "used_by_refused": wasted,
+            "used_by_foreign": taken,
+            "peak_1s": self._peaks[name],
+            "available": available,
+        }
+        return {key: round(value, 6) for key, value in found.items()}
+
+    def _over(self, cost: Charge, now: float) -> OverLimit | None:
+        for name, part, meter in self._measured:
+            # A cost of 0 asks for no room, but a limit in debt lets nothing start.
+            wait_s = meter.wait_s(cost[part], now)
+            if wait_s > 0:
+                return OverLimit(name, wait_s, meter.rate * DIMENSIONS[name].per_s, cost[part])
+        return None
+
+    def _waste(self, now: float) -> None:
+        if not self._charge_failed:
+            return
+        for name, part, meter in self._measured:
+            if part == REQUESTS and (left := min(1.0, max(0.0, meter.available(now)))):
+                meter.take(left, now)
+                self._wasted[name] = self._wasted.get(name, 0.0) + left
+
+    def _flow(self, per_s: float, at: float) -> None:
+        for name, part, meter in self._measured:
+            if part in WITH_OUTPUT:
+                meter.available(at)
+                meter.drain = max(0.0, meter.drain + per_s)
+                self._peaks[name] = max(self._peaks[name], meter.drain)
+
+
+def _meter(name: str, rate: float, config: SimulatorConfig) -> Meter:
+    dimension, metering = DIMENSIONS[name], config.metering
+    if dimension.per_s == DAY_S:
+        return ContinuousBucket(rate, DAY_S)
+    window = metering.window if dimension.part == REQUESTS else metering.tokens_window
+    return FixedWindow(rate, WINDOWS_S[window]) if window in WINDOWS_S else ContinuousBucket(rate, metering.depth_s)

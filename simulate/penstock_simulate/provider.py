@@ -1,0 +1,190 @@
+"""Decides what a call to the simulated provider gets: checks in order, with the time passed in and nothing sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from hmac import compare_digest
+from typing import Any
+
+from penstock_simulate import controls
+from penstock_simulate.answers import refusals
+from penstock_simulate.answers.calls import Call, at_admission, unreadable
+from penstock_simulate.answers.faults import document_of
+from penstock_simulate.answers.refusals import Refusal
+from penstock_simulate.answers.replies import Replies
+from penstock_simulate.answers.reply import Manner, Reply
+from penstock_simulate.book import CallBook
+from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.hostile.luck import Hostility
+from penstock_simulate.limits import charges
+from penstock_simulate.limits.capacity import Crowded, Slots, gauges, resized
+from penstock_simulate.limits.charges import Charge, Mode
+from penstock_simulate.limits.limits import Limits
+from penstock_simulate.limits.money import Wallet
+from penstock_simulate.limits.ramps import make_ramp, ramp_settings
+
+MODELS = ("sim-small", "sim-large", "sim-embed")  # listed; any other name works too
+
+
+class Provider:
+    """Decides about calls; owns the limits, the luck and the accounts.
+
+    Times are seconds of any steady clock, passed in; ``wall`` gives Unix seconds for headers that hold a date.
+    """
+
+    def __init__(self, config: SimulatorConfig, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._demand: controls.Demand | None = None
+        self._slots: Slots | None = None
+        self.book = CallBook(config.call_log)
+        self._follow(config)
+        self._fill()
+
+    def reset(self) -> None:
+        """Accounts and limits as at the start; the log on disk and what was changed meanwhile are kept."""
+        self.book.reset()
+        self._fill()
+
+    def control(self, raw: bytes, now: float) -> None:
+        """Change settings while running, and refuse on demand. Raises BadSetting and changes nothing."""
+        before, change = self._config, controls.read_change(raw, self._config, self._demand)
+        self._demand = change.demand
+        self._follow(change.config)
+        self._limits.change(change.config, now)
+        self._wallet.change(change.config)
+        if ramp_settings(before) != ramp_settings(change.config):
+            self._ramp = make_ramp(change.config)
+        self._slots = resized(self._slots, change.config.metering)
+
+    def controls(self) -> dict[str, Any]:
+        """The settings in force."""
+        return controls.shown(self._config, self._demand)
+
+    def stats(self, now: float) -> dict[str, Any]:
+        """The accounts since the start or the last reset, those of each limit among them."""
+        return self.book.stats() | {"limits": self._limits.stats(now), "spent_usd": round(self._wallet.spent_usd, 9)}
+
+    def metrics(self, now: float) -> str:
+        """Prometheus text with vLLM's names; without a queue everything in flight runs."""
+        running = self.book.in_flight if self._slots is None else self._slots.running(now)
+        return gauges(running, 0 if self._slots is None else self._slots.waiting(now), MODELS[0])
+
+    def open_call(self, endpoint: str, raw: bytes, tag: str | None, authorization: str | None) -> Call:
+        """Count a call before anything else happens to it. Without a tag the body's hash names the document."""
+        tag = tag or "body-" + blake2b(raw, digest_size=8).hexdigest()
+        return Call(endpoint, raw, authorization, tag, self.book.arrived(tag))
+
+    def decide(self, call: Call, now: float, host: str = "") -> Reply:
+        """The reply to a call that arrives at ``now`` (seconds of any steady clock), noted in the call log.
+
+        ``host`` is the name that the client called us by.
+        """
+        reply = self._judge(call, now, host)
+        if reply.code is not None:
+            self.book.refused(reply.code)
+        self.book.decided(call.tag, call.number, reply.outcome)
+        return reply
+
+    def _judge(self, call: Call, now: float, host: str) -> Reply:
+        refusal = self._turned_away(call)
+        kind = None if refusal else self._hostility.kind(document_of(call.tag), call.number, now)
+        if kind is not None:
+            return self._replies.hostile(kind, call, host, self._limits.meters, now)
+        charge = None if refusal else self._charge(call)
+        refusal = refusal or self._too_steep(now) or self._over_limit(call, charge, now)
+        if refusal is not None:
+            self._limits.catch_up(now)
+            return self._replies.refuse(refusal, self._limits.meters, now)
+        return self._take_time(self._replies.work(call, self._limits.meters, now), charge, now)
+
+    def close_call(self, call: Call, reply: Reply, *, unread: bool) -> None:
+        self.book.left(call.tag, reply.outcome, reply.usage, ok=reply.good, unread=unread)
+
+    def _follow(self, config: SimulatorConfig) -> None:
+        """Everything that follows from the settings alone."""
+        metering = config.metering
+        self._config = config
+        self._replies = Replies(config, self._wall, lambda: f"req_{self.book.requests:016x}")
+        self._authorization = f"Bearer {config.api_key}".encode() if config.api_key else None
+        self._mode, self._unset_max_tokens = Mode(metering.charge), metering.unset_max_tokens
+        self._burndown = metering.burndown
+        self._crowd, self._most_in_flight = Crowded(metering.crowded), metering.max_concurrency
+        self._credit_error = metering.credit_error
+        self._hostility = Hostility(config)
+
+    def _fill(self) -> None:
+        self._limits = Limits(self._config)
+        self._wallet = Wallet(self._config)
+        self._ramp = make_ramp(self._config)
+        self._slots = resized(None, self._config.metering)
+
+    def _turned_away(self, call: Call) -> Refusal | None:
+        """What is refused before limits are asked: the key, the demand, the request, the account, the crowd."""
+        return self._wrong_key(call) or self._demanded() or unreadable(call) or self._no_money() or self._crowded()
+
+    def _wrong_key(self, call: Call) -> Refusal | None:
+        if self._authorization is None or compare_digest((call.authorization or "").encode(), self._authorization):
+            return None
+        return refusals.wrong_key()
+
+    def _demanded(self) -> Refusal | None:
+        demand = self._demand
+        if demand is None:
+            return None
+        if demand.calls is not None:
+            demand.calls -= 1
+            if demand.calls == 0:
+                self._demand = None
+        return refusals.BY_NAME[demand.kind](self._config.retry_after_s)
+
+    def _no_money(self) -> Refusal | None:
+        return refusals.no_money(self._credit_error) if self._wallet.empty(self.book.requests) else None
+
+    def _crowded(self) -> Refusal | None:
+        most = self._most_in_flight
+        if most is None or self.book.in_flight <= most or self._crowd is Crowded.QUEUED:
+            return None
+        self.book.over_limit("concurrency")
+        if self._crowd is Crowded.UNAVAILABLE:
+            return refusals.overloaded(self._config.retry_after_s)
+        return refusals.too_many_in_flight(most, self._config.retry_after_s)
+
+    def _too_steep(self, now: float) -> Refusal | None:
+        if self._ramp is None:
+            return None
+        wait_s = self._ramp.wait_s(now)
+        return refusals.too_steep(wait_s) if wait_s > 0 else None
+
+    def _over_limit(self, call: Call, charge: Charge | None, now: float) -> Refusal | None:
+        over = self._limits.admit(charge, now) if charge is not None else None
+        if over is not None:
+            self.book.over_limit(over.dimension)
+            return refusals.over_limit(over, call.model)
+        if self._ramp is not None:
+            self._ramp.accepted()
+        return None
+
+    def _charge(self, call: Call) -> Charge | None:
+        """None where nothing is limited: then nothing needs to be counted beforehand."""
+        return at_admission(self._mode, call, self._unset_max_tokens) if self._limits.meters else None
+
+    def _take_time(self, reply: Reply, charge: Charge | None, now: float) -> Reply:
+        """Let the call wait for its turn, and charge what is due while it runs and when it ends."""
+        wait_s = 0.0
+        if self._slots is not None and reply.delay_s > 0 and reply.manner is not Manner.HUNG:
+            wait_s = self._slots.enter(now, reply.delay_s)
+        if charge is not None:
+            self._charge_later(reply, charge, now + wait_s)
+        self._wallet.pay(*reply.usage)
+        return reply._replace(delay_s=wait_s + reply.delay_s) if wait_s else reply
+
+    def _charge_later(self, reply: Reply, charge: Charge, start: float) -> None:
+        end = start + reply.delay_s
+        if self._mode is Mode.PRODUCED and reply.usage.completion:
+            self._limits.produce(reply.usage.completion, start, end)
+        refund = not self._config.charge_failed and not reply.worked
+        due = charges.correction(self._mode, charge, reply.usage.completion, burndown=self._burndown, refund=refund)
+        if due is not None:
+            self._limits.correct(due, end)

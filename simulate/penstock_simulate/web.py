@@ -1,0 +1,161 @@
+"""The simulated provider over HTTP: aiohttp without middlewares and access log, and one process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import orjson
+from aiohttp import web
+
+from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS
+from penstock_simulate.certificates import served
+from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.errors import BadSetting
+from penstock_simulate.hostile.redirects import TRAP
+from penstock_simulate.provider import MODELS, Provider
+from penstock_simulate.sending import delay, send
+
+MAX_REQUEST_BYTES = 32 * 1024 * 1024
+BACKLOG = 4096  # connections waiting to be accepted: a fleet opens all of its at once
+GRACE_S = 5.0  # for calls in flight at the end
+JSON = {"Content-Type": "application/json"}
+
+PROVIDER: web.AppKey[Provider] = web.AppKey("provider", Provider)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(config: SimulatorConfig) -> web.Application:
+    """The application; its shutdown ends hanging calls and closes the call log."""
+    provider, closing = Provider(config), asyncio.Event()
+
+    async def ending(_: web.Application) -> None:
+        closing.set()
+
+    async def ended(_: web.Application) -> None:
+        provider.book.close()
+
+    app = web.Application(client_max_size=MAX_REQUEST_BYTES)
+    app[PROVIDER] = provider
+    for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS):
+        app.router.add_post(endpoint, _inference(provider, endpoint, closing))
+    app.router.add_get("/v1/models", _models)
+    app.router.add_get("/stats", _stats)
+    app.router.add_get("/calls", _calls)
+    app.router.add_post("/reset", _reset)
+    app.router.add_get("/control", _controls)
+    app.router.add_post("/control", _control)
+    app.router.add_get("/metrics", _metrics)
+    app.router.add_get("/health", _health)
+    app.router.add_route("*", TRAP, _trap)
+    app.on_shutdown.append(ending)
+    app.on_cleanup.append(ended)
+    return app
+
+
+def _inference(provider: Provider, endpoint: str, closing: asyncio.Event) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        headers = request.headers
+        tag, authorization = headers.get("X-Client-Request-Id"), headers.get("Authorization")
+        call = provider.open_call(endpoint, await request.read(), tag, authorization)
+        reply = provider.decide(call, time.monotonic(), headers.get("Host", ""))
+        await delay(request, reply, closing)
+        provider.close_call(call, reply, unread=request.transport is None or request.transport.is_closing())
+        return await send(request, reply, closing)
+
+    return answer
+
+
+async def _models(_: web.Request) -> web.Response:
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": "penstock"} for name in MODELS]
+    return web.Response(body=orjson.dumps({"object": "list", "data": data}), headers=JSON)
+
+
+async def _stats(request: web.Request) -> web.Response:
+    return web.Response(body=orjson.dumps(request.app[PROVIDER].stats(time.monotonic())), headers=JSON)
+
+
+async def _calls(request: web.Request) -> web.Response:
+    least = request.query.get("min_calls", "1")
+    if not least.isdecimal():
+        raise web.HTTPBadRequest(text=f"min_calls: {least!r} is not a whole number")
+    return web.Response(body=orjson.dumps(request.app[PROVIDER].book.calls(int(least))), headers=JSON)
+
+
+async def _reset(request: web.Request) -> web.Response:
+    request.app[PROVIDER].reset()
+    return web.Response(status=204)
+
+
+async def _controls(request: web.Request) -> web.Response:
+    return web.Response(body=orjson.dumps(request.app[PROVIDER].controls()), headers=JSON)
+
+
+async def _control(request: web.Request) -> web.Response:
+    """What is in force after the change; 400 with the reason when it cannot be made."""
+    try:
+        request.app[PROVIDER].control(await request.read(), time.monotonic())
+    except BadSetting as problem:
+        return web.Response(status=400, body=orjson.dumps({"error": {"message": str(problem)}}), headers=JSON)
+    return await _controls(request)
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    text = request.app[PROVIDER].metrics(time.monotonic())
+    return web.Response(text=text, content_type="text/plain", charset="utf-8")
+
+
+async def _trap(request: web.Request) -> web.Response:
+    """Where redirects lead. Clients that follow are counted, with and without a key."""
+    request.app[PROVIDER].book.trapped("with a key" if "Authorization" in request.headers else "without a key")
+    return web.Response(status=200, body=b"{}", headers=JSON)
+
+
+async def _health(_: web.Request) -> web.Response:
+    """As vLLM's server has it, for probes."""
+    return web.Response()
+
+
+@asynccontextmanager
+async def running(config: SimulatorConfig) -> AsyncIterator[str]:
+    """The provider on its address while the context lasts; yields the URL with the real port."""
+    tls = None if config.certificate is None else served(config.certificate, config.authority)
+    runner = web.AppRunner(make_app(config), access_log=None, shutdown_timeout=GRACE_S)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, config.host, config.port, backlog=BACKLOG, ssl_context=tls)
+        try:
+            await site.start()
+        except OSError as error:
+            raise BadSetting(
+                f"--host {config.host} --port {config.port}: cannot listen there: {error.strerror or error}; "
+                "give --port 0 for a free port"
+            ) from error
+        yield _url("https" if tls else "http", config.host, runner)
+    finally:
+        await runner.cleanup()
+
+
+def serve(config: SimulatorConfig) -> None:
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: SimulatorConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(config) as url:
+        sys.stdout.write(f"penstock simulate: serving {url}/v1\n")
+        sys.stdout.flush()
+        await stop.wait()
+
+
+def _url(scheme: str, host: str, runner: web.AppRunner) -> str:
+    port = runner.addresses[0][1]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

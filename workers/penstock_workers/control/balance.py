@@ -1,0 +1,86 @@
+"""Whether a job has one outcome in SQL for every document. A job that has not ends with a reason, not in a loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import NamedTuple
+
+from penstock_ledger import JobStore, OutcomeStore
+from penstock_ledger.model import Counts, Job, JobState
+
+log = logging.getLogger(__name__)
+
+REWINDS_MAX = 3  # readings of a whole source that bring not one outcome more: a fourth would bring none either
+
+
+class Unbalanced(NamedTuple):
+    """Counts that reading the source again cannot put right."""
+
+    state: JobState  # what becomes of a job that runs
+    reason: str
+
+
+class Balance:
+    """Asked once everything is read and nothing is under way. Belongs to the control thread."""
+
+    def __init__(self, jobs: JobStore, outcomes: OutcomeStore) -> None:
+        self._jobs = jobs
+        self._outcomes = outcomes
+        self._rewound: dict[str, tuple[int, int]] = {}  # job -> outcomes at its last rewind, rewinds without a new one
+
+    def keep_only(self, live: Collection[str]) -> None:
+        """Jobs that are over need no memory."""
+        self._rewound = {job_id: seen for job_id, seen in self._rewound.items() if job_id in live}
+
+    def close(self, job: Job) -> Counts | Unbalanced | None:
+        """The counts of a job that has every outcome. None: something was lost, and its feeds read everything again."""
+        assert job.total is not None, "an open job has no number of documents to compare with"
+        counts = self._outcomes.counts(job.job_id)
+        if _sum(counts) > job.total:
+            counts = self._outcomes.recount(job.job_id)  # row by row: before a job fails, its rows are the proof
+        if _sum(counts) == job.total:
+            self._rewound.pop(job.job_id, None)
+            return counts
+        too_many = _sum(counts) > job.total
+        if too_many and self._is_read_for_cancel(job):
+            return Unbalanced(JobState.FAILED, _too_many(job, _sum(counts)))
+        return self._rewind(job, _sum(counts))
+
+    def _is_read_for_cancel(self, job: Job) -> bool:
+        """What was fed before a cancel is written off by reading it again; other jobs have no need of that."""
+        return job.state is not JobState.CANCELLING or job.job_id in self._rewound
+
+    def _rewind(self, job: Job, found: int) -> Unbalanced | None:
+        before, rewinds = self._rewound.get(job.job_id, (-1, 0))
+        rewinds = rewinds + 1 if found == before else 1
+        if rewinds > REWINDS_MAX:
+            self._rewound.pop(job.job_id, None)
+            return Unbalanced(JobState.PAUSED, _too_few(job, found))
+        self._rewound[job.job_id] = (found, rewinds)
+        log.warning(
+            "job %s: everything is read and nothing is under way, but %d of %s outcomes are there; reading it again (%d of %d)",
+            job.job_id, found, job.total, rewinds, REWINDS_MAX,
+        )  # fmt: skip
+        self._jobs.rewind_feeds(job.job_id)
+        return None
+
+
+def _too_many(job: Job, found: int) -> str:
+    return (
+        f"too_many_outcomes: {found} outcomes for {job.total} documents: something other than this job's feed has put items "
+        "into its queue. What is stored stays readable (`penstock results`); find out who can write to Redis or RabbitMQ, then "
+        "submit the source again under another key"
+    )
+
+
+def _too_few(job: Job, found: int) -> str:
+    return (
+        f"too_few_outcomes: everything was read {REWINDS_MAX + 1} times and only {found} of {job.total} documents have an "
+        "outcome. `penstock resume` reads it again, `penstock cancel` writes off what is missing; please report this with the "
+        "log of the control loop"
+    )
+
+
+def _sum(counts: Counts) -> int:
+    return counts.succeeded + counts.dead

@@ -1,0 +1,163 @@
+"""How much may be in the queue: a share per job, and never more of Redis than leaves room for everything else."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from penstock_ledger import RedisLedger
+from penstock_ledger.model import Job, JobState
+from penstock_producer.spec import LANES
+from penstock_ratelimit.fairness import Flow
+from penstock_workers.celery_app.heartbeat import ALIVE_S
+from penstock_workers.control.shares import Share, shares
+from penstock_workers.control.specs import Specs
+from penstock_workers.control.throughput import Throughput
+from penstock_workers.item.jobs import flow_of
+
+log = logging.getLogger(__name__)
+
+WINDOW_S = 20.0  # of work at the fleet's pace: outlasts a leader that died, and a new job waits no longer behind it
+SHARED_WINDOW_S = 5.0  # where jobs share: a queue is first in, first out, so they take turns of at most so long
+WINDOW_PER_SLOT = 3  # at least: more than workers hold, so that slow answers, or none yet, leave no slot empty
+WINDOW_MIN = 100  # keeps a small or a starting fleet busy until its pace is known
+WINDOW_PER_SLOT_MAX = 20  # at most: seconds of work for the quickest answers, not hours
+WINDOW_SMALL_FLEET_MAX = 2_000  # in place of that for a fleet of few slots
+WINDOW_MAX = 50_000  # about 50 MB of messages; more would only slow down cancel and fairness
+STEP = 2.0  # times what was finished since the last tick, fed at once while others feed too: the documents of all mix
+STEP_MIN = 20  # documents worth a step
+# A job in prefix order is fed half a window at a time: sorted a few documents at a time they would be in no order at all.
+# The other half is more than the slots hold, so that none is empty meanwhile.
+ORDERED_STEP = 0.5
+URGENT_SHARE = 0.75  # of the slots: the others always hold work that is not urgent, so none of them starves
+MEMORY_SHARE = 0.75  # of Redis's maxmemory; above it feeding pauses, so that acks and leases always fit
+LOOK_EVERY_S = 2.0  # fleet size and memory change slowly
+ACTIVE_S = 2.0  # a job with nothing outstanding for so long leaves its share to the others: an open job may be idle
+
+
+class FeedWindows:
+    """Says how many more documents of a job may be published now. Each lane has a queue and slots of its own."""
+
+    def __init__(
+        self, hot: RedisLedger, fixed_window: int | None, specs: Specs, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._hot = hot
+        self._specs = specs
+        self._fixed = fixed_window
+        self._clock = clock
+        self._slots: Counter[str] = Counter()  # by lane
+        self._pace: defaultdict[str, Throughput] = defaultdict(Throughput)  # by lane
+        self._full = False
+        self._look_at = 0.0
+        self._now, self._tick_s = clock(), 0.0  # the latest tick, and how long after the one before
+        self._active: dict[str, float] = {}  # running job -> when it last had something outstanding, or was new
+        self._known: dict[str, tuple[str, Flow]] = {}  # lane and flow of each live job: neither ever changes
+        self._outstanding: Mapping[str, Sequence[int]] = {}  # by job and generation
+        self._shares: dict[str, dict[str, Share]] = {}  # of this round, by lane and job
+        self._rivals: defaultdict[str, dict[str, Flow]] = defaultdict(dict)  # lane -> flows of its active jobs, by job
+
+    def update(self, live: Collection[Job], outstanding: Mapping[str, Sequence[int]]) -> None:
+        """See who shares the queues now: in every round, before ``for_feed``. ``outstanding``: documents by generation."""
+        now = self._clock()
+        self._now, self._tick_s = now, now - self._now
+        self._known = {job.job_id: self._known.get(job.job_id) or self._lane_and_flow(job) for job in live}
+        self._outstanding = outstanding
+        is_due = now >= self._look_at
+        if is_due or not self._slots:
+            self._look_at_workers()
+        if is_due:
+            self._look_at = now + LOOK_EVERY_S
+            self._look_at_memory()
+            self._look_at_pace(now)
+        running = [job for job in live if job.state is JobState.RUNNING]
+        self._note_active(running, now)
+        self._rivals, self._shares = defaultdict(dict), {}
+        for job in running:
+            lane, flow = self._known[job.job_id]
+            if now - self._active[job.job_id] < ACTIVE_S:
+                self._rivals[lane][job.job_id] = flow
+
+    def _note_active(self, running: Collection[Job], now: float) -> None:
+        """Those with documents in the queue or with a worker, and, for a while, those that are new here."""
+        self._active = {job.job_id: self._active.get(job.job_id, now) for job in running}
+        for job in running:
+            if any(self._outstanding[job.job_id]):
+                self._active[job.job_id] = now
+
+    def for_feed(self, job: Job, generation: int, *, ordered: bool = False) -> Share:
+        """Documents that one feed of a job may add now, and where. ``update`` has seen the job.
+
+        ``ordered`` feeds are told to wait until there is room for a step that is worth putting into order.
+        """
+        if self._full:
+            return Share(0, False)
+        lane, flow = self._known[job.job_id]
+        rivals = self._rivals[lane] | {job.job_id: flow}
+        window = self._window(lane, SHARED_WINDOW_S if len(rivals) > 1 else WINDOW_S)
+        share = self._shares_of(lane, rivals, window)[job.job_id]
+        room = max(0, share.documents - self._outstanding[job.job_id][generation - 1])
+        if len(rivals) == 1 and ordered and not share.urgent and room < ORDERED_STEP * share.documents:
+            return Share(0, False)
+        if len(rivals) > 1 and not share.urgent:
+            room = min(room, max(STEP_MIN, self._step(lane) * share.documents // window))
+        return Share(room, share.urgent)
+
+    def _shares_of(self, lane: str, rivals: Mapping[str, Flow], window: int) -> Mapping[str, Share]:
+        """Computed once per round and lane for its active jobs; anew for a job that joins them."""
+        known = self._shares.get(lane, {})
+        if known.keys() != rivals.keys():
+            known = self._shares[lane] = shares(list(rivals.values()), self._front(lane), window)
+        return known
+
+    def windows(self) -> dict[str, int]:
+        """Documents that may be outstanding at once, by lane."""
+        return {lane: self._window(lane, SHARED_WINDOW_S if self._is_shared(lane) else WINDOW_S) for lane in LANES}
+
+    def _is_shared(self, lane: str) -> bool:
+        return len(self._rivals.get(lane, ())) > 1
+
+    def _front(self, lane: str) -> int:
+        """Urgent documents at once. Of a fleet that has not been heard of, one."""
+        return max(1, int(URGENT_SHARE * self._slots[lane]))
+
+    def _step(self, lane: str) -> int:
+        """Documents that all jobs together may add now: a fleetful, or more than was finished meanwhile."""
+        return max(self._slots[lane], int(STEP * self._tick_s * self._pace[lane].per_s))
+
+    def _window(self, lane: str, seconds: float) -> int:
+        if self._fixed is not None:
+            return self._fixed
+        slots = self._slots[lane]
+        least = max(WINDOW_MIN, WINDOW_PER_SLOT * slots)
+        most = max(WINDOW_SMALL_FLEET_MAX, WINDOW_PER_SLOT_MAX * slots)
+        return min(WINDOW_MAX, max(least, min(most, int(seconds * self._pace[lane].per_s))))
+
+    def _look_at_memory(self) -> None:
+        memory = self._hot.memory()
+        full = bool(memory.maxmemory) and memory.used > MEMORY_SHARE * memory.maxmemory
+        if full and not self._full:
+            log.warning(
+                "feeding pauses: Redis uses %d of %d bytes, above %.0f %%; it goes on by itself when memory is free",
+                memory.used, memory.maxmemory, MEMORY_SHARE * 100,
+            )  # fmt: skip
+        self._full = full
+
+    def _look_at_workers(self) -> None:
+        self._slots = Counter()
+        for seen in self._hot.workers():
+            if seen.seconds_ago < ALIVE_S:
+                self._slots[seen.info.get("lane", "")] += int(seen.info.get("concurrency", 0))
+
+    def _look_at_pace(self, now: float) -> None:
+        finished: dict[str, dict[str, int]] = defaultdict(dict)
+        for job_id, (lane, _) in self._known.items():
+            stats = self._hot.stats(job_id)
+            finished[lane][job_id] = stats.get("succeeded", 0) + stats.get("dead", 0)
+        for lane, by_job in finished.items():
+            self._pace[lane].note(by_job, now)
+
+    def _lane_and_flow(self, job: Job) -> tuple[str, Flow]:
+        spec = self._specs.of(job)
+        return spec.lane, flow_of(job.job_id, spec)

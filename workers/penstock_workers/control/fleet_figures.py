@@ -1,0 +1,134 @@
+"""The figures of the whole fleet, read every few seconds, so that a page of metrics is ready when it is asked for.
+
+Reading them costs Redis some dozens of small commands. They are shown for half a minute and then no more: figures from
+before an outage would look like figures of now.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import redis
+
+from penstock_ledger import RedisLedger, WorkerSeen
+from penstock_ledger.model import Job
+from penstock_producer.lanes import LANES
+from penstock_producer.wire import FED_HEADER, queue_name
+from penstock_ratelimit.quota_hash import Breaker
+from penstock_ratelimit.watch import QuotaView, read_quotas
+from penstock_workers.celery_app.heartbeat import ALIVE_S
+from penstock_workers.metrics import catalogue
+from penstock_workers.metrics.samples import Sample
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 5.0
+STALE_S = 30.0  # what was read longer ago is not shown
+STATES = ("running", "paused", "cancelling")
+
+_FED = re.compile(rb'"%b":\s*(\d+)' % re.escape(FED_HEADER.encode()))
+
+
+class FleetFigures:
+    """``refresh`` belongs to the control thread; ``figures`` may be called by any."""
+
+    def __init__(self, hot: RedisLedger, quotas: redis.Redis, clock: Callable[[], float] = time.time) -> None:
+        self._hot = hot
+        self._quotas = quotas
+        self._clock = clock
+        self._read: Sequence[Sample] = ()
+        self._read_at = self._next_at = 0.0
+        self._views: dict[str, QuotaView] = {}
+
+    def refresh(self, live: Collection[Job]) -> None:
+        """Does nothing when the figures are young. Raises Redis's errors."""
+        now = self._clock()
+        if now < self._next_at:
+            return
+        self._next_at = now + REFRESH_S
+        self._read = [*self._lanes(live, now), *self._whole(live), *self._quota_figures()]
+        self._read_at = now
+
+    def figures(self) -> Iterator[Sample]:
+        if self._clock() - self._read_at <= STALE_S:
+            yield catalogue.LOOKED(self._read_at)
+            yield from self._read
+
+    def _lanes(self, live: Collection[Job], now: float) -> Iterator[Sample]:
+        parked, outstanding = self._by_lane(live)
+        workers = _workers(self._hot.workers())
+        for lane in LANES:
+            queue = queue_name(lane)
+            depth, drains = self._hot.depth(queue), self._hot.drains(lane)
+            yield catalogue.QUEUED(depth.queued, lane)
+            yield catalogue.UNACKED(depth.unacked, lane)
+            yield catalogue.RELAYED(depth.relayed, lane)
+            yield catalogue.DELAYED(depth.delayed, lane)
+            yield catalogue.PARKED(parked[lane], lane)
+            yield catalogue.OUTSTANDING(outstanding[lane], lane)
+            yield catalogue.OLDEST(_age(self._hot.front(queue), now), lane)
+            yield catalogue.WORKERS(workers[lane], lane)
+            yield catalogue.DRAINED(drains.items_finished, lane, "finished")
+            yield catalogue.DRAINED(drains.items_requeued, lane, "requeued")
+            yield catalogue.DRAINS(drains.finished, lane, "finished")
+            yield catalogue.DRAINS(drains.requeued, lane, "requeued")
+
+    def _by_lane(self, live: Collection[Job]) -> tuple[Counter[str], Counter[str]]:
+        """Messages parked, and documents outstanding."""
+        parked, outstanding = Counter[str](), Counter[str]()
+        for job, length in zip(live, self._hot.parked([job.job_id for job in live]), strict=True):
+            parked[_lane(job)] += length
+        feeds = [(job, generation) for job in live for generation in range(1, job.generation + 1)]
+        lengths = self._hot.outstanding_of([(job.job_id, generation) for job, generation in feeds])
+        for (job, _), length in zip(feeds, lengths, strict=True):
+            outstanding[_lane(job)] += length
+        return parked, outstanding
+
+    def _whole(self, live: Collection[Job]) -> Iterator[Sample]:
+        states = Counter(str(job.state) for job in live)
+        for state in STATES:
+            yield catalogue.JOBS(states[state], state)
+        memory = self._hot.memory()
+        yield catalogue.REDIS_USED(memory.used)
+        yield catalogue.REDIS_LIMIT(memory.maxmemory)
+        yield catalogue.UNREADABLE(self._hot.parked_unknown())
+
+    def _quota_figures(self) -> Iterator[Sample]:
+        views = {view.quota_id: view for view in read_quotas(self._quotas)}
+        for name, view in views.items():
+            before, self._views[name] = self._views.get(name), view
+            yield from _of_quota(view, before)
+
+
+def _of_quota(view: QuotaView, before: QuotaView | None) -> Iterator[Sample]:
+    name = view.quota_id
+    yield catalogue.QUOTA_WAITING(view.waiting, name)
+    yield catalogue.QUOTA_IN_FLIGHT(view.in_flight, name)
+    yield catalogue.QUOTA_GRANTED(view.granted, name)
+    yield catalogue.QUOTA_THROTTLED(view.throttled, name)
+    yield catalogue.QUOTA_FAILURES(view.failures, name)
+    yield catalogue.QUOTA_OPEN(view.breaker is not Breaker.CLOSED, name)
+    yield catalogue.QUOTA_HELD(bool(view.hold), name)
+    traffic = view.since(before) if before is not None else None
+    for dimension in view.dimensions:
+        yield catalogue.QUOTA_LIMIT(dimension.limit, name, dimension.name)
+        if traffic is not None and dimension.limit > 0:
+            yield catalogue.QUOTA_USE(traffic.units[dimension.name] / dimension.limit, name, dimension.name)
+
+
+def _workers(seen: Collection[WorkerSeen]) -> Counter[str]:
+    return Counter(worker.info.get("lane", "") for worker in seen if worker.seconds_ago < ALIVE_S)
+
+
+def _age(front: bytes | None, now: float) -> float:
+    """Of a message; one that does not say when it was fed, such as another producer's, counts as new."""
+    fed = _FED.search(front) if front is not None else None
+    return max(0.0, now - int(fed[1])) if fed else 0.0
+
+
+def _lane(job: Job) -> str:
+    return str(job.spec.get("lane", "api"))

@@ -1,0 +1,181 @@
+"""What one job needs in one round: feeding, pausing, reconciling, cancelling, completing. Each step is bounded, none blocks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from penstock_ledger import (
+    Database,
+    FeedLost,
+    JobSeen,
+    JobStore,
+    LiveJob,
+    OutcomeStore,
+    RedisAddress,
+    RedisForgot,
+    RedisLedger,
+)
+from penstock_ledger.model import Feed, Job, JobState
+from penstock_producer.errors import SourceError, SourceUnavailable
+from penstock_producer.feeder import open_feeder
+from penstock_producer.wire import queue_name
+from penstock_workers.control.balance import Balance
+from penstock_workers.control.cancel import Cancelling
+from penstock_workers.control.complete import Completion
+from penstock_workers.control.counters import Counters
+from penstock_workers.control.ending import Ending
+from penstock_workers.control.feed_windows import FeedWindows
+from penstock_workers.control.job_states import JobStates
+from penstock_workers.control.leadership import Leadership, LedFeed
+from penstock_workers.control.limits import Limits
+from penstock_workers.control.outputs import OutputWriter
+from penstock_workers.control.reconcile import Reconciler
+from penstock_workers.control.resume import Resumes
+from penstock_workers.control.specs import Specs
+from penstock_workers.settings import WorkerSettings
+from penstock_workers.stores import REDIS_TIMEOUT_S
+from penstock_workers.tracing import Tracing
+
+log = logging.getLogger(__name__)
+
+FEED_MAX = 5_000  # documents published per job and round, so that no job holds up the others for long
+UNPARK_MAX = 2_000  # messages of a resumed job brought back per round
+
+
+class JobSteps:
+    """Takes the step of each live job. Feeding and ending are the leader's; limits and pauses are any process's."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        database: Database,
+        hot: RedisLedger,
+        counters: Counters,
+        *,
+        owner: str,
+        outputs_written: Callable[[], None],
+        tracing: Tracing | None = None,
+    ) -> None:
+        jobs, outcomes, states = JobStore(database), OutcomeStore(database), JobStates(JobStore(database), hot)
+        balance = Balance(jobs, outcomes)
+        self._settings = settings
+        self._tracing = tracing
+        self._counters = counters
+        self._database = database
+        self._outcomes = outcomes
+        self._hot = hot
+        self._owner = owner
+        self._states = states
+        self._balance = balance
+        self._specs = Specs()
+        self._windows = FeedWindows(hot, settings.window, self._specs)
+        self._outputs = OutputWriter(settings, outcomes, outputs_written)
+        self._limits = Limits(outcomes, hot, states)
+        self._completion = Completion(jobs, hot, states, balance, self._outputs)
+        self._cancelling = Cancelling(jobs, outcomes, hot, states, balance, settings.visibility_timeout_s)
+        quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
+        self._resumes = Resumes(jobs, states, quotas)
+        self.leadership = Leadership(jobs, owner, self._open_led)
+        self.ending = Ending()
+
+    def prepare(self, live: Sequence[LiveJob], seen: Sequence[JobSeen]) -> None:
+        """Before the steps of a round: forget jobs that are over, renew what is led, and see who shares the queues."""
+        names = {job.job_id for job, _ in live}
+        for part in (
+            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.leadership, self.ending,
+        ):  # fmt: skip
+            part.keep_only(names)
+        self.leadership.renew(live)
+        outstanding = {job.job_id: of_job.outstanding for (job, _), of_job in zip(live, seen, strict=True)}
+        self._windows.update([job for job, _ in live], outstanding)
+
+    def step(self, live: LiveJob, seen: JobSeen) -> None:
+        """One bounded step for one job."""
+        job, _ = live
+        self._resumes.lift_hold(job, seen)  # before workers hear that it runs: its items would meet the hold
+        if not seen.is_current:
+            self._hot.set_job_state(job.job_id, job.state)
+        if job.state is JobState.PAUSED:
+            self._resumes.resume_when_over(job)
+            return
+        led = [(feed.feed, led) for feed in live.feeds if (led := self.leadership.lead(job, feed)) is not None]
+        if job.state is JobState.CANCELLING:
+            self._unpark(job, seen)  # for workers to see that they are cancelled
+            self._cancelling.step(job, self._queue(job), led)
+            return
+        if self._limits.stop(job, self._specs.of(job), sum(seen.outstanding)) or not led:
+            return
+        self._unpark(job, seen)
+        for _, led_feed in led:
+            self._advance(job, led_feed)
+        if any(feed.generation == job.generation for feed, _ in led):  # one process counts, and writes outputs
+            self._end_if_done(live, seen, [led_feed.feeder.feed for _, led_feed in led])
+
+    @property
+    def windows(self) -> dict[str, int]:
+        return self._windows.windows()
+
+    def release_all(self) -> None:
+        """Hand the leases over at once instead of letting them run out."""
+        self._outputs.close()
+        self._resumes.close()
+        self.leadership.release_all()
+
+    def _end_if_done(self, live: LiveJob, seen: JobSeen, led: Sequence[Feed]) -> None:
+        now = {feed.feed.generation: feed.feed for feed in live.feeds}
+        now |= {feed.generation: feed for feed in led}  # as this round has left them
+        if live.job.total is None or not all(feed.exhausted for feed in now.values()):
+            return
+        self.ending.note(live.job.job_id, sum(seen.outstanding))
+        if not any(seen.outstanding):
+            self._completion.complete(live.job)
+
+    def _open_led(self, job: Job, feed: Feed) -> LedFeed:
+        spans = None if self._tracing is None else self._tracing.of_feed(job, feed)
+        feeder = open_feeder(
+            self._database, self._hot, job, feed, owner=self._owner, settings=self._settings, spans=spans
+        )
+        return LedFeed(feeder, Reconciler(self._outcomes, self._hot), self._next_reconciliation())
+
+    def _unpark(self, job: Job, seen: JobSeen) -> None:
+        if seen.parked:
+            self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)
+
+    def _advance(self, job: Job, led: LedFeed) -> None:
+        feed = led.feeder.feed
+        try:
+            if not feed.exhausted:
+                self._feed(job, led)
+            if time.monotonic() >= led.next_round:
+                led.next_round = self._next_reconciliation()
+                self._reconcile(job, led)
+        except FeedLost:
+            self.leadership.forget(feed)
+        except RedisForgot:
+            log.warning("job %s: Redis forgot while it was fed; the next round rebuilds it", job.job_id)
+        except SourceUnavailable as error:
+            self._states.move(job, JobState.PAUSED, str(error))
+        except SourceError as error:
+            self._states.move(job, JobState.FAILED, str(error))
+
+    def _feed(self, job: Job, led: LedFeed) -> None:
+        feeder = led.feeder
+        documents, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation, ordered=feeder.ordered)
+        documents = self._limits.within_budget(job, documents)
+        if documents:
+            fed = feeder.step(min(documents, FEED_MAX))
+            self._counters.add("fed", self._specs.of(job).lane, fed.published)
+
+    def _reconcile(self, job: Job, led: LedFeed) -> None:
+        lane = self._specs.of(job).lane
+        self._counters.add("reconciles", lane, 1)
+        republished = led.reconciler.round(job, led.feeder.feed, led.feeder, queue_name(lane))
+        self._counters.add("republished", lane, republished)
+
+    def _next_reconciliation(self) -> float:
+        return time.monotonic() + self._settings.reconcile_interval_s
+
+    def _queue(self, job: Job) -> str:
+        return queue_name(self._specs.of(job).lane)

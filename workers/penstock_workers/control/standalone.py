@@ -1,0 +1,85 @@
+"""A process that runs the control loop and no items, behind the same seam as the engine that runs them.
+
+So `penstock control` is a worker like any other, with its drain, its events and its broker connection; its one queue is
+the door through which Celery clients submit jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+
+from penstock_workers.celery_app.bridge import Bridge, Delivery
+from penstock_workers.control.loop import Control, start_control
+from penstock_workers.item.outcome import Unreadable
+from penstock_workers.metrics import catalogue
+from penstock_workers.metrics.samples import Sample
+from penstock_workers.settings import CONTROL_LANE, WorkerSettings
+
+log = logging.getLogger(__name__)
+
+
+class ControlEngine:
+    """Implements ``bridge.ItemEngine``."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._loop_runs = contextlib.ExitStack()
+        self._bridge: Bridge | None = None
+        self._control: Control | None = None
+
+    async def start(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._control = self._loop_runs.enter_context(start_control(self._settings))
+
+    def accept(self, delivery: Delivery) -> None:
+        """An item was put where no items belong."""
+        assert self._bridge is not None, "start() comes first"
+        log.error("item %s lies in %s, which is for jobs; it is kept aside", delivery.task_id, delivery.queue)
+        self._bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])
+
+    def abort(self, delivery: Delivery, why: str) -> None:
+        """Nothing runs here."""
+
+    async def drain(self, deadline_s: float) -> None:
+        """End the loop after its tick, and hand over its leases. One that is stuck in a tick loses them by time."""
+        ended, this_loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def end() -> None:
+            self._loop_runs.close()
+            with contextlib.suppress(RuntimeError):  # too late: this loop is closed
+                this_loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=end, name="control-end", daemon=True).start()
+        try:
+            await asyncio.wait_for(ended.wait(), deadline_s)
+        except TimeoutError:
+            log.warning(
+                "the control loop is still busy after %g s; others lead its jobs when its leases end", deadline_s
+            )
+
+    async def stop(self) -> None:
+        """What ``drain`` could not end is left to daemon threads, which end with the process."""
+
+    def resize(self, concurrency: int) -> None:
+        """There is one loop, whatever happens."""
+
+    def stats(self) -> Mapping[str, int | float | str]:
+        return {}
+
+    def stuck(self) -> str | None:
+        if self._control is None or self._control.turns():
+            return None
+        return "the control loop has been stuck in one round for minutes"
+
+    def trouble(self) -> str | None:
+        return None
+
+    def figures(self) -> Iterator[Sample]:
+        yield catalogue.INFO(1, CONTROL_LANE, version("penstock"))
+        if self._control is not None:
+            yield from self._control.figures()

@@ -1,0 +1,204 @@
+"""Every failure has a name. ``name_failure`` reads what a call brought; ``fates.py`` says what outcome that name has.
+
+How an answer that is no 2xx is named, and what it says about the server and the account, stands in one table of error
+codes: ``penstock_ratelimit.refusals``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from penstock_ledger.redaction import redact
+from penstock_ratelimit import Signal, classify
+from penstock_ratelimit.profiles import MAX_TOKENS_BELIEVED
+from penstock_ratelimit.refusals import DETAIL_CHARS, is_page
+from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A named failure with the words of the server, lane or hook that reported it, without the secrets in them."""
+
+    name: str
+    detail: str
+    status: int | None
+    signal: Signal = Signal.REFUSED  # what it says about the server and the account
+    retry_after_s: float | None = None  # what the provider asked for, if anything
+    final: bool = False  # the provider said that the same request will fail again
+    page: bool = False  # an HTML page: a proxy or a firewall answered in the provider's place
+    prompt_tokens: int | None = None  # of an answer that was paid for and cannot be used
+    completion_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", redact(self.detail, cut=True))
+
+    @property
+    def astray(self) -> bool:
+        """The address, a proxy or the key's rights may be at fault rather than this one document: see ``runs.py``."""
+        if self.name in ASTRAY:
+            return True
+        return self.page and self.signal is not Signal.THROTTLED and self.status is not None and self.status < 500
+
+
+ASTRAY = frozenset({"redirected", "not_found", "forbidden", "client_error", "foreign_page"})
+
+
+# Failures without an answer that say something about the server; all others say nothing against it.
+_SIGNALS: Mapping[str, Signal] = {
+    "timeout": Signal.TRANSIENT,
+    "connect_failed": Signal.TRANSIENT,
+    "connection_lost": Signal.TRANSIENT,
+    "invalid_answer": Signal.TRANSIENT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A good answer, parsed once: what the ledger, the checks and the quota need of it."""
+
+    body: bytes
+    status: int
+    request_id: str | None
+    model: str | None
+    finish_reason: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    content: str | None  # of the first choice, for schema checks
+    latency_ms: int
+    usage: Mapping[str, Any] | None = None  # as the provider reported it, for the quota
+
+
+def name_failure(tried: Tried, now: float) -> Failure | Reply:
+    """What one call came to: a failure with its name, or a reply. ``now`` is unix time."""
+    if isinstance(tried, NoAnswer):
+        return _failure(tried.failure, tried.detail, None)
+    if tried.status != 200:
+        return _refused(tried, tried.status, now)
+    parsed = _parse(tried.body)
+    if parsed is None:
+        failure = _failure("invalid_answer", f"200 with a body that is not a JSON object: {_cut(tried.body)}", 200)
+        return replace(failure, page=is_page(tried.headers, tried.body))
+    if parsed.get("error"):
+        return _failure_inside(tried, now)
+    return _read_reply(tried, parsed)
+
+
+def _failure(name: str, detail: str, status: int | None) -> Failure:
+    return Failure(name, detail, status, _SIGNALS.get(name, Signal.REFUSED))
+
+
+def _refused(answer: Answer, status: int, now: float) -> Failure:
+    refusal = classify(status, answer.headers, answer.body, now)
+    if refusal is None:
+        return _failure("invalid_answer", f"HTTP {status}: {_cut(answer.body)}", status)
+    return Failure(
+        refusal.name, refusal.detail, status, refusal.signal, refusal.retry_after_s, refusal.final, refusal.page
+    )
+
+
+def _failure_inside(answer: Answer, now: float) -> Failure:
+    """A 200 whose body is an error: named by its code, where the table knows it."""
+    inside = _refused(answer, _NO_STATUS, now)
+    if inside.name == "server_error":
+        return Failure("error_in_answer", inside.detail.removeprefix(f"HTTP {_NO_STATUS}: "), 200)
+    return replace(inside, status=200)
+
+
+_NO_STATUS = 500  # in place of the 200: it names nothing by itself, so the code in the body decides
+
+
+def _read_reply(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
+    finish_reason, content = None, None
+    prompt_tokens, completion_tokens = _usage(parsed)
+
+    def useless(name: str, detail: str) -> Failure:
+        return replace(_failure(name, detail, 200), prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+
+    if "choices" in parsed:
+        choice = _first_choice(parsed)
+        if choice is None:
+            return useless("empty_answer", f"200 without choices: {_cut(answer.body)}")
+        finish_reason, content, empty = _read_choice(choice)
+        if finish_reason == "content_filter":
+            return useless("content_filter", "the provider stopped the answer: finish_reason content_filter")
+        if empty:
+            return useless("empty_answer", f"200 without content: {_cut(answer.body)}")
+    model = parsed.get("model")
+    return Reply(
+        body=answer.body,
+        status=answer.status,
+        request_id=_request_id(answer.headers),
+        model=model if isinstance(model, str) else None,
+        finish_reason=finish_reason,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        content=content,
+        latency_ms=answer.latency_ms,
+        usage=_mapping(parsed.get("usage")),
+    )
+
+
+def _request_id(headers: Mapping[str, str]) -> str | None:
+    """The one header that is stored."""
+    found = headers.get("x-request-id") or headers.get("request-id")
+    return None if found is None else redact(found)
+
+
+def _first_choice(parsed: dict[str, Any]) -> dict[str, Any] | None:
+    choices = parsed["choices"]
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        return choices[0]
+    return None
+
+
+def _read_choice(choice: dict[str, Any]) -> tuple[str | None, str | None, bool]:
+    """(finish reason, text, whether there is nothing usable at all). Tool calls and refusals are content too."""
+    reason = choice.get("finish_reason")
+    message = choice.get("message")
+    if not isinstance(message, dict):  # /v1/completions answers with `text`
+        text = choice.get("text")
+        return _text(reason), _text(text), not isinstance(text, str)
+    content = message.get("content")
+    usable = content is not None or message.get("tool_calls") or message.get("refusal")
+    return _text(reason), _text(content), not usable
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _mapping(value: object) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+def _usage(parsed: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Prompt and completion tokens; what is missing, negative or no integer counts as unknown and never as money."""
+    usage = _mapping(parsed.get("usage"))
+    if usage is None:
+        return None, None
+    return (
+        _tokens(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        _tokens(usage.get("completion_tokens", usage.get("output_tokens"))),
+    )
+
+
+def _tokens(value: object) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS_BELIEVED:
+        return value
+    return None
+
+
+def _parse(body: bytes) -> dict[str, Any] | None:
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def _cut(body: bytes) -> str:
+    return body[:DETAIL_CHARS].decode("utf-8", "replace") or "(empty body)"

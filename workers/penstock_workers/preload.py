@@ -1,0 +1,24 @@
+"""What a worker process imports: loaded at once where there is time before its settings are known."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+MODULES = (
+    "celery.apps.worker",
+    "celery.worker.worker",
+    "celery.worker.consumer",
+    "penstock_workers.__main__",
+    "penstock_workers.build",
+    "penstock_workers.celery_app.app",
+    "penstock_workers.celery_app.consumer",
+    "penstock_workers.celery_app.pool",
+    "penstock_workers.celery_app.handover",
+    "penstock_workers.celery_app.requests",
+)
+
+
+def preload(lane: str) -> None:
+    """Import everything that a worker of this lane runs with, engines excepted: their lanes load those."""
+    for name in (*MODULES, f"penstock_workers.lanes.{lane}"):
+        import_module(name)
