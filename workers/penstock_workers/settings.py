@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
 from penstock_producer.borders import DoorSettings
+from penstock_producer.lanes import Lane
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
-from penstock_producer.spec import Lane
 from penstock_workers.broker.amqp.address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
 

@@ -12,12 +12,12 @@ from typing import Protocol
 
 from penstock_ledger import RedisAddress
 from penstock_ratelimit import Limiter, PerMinute, Quota, SharedLimiter, Ticket
+from penstock_workers.item.answer import Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.costs import Costs, metering
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.fates import explain
-from penstock_workers.lanes.answer import Tried
-from penstock_workers.lanes.base import Prepared
+from penstock_workers.item.lane import Prepared
 from penstock_workers.lanes.gauges import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 

@@ -23,9 +23,9 @@ from penstock_workers.http import (
     UnusableRequest,
     make_client,
 )
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
-from penstock_workers.lanes.answer_memory import AnswerMemory, Room
-from penstock_workers.lanes.base import Prepared, Request
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.answer_memory import AnswerMemory, Room
+from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
 CONNECT_TIMEOUT_S = 10.0  # a server that does not even accept in this time is down, whatever the item's own deadline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_workers.errors import UnknownLane
-from penstock_workers.lanes.base import Lane
+from penstock_workers.item.lane import Lane
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
 BUILT = ("api", "gpu", "embed")  # `batch` is named by the contract, and not built yet

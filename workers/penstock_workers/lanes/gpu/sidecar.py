@@ -17,9 +17,8 @@ import orjson
 
 from penstock_workers.errors import BadEngineSettings, EngineAway
 from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.api import ApiLane
-from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.lanes.gauges import GaugeWatch
 from penstock_workers.lanes.gpu.documents import refuse_templates
 from penstock_workers.lanes.gpu.engines import RequestRefused
@@ -37,7 +36,7 @@ LISTEN_EACH_S = 1.0  # its gauges: the server is beside us, and its line must no
 
 
 class SidecarLane:
-    """Implements ``lanes.base.Lane``. ``give_up`` ends the worker, for its orchestrator to replace."""
+    """Implements ``item.lane.Lane``. ``give_up`` ends the worker, for its orchestrator to replace."""
 
     def __init__(self, settings: WorkerSettings, give_up: Callable[[], None] = end_this_worker) -> None:
         assert settings.gpu.upstream_url is not None, "else the worker hosts the engine itself"
