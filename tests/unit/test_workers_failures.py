@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from penstock_ratelimit import Signal
-from penstock_ratelimit.refusals import CODES, STATUSES, TEXTS
+from penstock_ratelimit.provider.refusals import CODES, STATUSES, TEXTS
 from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.fates import FATES
