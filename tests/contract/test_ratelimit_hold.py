@@ -1,4 +1,4 @@
-"""A held account: no money, or no right. Nothing is sent until somebody says that it is in order again."""
+"""A held account: no money, or no right. Nothing is sent until an operator lifts the hold."""
 
 from __future__ import annotations
 

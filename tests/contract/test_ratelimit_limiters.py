@@ -224,7 +224,7 @@ def test_a_failing_block_is_charged(check: Check) -> None:
 
 
 def test_a_cancelled_wait_costs_nothing(check: Check) -> None:
-    """Whoever gives up while waiting frees all dimensions for those who come later."""
+    """A waiter that gives up frees all dimensions for those who come later."""
 
     async def body(limiter: Limiter) -> None:
         first = asyncio.create_task(limiter.acquire("q", {"requests": 1, "tokens": 50}))
@@ -415,7 +415,7 @@ def test_an_undeclared_quota_is_named(check: Check) -> None:
 
 
 def test_closing_wakes_those_who_wait(check: Check) -> None:
-    """Nobody hangs on a closed limiter, whether he waited before or asks afterwards."""
+    """No caller hangs on a closed limiter, neither one that waited before nor one that asks afterwards."""
 
     async def body(limiter: Limiter) -> None:
         waiting = [asyncio.create_task(limiter.acquire("q", {"tokens": 100})) for _ in range(50)]

@@ -9,6 +9,7 @@ import heapq
 import itertools
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from one_quota import Redis, tokens
@@ -150,9 +151,8 @@ class Fleet:
 DEPTHS = [60.0, 10.0, 1.0]
 
 
-def fleet(server: RedisServer, depth_s: float, **more: float) -> Fleet:
-    provider = Provider(depth_s, more.pop("rounding", 1.0))
-    return Fleet(Redis(server, tokens(margin=0.995)), provider, more.pop("latency_s", 5.0), **more)
+def fleet(server: RedisServer, depth_s: float, *, rounding: float = 1.0, latency_s: float = 5.0, **more: Any) -> Fleet:
+    return Fleet(Redis(server, tokens(margin=0.995)), Provider(depth_s, rounding), latency_s, **more)
 
 
 @pytest.mark.parametrize("depth_s", DEPTHS)
@@ -252,7 +252,7 @@ def test_an_older_sighting_than_the_last_is_ignored(redis_server: RedisServer) -
 
 
 def test_what_ran_over_is_not_taken_for_others(redis_server: RedisServer) -> None:
-    """A bucket that was full for a while let its refill run over: that is nobody's traffic."""
+    """A bucket that was full for a while let its refill run over: that is no traffic of others."""
     redis = full(redis_server)
     redis.reserve(remaining={"tokens": Remaining(1000, 0, 0)})
     redis.sleep(10)
@@ -273,7 +273,7 @@ def test_what_others_took_lately_is_expected_to_go_on(redis_server: RedisServer)
 
 
 def test_an_odd_header_cannot_stop_the_quota(redis_server: RedisServer) -> None:
-    """Whatever it says is left, somebody tries within a quarter of a minute."""
+    """Whatever it says is left, a request is tried within a quarter of a minute."""
     redis = full(redis_server)
     redis.reserve(remaining={"tokens": Remaining(60_000, 0, 0)})
     redis.sleep(1)

@@ -27,7 +27,7 @@ def paused(server: RedisServer, slope: Slope | None = None, *, pause_s: float = 
 
 
 def started(redis: Redis, seconds: float, cost: float = 10.0) -> float:
-    """Tokens that start within so many seconds from now, when there is always somebody who waits."""
+    """Tokens that start within so many seconds from now, when there is always a waiter."""
     waits = redis.reserve(*[(cost,)] * 2500).waits_s
     return cost * sum(wait <= seconds for wait in waits)
 

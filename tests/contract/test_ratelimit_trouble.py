@@ -32,7 +32,7 @@ async def send(limiter: SharedLimiter, signal: Signal = Signal.OK, **options: An
 @pytest.mark.parametrize("quota", [FREE, PACED], ids=["without limits", "paced"])
 @pytest.mark.parametrize("signal", [Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED])
 def test_an_account_in_trouble_is_held_for_all(play: Run, quota: Quota, signal: Signal) -> None:
-    """Who waits and who comes later gets the reason, in every process, until somebody lifts the hold."""
+    """Who waits and who comes later gets the reason, in every process, until the hold is lifted."""
 
     async def body(fleet: Fleet) -> None:
         one, other = fleet.process(quota), fleet.process(quota)
@@ -304,7 +304,7 @@ def test_an_overestimate_is_settled_by_the_profile(play: Run) -> None:
 
 
 def test_the_retry_budget_runs_out_and_recovers(play: Run) -> None:
-    """Fifty retries without a success are enough while others wait; nobody waits, nobody is put off; successes earn more."""
+    """Fifty retries without a success are enough while others wait; with none waiting all may; successes earn more."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process(PACED)
@@ -536,7 +536,7 @@ def test_a_limit_that_is_told_no_more_is_forgotten(play: Run, quota: Quota) -> N
 
 
 def test_a_limit_so_low_that_nothing_starts_is_forgotten_too(play: Run) -> None:
-    """ "limit-tokens: 10" for requests of 241 tokens is no stall of minutes, and nobody's request is too large (A11)."""
+    """ "limit-tokens: 10" for requests of 241 tokens is no stall of minutes, and no request is refused as too large (A11)."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process(DISCOVERS)

@@ -160,7 +160,7 @@ def test_the_completed_set_is_compact_and_exact(redis_server: RedisServer) -> No
 
 
 def test_a_job_of_unknown_size_stays_compact(redis_server: RedisServer) -> None:
-    """An open job, whose total nobody knows, keeps small buckets too."""
+    """An open job, whose total is not known yet, keeps small buckets too."""
     client = redis_server.client()
     fill(client, 20_000, bucket_count(None))
     field = done_field(f"{2654435761 % 2**61:016x}")

@@ -91,7 +91,8 @@ def claim(client: Any, number: int = 1) -> list[bytes]:
 
 def due_in(client: Any, doc: str) -> float:
     seconds, microseconds = client.time()
-    return float(client.zscore(f"penstock:delayed:{QUEUE}", item_tag(key(doc)))) - seconds - microseconds / 1e6
+    due: float = client.zscore(f"penstock:delayed:{QUEUE}", item_tag(key(doc)))
+    return due - float(seconds) - float(microseconds) / 1e6
 
 
 def ack(client: Any, docs: Iterable[str]) -> None:
@@ -135,6 +136,7 @@ def test_urgent_documents_are_claimed_first_and_in_their_order(hot: RedisLedger,
 
 
 def test_urgent_documents_find_an_empty_queue(hot: RedisLedger, client: Any) -> None:
+    """Urgent documents published into an empty queue are claimed in their order, however many they are."""
     hot.publish(QUEUE, [urgent("u0"), urgent("u1")], BUCKETS, urgent=True)
     hot.publish(QUEUE, [urgent(f"v{n}") for n in range(1_200)], BUCKETS, urgent=True)
     assert claimed(client, 3) == ["u0", "u1", "v0"]
@@ -147,7 +149,7 @@ def test_a_full_redis_refuses_urgent_documents_whole(hot: RedisLedger, client: A
     hot.publish(QUEUE, [urgent("u0"), urgent("u1")], BUCKETS, urgent=True)
     client.config_set("maxmemory", 1)
     try:
-        with pytest.raises(redis.exceptions.ResponseError, match="maxmemory"):
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
             hot.publish(QUEUE, [urgent("u2")], BUCKETS, urgent=True)
     finally:
         client.config_set("maxmemory", 0)
@@ -168,8 +170,9 @@ def test_urgent_documents_that_come_back_are_urgent_still(hot: RedisLedger, clie
 
 
 def test_outstanding_of_many_feeds_is_one_look(hot: RedisLedger) -> None:
+    """One call counts the outstanding documents of several feeds, zero for one that is unknown."""
     hot.publish(QUEUE, [publish("a"), publish("b"), publish("a", 2)], BUCKETS)
-    assert hot.outstanding_of([(JOB, 2), (JOB, 1), ("nobody", 1)]) == [1, 2, 0]
+    assert hot.outstanding_of([(JOB, 2), (JOB, 1), ("unknown", 1)]) == [1, 2, 0]
     assert hot.outstanding_of([]) == []
 
 
@@ -482,7 +485,7 @@ def test_a_full_redis_refuses_new_work_and_finishes_old(redis_server: RedisServe
     hot.publish(QUEUE, [publish("a"), publish("b")], BUCKETS)
     client.config_set("maxmemory", "1")
     try:
-        with pytest.raises(redis.exceptions.ResponseError, match="maxmemory"):
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
             hot.publish(QUEUE, [publish("c")], BUCKETS)
         assert hot.begin([begin("a"), begin("b")]) == [Begun(GO, 0)] * 2
         assert hot.settle(SettleBatch(retries=[retry("b")])) == (0, 1)

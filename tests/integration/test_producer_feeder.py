@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from envelopes import Envelope, decode_envelope
-from servers import RedisServer
+from servers import RedisServer, as_bytes
 
 from penstock_ledger import (
     Database,
@@ -76,7 +76,7 @@ class House:
     def queued(self) -> list[Envelope]:
         """The queue's messages, oldest first."""
         raws = self.server.client().lrange(QUEUE, 0, -1)
-        return [decode_envelope(raw) for raw in reversed(raws)]
+        return [decode_envelope(as_bytes(raw)) for raw in reversed(raws)]
 
     def queued_docs(self) -> list[str]:
         return [envelope.message.key.doc_id for envelope in self.queued()]

@@ -104,6 +104,6 @@ def test_a_lane_that_no_worker_serves_is_named_with_its_command(seen: list[Worke
     (replace(VIEW, concurrency=256), None),
 ])  # fmt: skip
 def test_a_slow_start_says_what_bounds_it(view: QuotaView, told: str | None) -> None:
-    """Eight in flight of 256 slots is explained, and a quota that nobody waits for is silent (D21)."""
+    """Eight in flight of 256 slots is explained, and a quota without waiters is not named (D21)."""
     found = bound(view)
     assert found == told or (told is not None and found is not None and found.startswith(told))

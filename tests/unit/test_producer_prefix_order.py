@@ -78,7 +78,11 @@ def test_other_endpoints_have_their_own_field(endpoint: str, field: str) -> None
 
 def test_a_text_that_quotes_the_field_is_not_taken_for_it() -> None:
     """Quotes inside a text are escaped, so only the field itself is found."""
-    bodies = [{"user": '"messages":z', "messages": ["b"]}, {"user": "y", "messages": ["a"]}, {"other": 1}]
+    bodies: list[dict[str, Any]] = [
+        {"user": '"messages":z', "messages": ["b"]},
+        {"user": "y", "messages": ["a"]},
+        {"other": 1},
+    ]
     assert order(CHAT, *bodies) == ["d1", "d0", "d2"]
 
 

@@ -62,7 +62,7 @@ def test_what_each_provider_charged_in_the_end(
 
 @pytest.mark.parametrize("name", ["openai", "azure", "groq"])
 def test_what_is_never_given_back_is_never_settled(name: str) -> None:
-    """A refund that the provider does not make would be somebody's 429."""
+    """A refund that the provider does not make would end in a 429."""
     assert PROFILES[name].settle(USAGE) == {}
 
 

@@ -32,7 +32,7 @@ async def test_a_task_that_lost_a_cancellation_is_told_again(monkeypatch: pytest
 
 
 async def test_a_task_that_failed_has_ended() -> None:
-    """Its error is for whoever looks at the task."""
+    """Ending a task that has failed already does not raise its error again."""
 
     async def fails() -> None:
         raise OSError("away")

@@ -151,7 +151,7 @@ def test_durations_are_written_as_go_does(seconds: float, shown: str) -> None:
     ],
 )
 def test_a_wait_is_told_in_the_style_asked_for(style: RetryStyle, told: dict[str, str]) -> None:
-    """Rounded up, so that nobody who obeys comes too early."""
+    """Rounded up, so that a client that obeys never comes too early."""
     assert RetryHeaders(style, lambda: WALL).write(1.2001) == told
 
 

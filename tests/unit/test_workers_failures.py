@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 import pytest
 
@@ -24,7 +26,7 @@ def error(code: str | None = None, kind: str | None = None, **more: object) -> d
     return {"error": {"message": "says the provider", "code": code, "type": kind, **more}}
 
 
-CHAT = {
+CHAT: dict[str, Any] = {
     "id": "chatcmpl-1",
     "model": "m",
     "choices": [{"message": {"role": "assistant", "content": "a category"}, "finish_reason": "stop"}],

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
-from chart.kubelet.api import MERGE, Api, ApiError, Object
-from chart.kubelet.kubelet import GRACE_S, PATIENCE_S, Kubelet, RunningPod
+from kubelet.api import MERGE, Api, ApiError, Object
+from kubelet.kubelet import GRACE_S, PATIENCE_S, Kubelet, RunningPod
 
 MARK = "penstock/process-kubelet"  # label and taint: only pods that ask for it come here
 POLL_S = 0.5

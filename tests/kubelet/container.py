@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from chart.kubelet.journal import Did
-from chart.kubelet.namespace import Unresolved
-from chart.kubelet.probes import Probe, Target, ask
-from chart.kubelet.process import Process
-from chart.kubelet.sandbox import Prepared, Sandbox
+from kubelet.journal import Did
+from kubelet.namespace import Unresolved
+from kubelet.probes import Probe, Target, ask
+from kubelet.process import Process
+from kubelet.sandbox import Prepared, Sandbox
 
 BACK_OFF_S, BACK_OFF_CAP_S = 10.0, 300.0  # the first restart is at once, then 10, 20, 40 … s
 LAST_WINDOW_S = 2.0  # what SIGTERM gives at least, even where the grace period is over: kubelet's own minimum
@@ -24,7 +24,7 @@ class Restart(StrEnum):
 
 
 class Container:
-    """Belongs to the kubelet's loop; its public fields may be read from anywhere. Raises Refused when it is made."""
+    """Belongs to the kubelet's loop; its public fields may be read from anywhere."""
 
     def __init__(self, spec: Mapping[str, Any], sandbox: Sandbox, restart: Restart) -> None:
         self.spec = spec
@@ -78,7 +78,7 @@ class Container:
         try:
             prepared = self._sandbox.prepare(self.spec)
             log = self._sandbox.log(self.name)
-            process = await Process.start(prepared.argv, prepared.environment, prepared.folder, log)
+            process = await self._sandbox.machine.start(prepared.argv, prepared.environment, prepared.folder, log)
         except Unresolved as error:
             self._waits("CreateContainerConfigError", str(error))
             await self._stopping.wait()
@@ -215,7 +215,7 @@ class Container:
         grace_s = self._sandbox.grace_s if probe.grace_s is None else probe.grace_s
         await self._end_process(asyncio.get_running_loop().time() + grace_s)
 
-    # -- what is told ------------------------------------------------------------------------------------------------
+    # -- the status ------------------------------------------------------------------------------------------------
 
     def _set_ready(self, ready: bool) -> None:
         if ready is not self.ready:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chart.kubelet.namespace import Namespace
+from kubelet.namespace import Namespace
 
 _BEFORE, _AFTER = r"(?<![\w./-])", r"(?=$|[/\s\"':;,)])"
 # A pod has a network of its own: its localhost, and "every interface", are its one address.
@@ -20,12 +20,8 @@ _OWN_ADDRESS = r"(?<![\w.])(?:127\.0\.0\.1|0\.0\.0\.0|localhost)(?![\w.])"
 FILES = {"configMap": ("ConfigMap", "name"), "secret": ("Secret", "secretName")}
 
 
-class Refused(Exception):
-    """A manifest asks for what a process cannot be given here."""
-
-
 class Places:
-    """The volumes of one pod, made when this is."""
+    """The volumes of one pod, made when this is. Raises Unresolved."""
 
     def __init__(self, folder: Path, claims: Path, address: str, spec: Mapping[str, Any], namespace: Namespace) -> None:
         self.folder = folder
@@ -55,12 +51,10 @@ class Places:
         return re.sub(pattern, lambda match: str(mounts.get(match[0], self.address)), text)
 
     def _made(self, volume: Mapping[str, Any]) -> Path:
-        (kind,) = volume.keys() - {"name"} or {"emptyDir"}
-        path = self.folder / "volumes" / volume["name"]
+        (kind,) = volume.keys() - {"name"} or {"emptyDir"}  # which others are refused: fields.py
+        path = self.folder / "volumes" / str(volume["name"])
         if kind == "persistentVolumeClaim":
-            path = self._claims / volume[kind]["claimName"]
-        elif kind not in ("emptyDir", *FILES):
-            raise Refused(f"volume {volume['name']!r} is a {kind}: only emptyDir, claims, Secrets and ConfigMaps are")
+            path = self._claims / str(volume[kind]["claimName"])
         path.mkdir(parents=True, exist_ok=True)
         if kind in FILES:
             self._write(path, kind, volume[kind])

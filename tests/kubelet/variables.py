@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chart.kubelet.namespace import Namespace, Unresolved
+from kubelet.fields import Refused
+from kubelet.namespace import Namespace
 
 Facts = Mapping[str, str]  # what fieldRef finds, by path: metadata.name, status.podIP, metadata.labels['x'] …
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][\w.-]*)\)")
+OPEN_FIELDS = ("metadata.labels['", "metadata.annotations['")  # empty where a pod has none of that name
 KINDS = {
     "secretKeyRef": "Secret",
     "configMapKeyRef": "ConfigMap",
@@ -50,6 +52,16 @@ def environment(
     return found
 
 
+def check(container: Mapping[str, Any], facts: Facts) -> None:
+    """Raises Refused where a variable is a field of the pod that this kubelet does not know."""
+    for entry in container.get("env", ()):
+        path = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+        if path is not None and path not in facts and not path.startswith(OPEN_FIELDS):
+            raise Refused(
+                f"container {container['name']!r}: {entry['name']} is the pod's {path!r}: known are {sorted(facts)}"
+            )
+
+
 def expanded(text: str, variables: Mapping[str, str]) -> str:
     """$(NAME) by its value, where there is one; $$ is a dollar sign."""
     return _REFERENCE.sub(lambda match: "$" if match[0] == "$$" else variables.get(match[1], match[0]), text)
@@ -70,6 +82,5 @@ def _value(
     if kind in KINDS:
         optional = reference.get("optional", False)
         return namespace.one(KINDS[kind], reference["name"], reference["key"], optional=optional)
-    if kind == "fieldRef" and reference["fieldPath"] in facts:
-        return facts[reference["fieldPath"]]
-    raise Unresolved(f"{entry['name']}: nothing is known of {kind} {reference}")
+    path: str = reference["fieldPath"]
+    return facts.get(path, "") if path.startswith(OPEN_FIELDS) else facts[path]

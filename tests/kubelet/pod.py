@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from chart.kubelet.container import Container, Restart
-from chart.kubelet.places import Refused
-from chart.kubelet.sandbox import Sandbox
-
-HOST_FIELDS = ("hostNetwork", "hostPID", "hostIPC")
+from kubelet import variables
+from kubelet.container import Container, Restart
+from kubelet.images import image_of
+from kubelet.sandbox import Sandbox
 
 
 class Pod:
@@ -24,8 +23,9 @@ class Pod:
 
     def __init__(self, manifest: Mapping[str, Any], sandbox: Sandbox) -> None:
         spec = manifest["spec"]
-        if asked := [field for field in HOST_FIELDS if spec.get(field)]:
-            raise Refused(f"pod {sandbox.name!r} asks for {', '.join(asked)}")
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            image_of(container, sandbox.images)
+            variables.check(container, sandbox.facts)
         policy = Restart(spec.get("restartPolicy", "Always"))
         once = Restart.NEVER if policy is Restart.NEVER else Restart.ON_FAILURE
         self.sandbox = sandbox
@@ -119,7 +119,7 @@ class Pod:
         await asyncio.gather(*(self._running[one.name] for one in self.sidecars if one.name in self._running))
         self.phase = phase
 
-    # -- what is told ------------------------------------------------------------------------------------------------
+    # -- the status ------------------------------------------------------------------------------------------------
 
     @property
     def status(self) -> dict[str, Any]:

@@ -1,17 +1,15 @@
-"""The process kubelet keeps Kubernetes' rules: order, probes, restarts, signals and time. Real processes, of `sh`."""
+"""The rules on real processes, of `sh`: order, probes, restarts and signals. To the second they are in test_timing.py."""
 
 from __future__ import annotations
 
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
-import pytest
-from chart.kubelet.conftest import DEAF, FOREVER, SOON_S, Start, sh, when
-from chart.kubelet.journal import Did
-from chart.kubelet.kubelet import Kubelet, RunningPod
 from fleet import until
+
+from kubelet import Did, Kubelet, RunningPod
+from kubelet.conftest import DEAF, FOREVER, SOON_S, Start, sh, when
 
 
 def order(kubelet: Kubelet, pod: RunningPod, *did: Did) -> list[tuple[str, Did]]:
@@ -53,32 +51,8 @@ def test_what_ends_when(kubelet: Kubelet, start: Start) -> None:
     assert pod.status["conditions"][-1] == {"type": "Ready", "status": "False"}
 
 
-@pytest.mark.parametrize(
-    ("policy", "script", "phase", "starts"),
-    [("Never", "exit 3", "Failed", 1), ("OnFailure", "test -e f || { touch f; exit 3; }", "Succeeded", 2)],
-)
-def test_who_is_started_again(
-    kubelet: Kubelet, start: Start, policy: str, script: str, phase: str, starts: int
-) -> None:
-    """Never means once; OnFailure until it succeeds."""
-    pod = start(sh("main", script), restartPolicy=policy)
-    assert pod.wait(SOON_S) == phase
-    assert len(order(kubelet, pod, Did.START)) == starts
-    assert pod.container("main").restarts == starts - 1
-
-
-def test_restarts_take_longer_and_longer(kubelet: Kubelet, start: Start) -> None:
-    """The second life begins at once, the third after the back-off, the fourth after twice that; all are counted."""
-    pod = start(sh("main", "exit 1"), init=[sh("first", "exit 0")])
-    until(lambda: pod.container("main").restarts >= 3, SOON_S, "three restarts")
-    waits = [event.message for event in kubelet.journal.of(pod.name, Did.BACK_OFF)][:2]
-    assert waits == ["back-off 0.2 s", "back-off 0.4 s"]
-    assert pod.status["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 1
-    pod.delete()
-
-
 def test_probes_decide(kubelet: Kubelet, start: Start, tmp_path: Path) -> None:
-    """Readiness follows its probe both ways and restarts nobody; liveness restarts after its threshold."""
+    """Readiness follows its probe both ways and restarts no container; liveness restarts after its threshold."""
     ready, alive = tmp_path / "ready", tmp_path / "alive"
     alive.touch()
     main = sh(
@@ -102,30 +76,12 @@ def test_probes_decide(kubelet: Kubelet, start: Start, tmp_path: Path) -> None:
     alive.touch()
 
 
-def test_a_start_that_takes_too_long_ends(kubelet: Kubelet, start: Start) -> None:
-    """After the startup probe's threshold the container is restarted; nobody has asked for its liveness before."""
-    probe = when("false", failureThreshold=2)
-    pod = start(sh("main", FOREVER, startupProbe=probe, livenessProbe=when("false", failureThreshold=1)))
-    until(lambda: pod.container("main").restarts, SOON_S, "it is restarted")
-    told = [event.message.partition(":")[0] for event in kubelet.journal.of(pod.name, Did.UNHEALTHY)]
-    assert told[:2] == ["startup"] * 2
-    assert "liveness" not in told
-
-
-def test_a_probe_that_hangs_says_no(kubelet: Kubelet, start: Start) -> None:
-    """After its timeout a command counts as a no, and is asked again."""
-    pod = start(sh("main", FOREVER, readinessProbe=when("sh", "-c", "sleep 60", timeoutSeconds=0.3)))
-    until(lambda: len(kubelet.journal.of(pod.name, Did.UNHEALTHY)) > 1, SOON_S, "it was asked twice")
-    first = kubelet.journal.of(pod.name, Did.UNHEALTHY)[0]
-    assert first.message == "readiness: exec: no answer within 0.3 s"
-
-
 class _Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/health" else 404)
         self.end_headers()
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         return
 
 
@@ -146,15 +102,8 @@ def test_probes_over_the_network(kubelet: Kubelet, start: Start) -> None:
         until(lambda: len(kubelet.journal.of(ill.name, Did.UNHEALTHY)) > 3, SOON_S, "both say no")
         told = {event.container: event.message for event in kubelet.journal.of(ill.name, Did.UNHEALTHY)}
         assert told["main"] == "readiness: HTTP status 404"
-        assert told["tcp"].startswith("readiness: tcpSocket: ")  # nobody listens on this pod's own address
+        assert told["tcp"].startswith("readiness: tcpSocket: ")  # no server listens on this pod's own address
         assert len({pod.address for pod in kubelet.pods}) == 2
     finally:
         server.shutdown()
         server.server_close()
-
-
-def test_a_job_has_a_deadline(start: Start) -> None:
-    """activeDeadlineSeconds ends a pod that still runs, with SIGTERM first; it is Failed whatever its processes make of it."""
-    pod = start(sh("main", FOREVER), activeDeadlineSeconds=0.5, restartPolicy="Never")
-    assert (pod.wait(SOON_S), pod.status["reason"]) == ("Failed", "DeadlineExceeded")
-    assert pod.exit_code("main") == 0

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chart.kubelet.conftest import DEAF, FOREVER, SOON_S, Start, sh
-from chart.kubelet.kubelet import Kubelet
-from chart.kubelet.namespace import Namespace, Unresolved
-from chart.kubelet.places import Refused
 from fleet import until
+
+from kubelet import Kubelet, Namespace, Refused, Unresolved
+from kubelet.conftest import DEAF, FOREVER, IMAGES, SOON_S, Start, sh
 
 
 def test_variables_come_from_everywhere(start: Start) -> None:
@@ -22,14 +21,14 @@ def test_variables_come_from_everywhere(start: Start) -> None:
         {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "TEAM", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['team']"}}},
         {"name": "GONE", "valueFrom": {"secretKeyRef": {"name": "gone", "key": "x", "optional": True}}},
-        {"name": "BOTH", "value": "$(KEY)-$(MODE)-$(NOBODY)-$$(KEY)"},
+        {"name": "BOTH", "value": "$(KEY)-$(MODE)-$(UNSET)-$$(KEY)"},
         {"name": "openai", "value": "later"},
     ]
     script = 'echo "$KEY $MODE $POD $TEAM ${GONE-unset} $BOTH $openai $1"'
     main = sh("main", script, env=env, envFrom=[{"secretRef": {"name": "keys"}}], args=["sh", "$(MODE)"])
     pod = start(main, restartPolicy="Never")
     assert pod.wait(SOON_S) == "Succeeded"
-    assert pod.log("main").strip() == f"sk-1 fast {pod.name} a unset sk-1-fast-$(NOBODY)-$(KEY) later fast"
+    assert pod.log("main").strip() == f"sk-1 fast {pod.name} a unset sk-1-fast-$(UNSET)-$(KEY) later fast"
 
 
 def test_paths_are_those_of_its_volumes(start: Start) -> None:
@@ -64,19 +63,22 @@ def test_what_is_not_there_keeps_a_pod_waiting(start: Start) -> None:
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ({"volumes": [{"name": "disk", "hostPath": {"path": "/"}}]}, "volume 'disk' is a hostPath"),
-        ({"hostNetwork": True}, "asks for hostNetwork"),
+        (
+            {"volumes": [{"name": "disk", "hostPath": {"path": "/"}}]},
+            "spec.volumes\\[0\\].hostPath: the process kubelet does not keep this field",
+        ),
+        ({"hostNetwork": True}, "spec.hostNetwork: the process kubelet does not keep"),
     ],
 )
 def test_the_machine_itself_is_refused(start: Start, spec: dict[str, Any], complaint: str) -> None:
-    """A manifest of somebody else's reaches no folder and no network of this machine by asking for it."""
+    """A manifest reaches no folder and no network of this machine by asking for it."""
     with pytest.raises(Refused, match=complaint):
         start(sh("main", FOREVER), **spec)
 
 
 def test_nothing_outlives_the_kubelet(tmp_path: Path, namespace: Namespace) -> None:
     """Processes of pods, and those that they have started, are gone when it ends."""
-    with Kubelet(tmp_path / "kubelet", namespace) as kubelet:
+    with Kubelet(tmp_path / "kubelet", namespace, images=IMAGES) as kubelet:
         pod = kubelet.run(
             {"metadata": {"name": "p"}, "spec": {"containers": [sh("main", f"({DEAF}) & echo $! > child; {DEAF}")]}}
         )

@@ -1,4 +1,4 @@
-"""Small pods for tests of the kubelet itself: containers of `sh`, and time fifty times as fast between probes and restarts."""
+"""Small pods for tests of the kubelet itself: containers of `sh`, and fifty times the pace between probes and restarts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chart.kubelet.kubelet import Kubelet, RunningPod
-from chart.kubelet.namespace import Namespace
+
+from kubelet import Image, Kubelet, Namespace, RunningPod
 
 PACE = 50.0  # ten seconds of back-off are 0.2 s
 SOON_S = 15.0
+IMAGES = {"busybox": Image()}
 FOREVER = "trap 'exit 0' TERM; while :; do sleep 0.02; done"
 DEAF = "trap '' TERM; while :; do sleep 0.02; done"
 
@@ -28,7 +29,7 @@ def namespace() -> Namespace:
 
 @pytest.fixture
 def kubelet(tmp_path: Path, namespace: Namespace) -> Iterator[Kubelet]:
-    with Kubelet(tmp_path / "kubelet", namespace, pace=PACE) as kubelet:
+    with Kubelet(tmp_path / "kubelet", namespace, images=IMAGES, pace=PACE) as kubelet:
         yield kubelet
 
 

@@ -1,13 +1,4 @@
-"""The process kubelet: pods as processes of this machine, on a loop in a thread of its own.
-
-It keeps what Kubernetes promises about order, probes, restarts, signals and time. It does not confine anything: no read-only
-root, no user, no limits, no network policy; those are asserted on the manifests, and containers were run with podman.
-
-    with Kubelet(folder, Namespace.of(release.manifests), pace=20) as kubelet:
-        pod = kubelet.run(one_pod(deployment))
-        until(lambda: pod.is_ready, 30, "the pod is ready")
-        pod.delete()
-"""
+"""Pods on an event loop in a thread of its own, and how tests see them from theirs."""
 
 from __future__ import annotations
 
@@ -21,14 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from chart.kubelet.container import Container
-from chart.kubelet.images import IMAGES, Image
-from chart.kubelet.journal import Journal
-from chart.kubelet.namespace import Namespace
-from chart.kubelet.places import Places
-from chart.kubelet.pod import Pod
-from chart.kubelet.sandbox import Sandbox
-from chart.kubelet.variables import facts_of
+from kubelet import fields
+from kubelet.container import Container
+from kubelet.images import Image
+from kubelet.journal import Journal
+from kubelet.namespace import Namespace
+from kubelet.places import Places
+from kubelet.pod import Pod
+from kubelet.process import LocalMachine
+from kubelet.sandbox import Sandbox
+from kubelet.variables import facts_of
 
 GRACE_S = 30.0  # Kubernetes' default
 PATIENCE_S = 30.0  # beyond a grace period, on a busy machine
@@ -103,15 +96,15 @@ class RunningPod:
 
 
 class Kubelet:
-    """Runs pods until it ends; whatever is left then is killed."""
+    """Runs pods until it ends, and kills what is left then. Times between probes and restarts are divided by ``pace``."""
 
     def __init__(
         self,
         folder: Path,
         namespace: Namespace,
         *,
+        images: Mapping[str, Image],
         pace: float = 1.0,
-        images: Mapping[str, Image] = IMAGES,
         node: str = "process-node",
     ) -> None:
         self.journal = Journal()
@@ -121,6 +114,7 @@ class Kubelet:
         self._pace = pace
         self._images = images
         self._node = node
+        self._machine = LocalMachine()
         # A network of its own, so that two kubelets at once do not meet.
         self._network = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}"
         self._addresses = itertools.count(1)
@@ -146,6 +140,7 @@ class Kubelet:
         number = next(self._addresses)
         assert number <= MAX_PODS, f"more than {MAX_PODS} pods"
         name, spec = manifest["metadata"]["name"], manifest["spec"]
+        fields.check(name, spec)
         folder = self._folder / f"{number}-{name}"
         folder.mkdir(parents=True)
         address = f"{self._network}.{number}"
@@ -159,6 +154,7 @@ class Kubelet:
             namespace=self.namespace,
             images=self._images,
             journal=self.journal,
+            machine=self._machine,
         )
         pod = RunningPod(self, Pod(manifest, sandbox))
         self.pods.append(pod)
@@ -168,7 +164,7 @@ class Kubelet:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _end(self) -> None:
-        """Cancelled tasks kill their processes; one that is just being told of an end may have to be cancelled again."""
+        """Cancelled tasks kill their processes; one that is in the middle of an end may have to be cancelled again."""
         here = asyncio.current_task()
         while tasks := asyncio.all_tasks() - {here}:
             for task in tasks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,7 +30,7 @@ class Did(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    at: float  # time.monotonic()
+    at: float  # by the journal's clock
     pod: str
     container: str
     did: Did
@@ -39,11 +40,12 @@ class Event:
 class Journal:
     """Written by the kubelet's thread, read by tests."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def add(self, pod: str, container: str, did: Did, message: str = "") -> None:
-        self._events.append(Event(time.monotonic(), pod, container, did, message))
+        self._events.append(Event(self._clock(), pod, container, did, message))
 
     def of(self, pod: str, *did: Did, container: str | None = None, since: float = 0.0) -> list[Event]:
         """Events of one pod; without ``did`` of every kind."""

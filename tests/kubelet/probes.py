@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import aiohttp
-from chart.kubelet.places import Refused
 
 Answer = str | None  # why the answer is no; None when it is yes
-Run = Callable[
-    [Sequence[str], float], Awaitable[tuple[int, str]]
-]  # a command in the container, and its time in seconds
+Run = Callable[[Sequence[str]], Awaitable[tuple[int, str]]]  # a command in the container: its exit code and output
 
 
 @dataclass(frozen=True)
@@ -42,9 +39,6 @@ class Probe:
 
     @classmethod
     def read(cls, found: Mapping[str, Any], pace: float) -> Self:
-        """Raises Refused."""
-        if not found.keys() & ASK.keys():
-            raise Refused(f"a probe asks by {sorted(found)}: only {sorted(ASK)} are known here")
         return cls(
             handler=found,
             initial_delay_s=found.get("initialDelaySeconds", 0) / pace,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chart.kubelet.images import Image, base_environment, image_of
-from chart.kubelet.journal import Journal
-from chart.kubelet.namespace import Namespace
-from chart.kubelet.places import Places
-from chart.kubelet.probes import Target
-from chart.kubelet.process import output_of
-from chart.kubelet.variables import Facts, environment, expanded
+from kubelet.images import Image, base_environment, image_of
+from kubelet.journal import Journal
+from kubelet.namespace import Namespace
+from kubelet.places import Places
+from kubelet.probes import Target
+from kubelet.process import Machine
+from kubelet.variables import Facts, environment, expanded
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,13 @@ class Sandbox:
     namespace: Namespace
     images: Mapping[str, Image]
     journal: Journal
+    machine: Machine
 
     def log(self, container: str) -> Path:
         return self.folder / f"{container}.log"
 
     def prepare(self, container: Mapping[str, Any]) -> Prepared:
-        """Raises Unresolved, Refused."""
+        """Raises Unresolved, and Refused for an image that has no program here."""
 
         def here(text: str) -> str:
             return self.places.here(text, container)
@@ -86,4 +87,4 @@ class Prepared:
     async def run(self, command: Sequence[str]) -> tuple[int, str]:
         """A command within the container, as `kubectl exec` and exec probes do. Raises OSError."""
         words = [self.sandbox.places.here(word, self.container) for word in command]
-        return await output_of(self.image.here(words), self.environment, self.folder)
+        return await self.sandbox.machine.output_of(self.image.local(words), self.environment, self.folder)
