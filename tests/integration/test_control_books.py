@@ -21,11 +21,10 @@ from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.control import cancel
 from penstock_workers.control.balance import REWINDS_MAX
 from penstock_workers.control.loop import Control
-from penstock_workers.item.flight import Flight
-from penstock_workers.item.jobbook import read_job
-from penstock_workers.item.outcome import Outcome, Skipped, Unreadable
+from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.jobs import read_job
+from penstock_workers.item.outcome import Outcome, Skipped, TurnedAway, Unreadable
 from penstock_workers.item.starts import Starts
-from penstock_workers.item.strays import Strays
 from penstock_workers.settings import WorkerSettings
 
 SPEC = {"lane": "api", "model": "m", "endpoint": "/v1/chat/completions", "prompt": "{text}"}
@@ -178,18 +177,16 @@ def begun(house: House, *keys: ItemKey) -> list[Outcome | None]:
     """What a worker hears of items at begin."""
     read = read_job(house.jobs, house.settings)
 
-    def flight(key: ItemKey) -> Flight:
-        made = Flight(Delivery(f"t-{key.doc_id}", {}, {}))
-        made.message = ItemMessage(key, b"{}", None)
-        made.job = read(key.job_id)
-        return made
+    def attempt(key: ItemKey) -> Attempt:
+        message = ItemMessage(key, b"{}", None)
+        return Attempt(Delivery(f"t-{key.doc_id}", {}, {}), message, read(key.job_id), b"{}")
 
     async def ask() -> list[Outcome | None]:
-        starts = Starts(house.hot, house.outcomes, Strays(house.jobs))
+        starts = Starts(house.hot, house.outcomes, house.jobs)
         starts.start()
-        verdicts = await asyncio.gather(*(starts.begin(flight(key)) for key in keys))
+        begins = await asyncio.gather(*(starts.begin(attempt(key)) for key in keys), return_exceptions=True)
         await starts.close()
-        return list(verdicts)
+        return [begun.outcome if isinstance(begun, TurnedAway) else None for begun in begins]
 
     return asyncio.run(ask())
 

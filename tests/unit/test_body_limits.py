@@ -107,8 +107,8 @@ def _fetch(folder: Path, settings: WorkerSettings, doc_id: str, ref: str) -> byt
         job = producer.submit(path, JobSpec(prompt="{text}", model="m"), job_key="one")
     database = open_database(settings.database_url)
     key = ItemKey(job.job_id, 1, doc_id)
-    flight: Any = SimpleNamespace(key=key)
+    attempt: Any = SimpleNamespace(key=key)
     try:
-        return Bodies(database, settings)._read(flight, ref)
+        return Bodies(database, settings)._read(attempt, ref)
     finally:
         database.close()

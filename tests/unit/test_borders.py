@@ -13,7 +13,7 @@ from penstock_producer import JobSpec, Producer, SourceError, SpecError
 from penstock_producer.borders import Borders, DoorSettings
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.errors import EndpointRefused
-from penstock_workers.item.jobbook import read_job
+from penstock_workers.item.jobs import read_job
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 

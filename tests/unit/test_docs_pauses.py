@@ -9,7 +9,9 @@ import pytest
 
 from penstock_ratelimit.discovery import ABSURD, FORGET_S
 from penstock_ratelimit.dispatcher import ASK_AGAIN_S
-from penstock_workers.item.judge import ASTRAY, FATES, Act
+from penstock_workers.item.failures import ASTRAY
+from penstock_workers.item.fates import FATES
+from penstock_workers.item.outcome import Parked
 from penstock_workers.item.runs import PROVEN_WAIT_S, UNPROVEN_WAIT_S
 from penstock_workers.settings import WorkerSettings
 
@@ -30,7 +32,7 @@ def test_every_row_has_a_cause_a_scope_an_end_and_a_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted({name for name, fate in FATES.items() if fate.act is Act.PAUSE} | ASTRAY | {"daily_limit"})
+    "name", sorted({name for name, fate in FATES.items() if fate.outcome is Parked} | ASTRAY | {"daily_limit"})
 )
 def test_every_failure_that_pauses_is_in_the_table(name: str) -> None:
     """Who reads a reason in `penstock status` finds it there (A3, A7)."""

@@ -15,7 +15,7 @@ import pytest
 from encoders import POISON, FakeEncoder, OnCall
 
 from penstock_workers.errors import ModelMissing, PackageMissing
-from penstock_workers.item.judge import Failure, Reply, name_failure
+from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.lanes.answer import Answer, NoAnswer
 from penstock_workers.lanes.base import Request
 from penstock_workers.lanes.embed import EmbedLane, encoder

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from attempts import make_attempt
 from prometheus_client import generate_latest
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
-from penstock_workers.item.flight import NOTHING_SPENT, Spent
+from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.attempt import NOTHING_SPENT, Settled, Spent
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry, Skipped, Unreadable
-from penstock_workers.item.shelves import Settled
 from penstock_workers.lanes.embed.figures import Figures
 from penstock_workers.lanes.gpu.figures import EngineFigures
 from penstock_workers.metrics import catalogue, start_metrics
@@ -37,15 +38,14 @@ PAID = Spent(10, 3, 250_000)
 
 
 def settled(outcome: Outcome, calls: int = 1, provider: str = "default", spent: Spent = NOTHING_SPENT) -> Settled:
-    job = SimpleNamespace(spec=SimpleNamespace(provider=provider))
-    flight: Any = SimpleNamespace(calls=calls, job=job, spent=spent)
-    return Settled(flight, outcome)
+    attempt = make_attempt(provider=provider)
+    attempt.calls, attempt.spent = calls, spent
+    return Settled(attempt, outcome)
 
 
 def unopened(outcome: Outcome) -> Settled:
-    """A flight whose message could not be read: it has no job."""
-    flight: Any = SimpleNamespace(calls=0)
-    return Settled(flight, outcome)
+    """A message that could not be read: there is no attempt."""
+    return Settled(Delivery("task", None, {}), outcome)
 
 
 def found(samples: Any) -> dict[tuple[str, ...], Any]:

@@ -10,7 +10,7 @@ import pytest
 from penstock_ledger import redaction
 from penstock_producer.errors import SettingsError
 from penstock_workers.celery_app.requests import ItemRequest
-from penstock_workers.item.judge import Failure
+from penstock_workers.item.failures import Failure
 from penstock_workers.settings import WorkerSettings
 
 KEY = "canary-8f3b1c0d-not-a-known-shape"

@@ -23,11 +23,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job, JobState
 from penstock_producer import tracing, wire
+from penstock_producer.spec import JobSpec
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.flight import Flight, Mark
+from penstock_workers.item.attempt import Attempt, JobView, Marks, Settled
 from penstock_workers.item.outcome import Outcome, Parked, Released, Retry
-from penstock_workers.item.shelves import Settled
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.settings import ProviderSettings, WorkerSettings
 from penstock_workers.tracing.feeds import FeedSpans
 from penstock_workers.tracing.items import ItemTraces
 from penstock_workers.tracing.model_call import ModelCalls
@@ -108,7 +108,7 @@ def test_the_callers_span_is_found_without_importing_anything() -> None:
 OFF_THEN_ON = """
     import sys
     from penstock_workers.build import build_engine
-    from penstock_workers.settings import WorkerSettings
+    from penstock_workers.settings import ProviderSettings, WorkerSettings
     from penstock_workers.tracing import open_tracing
 
     build_engine(WorkerSettings())
@@ -135,24 +135,26 @@ def test_off_imports_nothing_and_on_says_what_to_install() -> None:
 # -- what a worker decides and tells ---------------------------------------------------------------------------------------
 
 
-def _flight(header: object = None, **marks: int) -> Flight:
+def _attempt(header: object = None, **marks: int) -> Attempt:
     """An attempt whose message was read, with its further marks."""
     kwargs = {"v": 1, "job": KEY.job_id, "gen": KEY.generation, "doc": KEY.doc_id, "body": {}}
     headers = {} if header is None else {"traceparent": header}
-    flight = Flight(Delivery("t", kwargs, headers, queue="penstock.api"), marks=_marks(read=1_000, **marks))
-    flight.message = wire.decode_item(kwargs, {})
-    return flight
+    job = JobView(KEY.job_id, JobSpec(), ProviderSettings(), 1)
+    return Attempt(
+        Delivery("t", kwargs, headers, queue="penstock.api"), wire.decode_item(kwargs, {}), job, b"{}",
+        marks=_marks(read=1_000, **marks),
+    )  # fmt: skip
 
 
-def _marks(**later: int) -> dict[Mark, int]:
-    marks: dict[Mark, int] = {"claimed": 1_000, "decided": 5_000}
-    return marks | cast("dict[Mark, int]", later)
+def _marks(**later: int) -> Marks:
+    marks: Marks = {"claimed": 1_000, "decided": 5_000}
+    return marks | cast("Marks", later)
 
 
-def _spans_of(flight: Flight, outcome: Outcome = GIVEN_UP, share: float = 1.0) -> list[Span]:
+def _spans_of(attempt: Delivery | Attempt, outcome: Outcome = GIVEN_UP, share: float = 1.0) -> list[Span]:
     """What a worker with that share hands over once the item is settled."""
     spans: list[Span] = []
-    ItemTraces(share, "api", ModelCalls(WorkerSettings()), spans.extend).settled([Settled(flight, outcome)])
+    ItemTraces(share, "api", ModelCalls(WorkerSettings()), spans.extend).settled([Settled(attempt, outcome)])
     return spans
 
 
@@ -162,7 +164,7 @@ def _spans_of(flight: Flight, outcome: Outcome = GIVEN_UP, share: float = 1.0) -
 )  # fmt: skip
 def test_the_feeders_word_goes_first(header: object, share: float, traced: bool) -> None:
     """An item is traced when its message says so, whatever the worker's share; else as the worker's share says."""
-    spans = _spans_of(_flight(header), share=share)
+    spans = _spans_of(_attempt(header), share=share)
     assert bool(spans) == traced
     if spans:
         assert spans[-1].context.trace_id == tracing.trace_of(KEY).trace_id
@@ -171,21 +173,21 @@ def test_the_feeders_word_goes_first(header: object, share: float, traced: bool)
 
 def test_a_message_that_names_no_item_is_not_traced() -> None:
     """Without a key there is no trace to put it in."""
-    assert not _spans_of(Flight(Delivery("t", None, {}), marks=_marks()))
+    assert not _spans_of(Delivery("t", None, {}))
 
 
 def test_an_attempt_without_marks_is_not_traced() -> None:
     """Where tracing is off a mark keeps nothing, and nothing is made of the item."""
-    flight = _flight(HEADER)
-    flight.marks = None
-    flight.mark("called")
-    assert flight.marks is None
-    assert not _spans_of(flight)
+    attempt = _attempt(HEADER)
+    attempt.marks = None
+    attempt.mark("called")
+    assert attempt.marks is None
+    assert not _spans_of(attempt)
 
 
 def test_an_item_turned_away_at_once_has_a_whole_trace() -> None:
     """Whatever step was the last, the spans there are have a beginning, an end and a parent, and no call is invented."""
-    spans = _spans_of(_flight(HEADER))
+    spans = _spans_of(_attempt(HEADER))
     assert [span.name for span in spans] == ["wait", "settle", "process penstock.api"]
     assert all(span.ended_ns >= span.began_ns >= 1_000 for span in spans)
     process = spans[-1]
@@ -200,7 +202,7 @@ def test_an_item_turned_away_at_once_has_a_whole_trace() -> None:
 )
 def test_the_wait_is_named_by_its_longest_part(seated: int, prepared: int, waits_for: str, waited_ms: float) -> None:
     """From the claim to its turn an item waits for a slot and then for the quota: the span tells both apart."""
-    wait = _spans_of(_flight(seated=seated, prepared=prepared, admitted=9_000_000, decided=9_500_000))[0]
+    wait = _spans_of(_attempt(seated=seated, prepared=prepared, admitted=9_000_000, decided=9_500_000))[0]
     assert (wait.began_ns, wait.ended_ns) == (1_000, 9_000_000)
     assert wait.attributes["penstock.wait.for"] == waits_for
     assert wait.attributes["penstock.wait.quota_ms"] == waited_ms
@@ -217,7 +219,7 @@ def test_the_wait_is_named_by_its_longest_part(seated: int, prepared: int, waits
 )
 def test_errors_are_named_and_not_quoted(outcome: Retry | Parked, name: str) -> None:
     """The name of a failure is told; what a provider, a setting or a hook said with it is not."""
-    spans = _spans_of(_flight(), outcome)
+    spans = _spans_of(_attempt(), outcome)
     process = spans[-1]
     assert process.error
     assert process.attributes["error.type"] == name

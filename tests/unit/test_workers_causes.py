@@ -7,16 +7,12 @@ import logging
 from collections.abc import Iterable
 
 import pytest
+from attempts import make_attempt
 
 from penstock_ledger import Cause
-from penstock_ledger.model import ItemKey
-from penstock_producer.spec import JobSpec
-from penstock_producer.wire import ItemMessage
-from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.causes import KINDS_MAX, LOG_EVERY_S, Causes
-from penstock_workers.item.flight import Flight, JobView
-from penstock_workers.item.judge import Failure, Reply
-from penstock_workers.settings import ProviderSettings
+from penstock_workers.item.failures import Failure, Reply
 
 
 class Clock:
@@ -26,11 +22,8 @@ class Clock:
         return self.now
 
 
-def flight(job: str = "job") -> Flight:
-    made = Flight(Delivery("task", {}, {}))
-    made.message = ItemMessage(ItemKey(job, 1, "doc"), b"{}", None)
-    made.job = JobView(job, JobSpec(provider="openai"), ProviderSettings(), 1)
-    return made
+def attempt(job: str = "job") -> Attempt:
+    return make_attempt(job_id=job, provider="openai")
 
 
 def test_failures_are_added_up_and_written_together() -> None:
@@ -39,8 +32,8 @@ def test_failures_are_added_up_and_written_together() -> None:
     causes = Causes(written.extend, clock)
     for n in range(1000):
         clock.now = 1000.0 + n
-        causes.note(flight(), Failure("connect_failed", f"refused {n}", None))
-    causes.note(flight("other"), Failure("server_error", "HTTP 500: oh", 500))
+        causes.note(attempt(), Failure("connect_failed", f"refused {n}", None))
+    causes.note(attempt("other"), Failure("server_error", "HTTP 500: oh", 500))
     asyncio.run(causes.flush())
     asyncio.run(causes.flush())
     assert written == [
@@ -53,7 +46,7 @@ def test_good_answers_are_not_told() -> None:
     """What works costs nothing here (A9)."""
     written = list[Cause]()
     causes = Causes(written.extend)
-    causes.note(flight(), Reply(b"{}", 200, None, None, "stop", 1, 1, "text", 5))
+    causes.note(attempt(), Reply(b"{}", 200, None, None, "stop", 1, 1, "text", 5))
     asyncio.run(causes.flush())
     assert written == []
 
@@ -69,10 +62,10 @@ def test_what_redis_did_not_hear_is_told_again() -> None:
 
     causes = Causes(write, Clock())
     for _ in range(2):
-        causes.note(flight(), Failure("timeout", "no answer", None))
+        causes.note(attempt(), Failure("timeout", "no answer", None))
         asyncio.run(causes.flush())
     away = False
-    causes.note(flight(), Failure("timeout", "no answer", None))
+    causes.note(attempt(), Failure("timeout", "no answer", None))
     asyncio.run(causes.flush())
     assert [cause.count for cause in written] == [3]
 
@@ -83,9 +76,9 @@ def test_the_log_says_the_cause_at_once_and_then_once_a_minute(caplog: pytest.Lo
     clock = Clock()
     causes = Causes(clock=clock)
     for _ in range(500):
-        causes.note(flight(), Failure("connect_failed", "certificate verify failed\n\x1b[31mfake line", None))
+        causes.note(attempt(), Failure("connect_failed", "certificate verify failed\n\x1b[31mfake line", None))
     clock.now += LOG_EVERY_S
-    causes.note(flight(), Failure("connect_failed", "certificate verify failed", None))
+    causes.note(attempt(), Failure("connect_failed", "certificate verify failed", None))
     first, second = [record.getMessage() for record in caplog.records]
     assert "job job: a call to provider openai failed: connect_failed: certificate verify failed" in first
     assert "\n" not in first
@@ -97,5 +90,5 @@ def test_memory_does_not_grow_with_jobs() -> None:
     """However many jobs fail, only so many kinds are remembered (A9)."""
     causes = Causes(lambda _: None)
     for n in range(3 * KINDS_MAX):
-        causes.note(flight(f"job{n}"), Failure("timeout", "no answer", None))
+        causes.note(attempt(f"job{n}"), Failure("timeout", "no answer", None))
     assert len(causes._fresh) == len(causes._logged) == KINDS_MAX

@@ -6,23 +6,17 @@ from dataclasses import replace
 
 import orjson
 import pytest
+from attempts import make_attempt
 
-from penstock_ledger.model import ItemKey
-from penstock_producer.spec import JobSpec
-from penstock_producer.wire import ItemMessage
-from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.costs import LEARN_EVERY, Costs
-from penstock_workers.item.flight import Flight, JobView
-from penstock_workers.item.judge import Reply
+from penstock_workers.item.failures import Reply
 from penstock_workers.settings import ProviderSettings
 
 
-def flight(text: str, *, job: str = "job", **params: object) -> Flight:
-    item = Flight(Delivery("job:doc", {}, {}, retries=0, queue="penstock.api"))
-    item.body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": text}], **params})
-    item.message = ItemMessage(ItemKey(job, 1, "doc"), item.body, None)
-    item.job = JobView(job, JobSpec(), ProviderSettings(), 1)
-    return item
+def attempt(text: str, *, job: str = "job", **params: object) -> Attempt:
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": text}], **params})
+    return make_attempt(job_id=job, body=body)
 
 
 def answered(prompt: int, completion: int) -> Reply:
@@ -38,31 +32,31 @@ def test_documents_of_a_job_teach_what_the_next_ones_cost() -> None:
     """After some answers the estimate is near the truth, whatever the first guess was."""
     known = costs()
     for _ in range(20):
-        known.observe(flight("x" * 4_000), answered(5_000, 40))
-    reserved, _ = known.of(flight("x" * 4_000))
+        known.observe(attempt("x" * 4_000), answered(5_000, 40))
+    reserved, _ = known.of(attempt("x" * 4_000))
     assert reserved["tokens"] == pytest.approx(5_045, rel=0.05)
 
 
 def test_jobs_do_not_teach_each_other() -> None:
     """Another job asks other things of another model."""
     known = costs()
-    before, _ = known.of(flight("x" * 4_000, job="other"))
+    before, _ = known.of(attempt("x" * 4_000, job="other"))
     for _ in range(20):
-        known.observe(flight("x" * 4_000), answered(5_000, 40))
-    assert known.of(flight("x" * 4_000, job="other"))[0] == before
+        known.observe(attempt("x" * 4_000), answered(5_000, 40))
+    assert known.of(attempt("x" * 4_000, job="other"))[0] == before
 
 
 def test_what_is_charged_at_admission_follows_the_profile() -> None:
     """Where max_tokens is charged it is reserved whole; elsewhere what such answers usually take."""
-    item = flight("a question", max_tokens=4_000)
+    item = attempt("a question", max_tokens=4_000)
     assert costs(profile="openai").of(item)[0]["tokens"] > 4_000
     assert costs(profile="generic").of(item)[0]["tokens"] < 400
 
 
 def test_a_picture_in_the_body_is_not_taken_for_its_length_in_text() -> None:
     """A megabyte of base64 may be a thousand tokens: nothing of it is certain. A megabyte of text is."""
-    picture = flight("data:image/png;base64," + "A" * 1_000_000)
-    text = flight("A" * 1_000_000)
+    picture = attempt("data:image/png;base64," + "A" * 1_000_000)
+    text = attempt("A" * 1_000_000)
     assert costs().of(picture)[1]["tokens"] == 0
     assert costs().of(text)[1]["tokens"] > 30_000
 
@@ -70,19 +64,19 @@ def test_a_picture_in_the_body_is_not_taken_for_its_length_in_text() -> None:
 def test_an_answer_without_usage_teaches_nothing() -> None:
     """The request stays charged as it was reserved."""
     known = costs()
-    before = known.of(flight("x"))
-    assert known.observe(flight("x"), Reply(b"{}", 200, None, "m", "stop", None, None, "text", 5)) is None
-    assert known.of(flight("x")) == before
+    before = known.of(attempt("x"))
+    assert known.observe(attempt("x"), Reply(b"{}", 200, None, "m", "stop", None, None, "text", 5)) is None
+    assert known.of(attempt("x")) == before
 
 
-def test_what_nobody_asks_for_is_not_worked_out() -> None:
+def test_what_is_not_asked_for_is_not_worked_out() -> None:
     """A request to a provider without limits is not even read for what it costs; one look at a cost reads it once."""
-    known, item = costs(), flight("a question", max_tokens=40)
+    known, item = costs(), attempt("a question", max_tokens=40)
     whole = known.of(item)
-    read: list[Flight] = []
+    read: list[Attempt] = []
 
-    def of(flight: Flight) -> tuple[dict[str, float], dict[str, float]]:
-        read.append(flight)
+    def of(attempt: Attempt) -> tuple[dict[str, float], dict[str, float]]:
+        read.append(attempt)
         return whole
 
     known.of = of  # type: ignore[method-assign]  # counts how often it is asked
@@ -96,9 +90,9 @@ def test_what_nobody_asks_for_is_not_worked_out() -> None:
 def test_without_limits_a_sample_of_the_answers_teaches() -> None:
     """Should limits be found later, it is known what items cost; each answer still says how long it was."""
     known = costs()
-    usages = [known.sample(flight("x" * 4_000), answered(5_000, 40)) for _ in range(20 * LEARN_EVERY)]
+    usages = [known.sample(attempt("x" * 4_000), answered(5_000, 40)) for _ in range(20 * LEARN_EVERY)]
     assert {usage.output_tokens for usage in usages if usage is not None} == {40}
     assert None not in usages
-    reserved, _ = known.of(flight("x" * 4_000))
+    reserved, _ = known.of(attempt("x" * 4_000))
     assert reserved["tokens"] == pytest.approx(5_045, rel=0.05)
-    assert known.sample(flight("x"), replace(answered(5_000, 40), completion_tokens=None)) is None
+    assert known.sample(attempt("x"), replace(answered(5_000, 40), completion_tokens=None)) is None

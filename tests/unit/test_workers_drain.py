@@ -6,16 +6,14 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from attempts import make_host
 
 from penstock_ledger import DatabaseUnavailable
 from penstock_producer.spec import JobSpec
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.failpoints import Failpoints
-from penstock_workers.item.decide import RetryPolicy
-from penstock_workers.item.flight import Flight, JobView
+from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.outcome import Released
-from penstock_workers.item.runner import ItemRunner
 from penstock_workers.metrics import catalogue
 from penstock_workers.settings import ProviderSettings
 
@@ -47,7 +45,7 @@ class PausedProvider:
     def known(self, job_id: str) -> JobView:
         return JobView(job_id, JobSpec(), ProviderSettings(), 1)
 
-    async def turn(self, flight: Flight) -> Any:
+    async def turn(self, attempt: Attempt, prepared: object) -> Any:
         await asyncio.Event().wait()
 
     async def prepare(self, request: object) -> Any:
@@ -69,16 +67,13 @@ def test_a_worker_that_ends_during_a_pause_gives_its_documents_back_at_once() ->
 
     async def main() -> None:
         double = cast(Any, parts)
-        runner = ItemRunner(
-            lane=double, jobs=double, bodies=double, admission=double, quarantine=double, code=double,
-            starts=double, settler=double, policy=RetryPolicy(), failpoints=Failpoints(), concurrency=5,
-        )  # fmt: skip
+        host = make_host(double, concurrency=5)
         for n in range(10):  # five in slots wait for the quota, five for a slot
-            runner.accept(Delivery(f"j:{n}", dict(KWARGS, doc=str(n)), {}))
+            host.accept(Delivery(f"j:{n}", dict(KWARGS, doc=str(n)), {}))
         await asyncio.sleep(5)
         assert parts.outcomes == []
         began = asyncio.get_running_loop().time()
-        await runner.drain(DRAIN_S)
+        await host.drain(DRAIN_S)
         assert asyncio.get_running_loop().time() - began == pytest.approx(0, abs=0.1)
         assert len(parts.outcomes) == 10
         assert all(isinstance(outcome, Released) for outcome in parts.outcomes)
@@ -92,18 +87,15 @@ def test_a_document_whose_job_cannot_be_read_waits_for_the_database() -> None:
 
     async def main() -> None:
         double = cast(Any, parts)
-        runner = ItemRunner(
-            lane=double, jobs=cast(Any, AwayLedger()), bodies=double, admission=double, quarantine=double, code=double,
-            starts=double, settler=double, policy=RetryPolicy(), failpoints=Failpoints(), concurrency=5,
-        )  # fmt: skip
-        runner.accept(Delivery("j:d", KWARGS, {}))
+        host = make_host(double, concurrency=5, jobs=AwayLedger())
+        host.accept(Delivery("j:d", KWARGS, {}))
         await asyncio.sleep(30)
-        assert (len(runner), parts.outcomes) == (1, [])
-        assert catalogue.ADMITTING(0, "api") in set(runner.figures("api"))
+        assert (len(host), parts.outcomes) == (1, [])
+        assert catalogue.ADMITTING(0, "api") in set(host.figures("api"))
         await asyncio.sleep(60)
-        assert (len(runner), parts.outcomes) == (1, [])  # it has its job, and waits for the quota
-        assert catalogue.ADMITTING(1, "api") in set(runner.figures("api"))
-        await runner.drain(DRAIN_S)
+        assert (len(host), parts.outcomes) == (1, [])  # it has its job, and waits for the quota
+        assert catalogue.ADMITTING(1, "api") in set(host.figures("api"))
+        await host.drain(DRAIN_S)
         assert isinstance(parts.outcomes[0], Released)
 
     run_virtual(main())

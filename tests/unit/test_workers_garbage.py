@@ -10,18 +10,15 @@ from typing import Any, cast
 
 import orjson
 import pytest
+from attempts import make_host
 
 from penstock_producer.spec import JobSpec
 from penstock_ratelimit.limits import PerMinute, Quota
 from penstock_ratelimit.local import LocalLimiter
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.admission import QuotaAdmission
+from penstock_workers.item.attempt import Attempt, JobView, Settled
 from penstock_workers.item.costs import Costs
-from penstock_workers.item.decide import RetryPolicy
-from penstock_workers.item.flight import Flight, JobView
-from penstock_workers.item.runner import ItemRunner
-from penstock_workers.item.shelves import Settled
 from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings
@@ -50,8 +47,8 @@ class Around:
         await asyncio.sleep(0)
         return self.answers[self.asked % len(self.answers)]
 
-    async def begin(self, flight: Flight) -> None:
-        flight.begun = True
+    async def begin(self, attempt: Attempt) -> None:
+        attempt.begun = True
 
     def started(self, delivery: Delivery) -> None:
         """Celery hears nothing."""
@@ -101,19 +98,14 @@ def test_items_that_have_ended_leave_nothing_to_collect(
 
     async def main() -> None:
         limiter = LocalLimiter([Quota("default", {"requests": PerMinute(1e9)})])
-        part = cast(Any, around)
-        runner = ItemRunner(
-            lane=part, jobs=part, bodies=part, admission=QuotaAdmission(limiter, Costs({"default": PROVIDER})),
-            quarantine=part, code=part, starts=part, settler=part, policy=RetryPolicy(), failpoints=Failpoints(),
-            concurrency=ITEMS, pause_after_run=10 * ITEMS,
-        )  # fmt: skip
-        runner._bridge = part
+        admission = QuotaAdmission(limiter, Costs({"default": PROVIDER}))
+        host = make_host(around, admission=admission, concurrency=ITEMS, pause_after_run=10 * ITEMS)
 
         async def items() -> None:
             for n in range(ITEMS):
                 kwargs = {"v": 1, "job": "j", "gen": 1, "doc": str(n), "body": {"messages": []}}
-                runner.accept(Delivery(f"j:{n}", orjson.loads(orjson.dumps(kwargs)), {}))
-            await asyncio.gather(*runner._tasks.values())
+                host.accept(Delivery(f"j:{n}", orjson.loads(orjson.dumps(kwargs)), {}))
+            await asyncio.gather(*host._tasks.values())
 
         await items()
         around.settled.clear()
@@ -123,6 +115,6 @@ def test_items_that_have_ended_leave_nothing_to_collect(
         left = cycles()
         assert around.settled == {outcome: ITEMS}
         assert not left, left
-        await runner._admission.close()
+        await admission.close()
 
     run(main)

@@ -15,11 +15,9 @@ from typing import Any
 
 import orjson
 import pytest
+from attempts import make_attempt
 
-from penstock_ledger.model import ItemKey
-from penstock_producer.spec import JobSpec
-from penstock_producer.wire import ItemMessage
-from penstock_workers.celery_app.bridge import Delivery
+from penstock_ratelimit.refusals import DETAIL_CHARS
 from penstock_workers.children import frames
 from penstock_workers.children.frames import After, Before, Have
 from penstock_workers.children.marks import Marks, new_file
@@ -30,9 +28,8 @@ from penstock_workers.hooks import threads as hook_threads
 from penstock_workers.hooks.calls import HookCalls
 from penstock_workers.hooks.imports import HOOKS_KEPT, HookImports
 from penstock_workers.hooks.job_code import JobCode
-from penstock_workers.item.flight import Flight, JobView
-from penstock_workers.item.judge import DETAIL_CHARS, Failure, Reply
-from penstock_workers.settings import ProviderSettings
+from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import Failure, Reply
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 REPLY = Reply(b'{"answer":1}', 200, "r", "m", "stop", 3, 2, "text", 5)
@@ -137,16 +134,12 @@ async def at_work() -> JobCode:
     return hooks_here()
 
 
-def flight(**spec: object) -> Flight:
-    item = Flight(Delivery("job:doc", {}, {}, retries=0, queue="penstock.api"))
-    item.message = ItemMessage(ItemKey("job", 2, "doc"), BODY, None)
-    item.job = JobView("job", JobSpec.from_json(spec), ProviderSettings(), 1)
-    item.body = item.given = BODY
-    return item
+def attempt(**spec: Any) -> Attempt:
+    return make_attempt(generation=2, body=BODY, **spec)
 
 
 async def before(at_work: JobCode, path: str) -> tuple[Failure | None, dict[str, Any]]:
-    item = flight(preprocess=path)
+    item = attempt(preprocess=path)
     await at_work.ready(item)
     failure = await at_work.preprocess(item)
     assert item.given == BODY
@@ -154,12 +147,12 @@ async def before(at_work: JobCode, path: str) -> tuple[Failure | None, dict[str,
 
 
 async def after(at_work: JobCode, path: str) -> Reply | Failure:
-    return await at_work.accept(flight(postprocess=path), REPLY)
+    return await at_work.accept(attempt(postprocess=path), REPLY)
 
 
 async def test_a_job_without_hooks_is_left_as_it_is(at_work: JobCode) -> None:
     """No hook, no parsing: the same bytes and the same reply."""
-    item = flight()
+    item = attempt()
     assert await at_work.preprocess(item) is None
     assert (item.body, await at_work.accept(item, REPLY)) == (BODY, REPLY)
 
@@ -172,7 +165,7 @@ async def test_preprocess_changes_what_is_sent(at_work: JobCode, module: str, na
 
 async def test_preprocess_may_return_an_item_of_its_own(at_work: JobCode, module: str) -> None:
     """Only its body counts: what the document is called is not the hook's to say."""
-    item = flight(preprocess=f"{module}:another")
+    item = attempt(preprocess=f"{module}:another")
     assert await at_work.preprocess(item) is None
     assert (item.body, item.key.doc_id) == (b'{"model":"new"}', "doc")
 
@@ -354,7 +347,7 @@ async def test_a_hook_that_is_missing_is_named(at_work: JobCode, module: str, pa
 async def test_a_missing_postprocess_is_found_before_the_call(at_work: JobCode) -> None:
     """Nothing is paid for an answer that could not be stored."""
     with pytest.raises(HookMissing):
-        await at_work.ready(flight(postprocess="no_such_module_here:f"))
+        await at_work.ready(attempt(postprocess="no_such_module_here:f"))
 
 
 @pytest.mark.parametrize("text", ["raise SystemExit(1)", "import no_such_module_here", "x ="])
@@ -436,13 +429,13 @@ async def test_a_paid_answer_waits_for_a_process(module: str, monkeypatch: pytes
     only after a minute its job pauses (A1)."""
     monkeypatch.setattr(job_code, "START_AGAIN_S", (0.0, 0.0))
     short: Any = NoProcess(2)
-    said = await JobCode(short, short, short).accept(flight(postprocess=f"{module}:enrich"), REPLY)
+    said = await JobCode(short, short, short).accept(attempt(postprocess=f"{module}:enrich"), REPLY)
     assert isinstance(said, Reply)
     gone: Any = NoProcess(99)
     with pytest.raises(ChildBroken):
-        await JobCode(gone, gone, gone).accept(flight(postprocess=f"{module}:enrich"), REPLY)
+        await JobCode(gone, gone, gone).accept(attempt(postprocess=f"{module}:enrich"), REPLY)
     assert gone.left == 96
     unpaid: Any = NoProcess(99)
     with pytest.raises(ChildBroken):
-        await JobCode(unpaid, unpaid, unpaid).preprocess(flight(preprocess=f"{module}:louder"))
+        await JobCode(unpaid, unpaid, unpaid).preprocess(attempt(preprocess=f"{module}:louder"))
     assert unpaid.left == 98, "nothing is lost by pausing before the call"

@@ -6,18 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from attempts import make_runner
 
-from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
-from penstock_producer.wire import ItemMessage
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.failpoints import Failpoints
-from penstock_workers.item.decide import RetryPolicy
-from penstock_workers.item.flight import Flight, JobView
+from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.outcome import Dead, Done, Outcome
 from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Cells, line_of
-from penstock_workers.item.runner import ItemRunner
-from penstock_workers.item.shelves import Settled
 from penstock_workers.lanes.answer import Answer, NoAnswer
 from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings
@@ -32,36 +27,41 @@ class Books:
         self.crashes, self.open = crashes, 0
         self.steps: list[str] = []
 
-    async def begin(self, flight: Flight) -> None:
+    async def begin(self, attempt: Attempt) -> None:
         self.open += 1
         self.steps.append("begin")
-        flight.begun, flight.crashes = True, self.crashes
+        attempt.begun, attempt.crashes = True, self.crashes
 
-    async def give_back(self, flight: Flight) -> None:
+    async def take_back(self, attempt: Attempt) -> None:
         self.open -= 1
-        self.steps.append("give back")
-        flight.begun = False
+        self.steps.append("take back")
+        attempt.begun = False
 
 
 class Parts:
     """What stands around a runner, noting what it is asked for."""
 
+    job: JobView
+
     def __init__(self, crashes: int, tried: Answer | None = GOOD) -> None:
         self.books, self.tried = Books(crashes), tried
         self.cells = Cells([64, 8, 1])
 
-    def place(self, flight: Flight) -> Any:
+    def place(self, attempt: Attempt) -> Any:
         self.books.steps.append("wait apart" if not self.books.open else "wait, counted")
-        return self.cells.place(line_of(flight.crashes))
+        return self.cells.place(line_of(attempt.crashes))
 
-    async def infer(self, what: object) -> Answer | None:
-        self.books.steps.append("infer apart" if isinstance(what, Flight) else "infer")
+    async def infer(self, what: object, *apart: object) -> Answer | None:
+        self.books.steps.append("infer apart" if apart else "infer")
         return self.tried
 
     async def prepare(self, request: Request) -> Prepared:
         return Prepared(request)
 
-    async def turn(self, flight: Flight) -> Any:
+    def known(self, job_id: str) -> JobView:
+        return self.job
+
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> Any:
         self.books.steps.append("admit" if not self.books.open else "admit, counted")
         return self
 
@@ -70,37 +70,21 @@ class Parts:
     def release(self) -> None: ...
     def started(self, delivery: Delivery) -> None: ...
 
-    def may_retry(self, flight: Flight) -> bool:
+    def may_retry(self, attempt: Attempt) -> bool:
         return True
 
-    async def ready(self, flight: Flight) -> None:
+    async def ready(self, attempt: Attempt) -> None:
         self.books.steps.append("ready")
 
-    async def preprocess(self, flight: Flight) -> None:
+    async def preprocess(self, attempt: Attempt) -> None:
         self.books.steps.append("preprocess, counted" if self.books.open else "preprocess")
 
 
 async def outcome(parts: Parts, **spec: object) -> Outcome:
-    role: Any = parts
-    books: Any = parts.books
-    nothing: Any = None
-    runner = ItemRunner(
-        lane=role, jobs=nothing, bodies=nothing, admission=role, quarantine=role, code=role, starts=books,
-        settler=nothing, policy=RetryPolicy(), failpoints=Failpoints(), concurrency=1,
-    )  # fmt: skip
-    runner._bridge = role
-
-    async def opened(flight: Flight) -> None:
-        flight.message = ItemMessage(ItemKey("job", 1, "doc"), b"{}", None)
-        flight.job = JobView("job", JobSpec.from_json(spec), ProviderSettings(), 1)
-        flight.body = flight.given = b"{}"
-
-    runner._open = opened  # type: ignore[method-assign]  # messages and jobs are not what this is about
-    settled: list[Settled] = []
-    ended: Any = type("Ended", (), {"put": staticmethod(settled.append)})
-    runner._settler = ended
-    await runner._fly(Delivery("job:doc", {}, {}, queue="penstock.api"))
-    return settled[0].outcome
+    parts.job = JobView("job", JobSpec.from_json(spec), ProviderSettings(), 1)
+    runner = make_runner(parts, starts=parts.books)
+    kwargs = {"v": 1, "job": "job", "gen": 1, "doc": "doc", "body": {}}
+    return (await runner.run(Delivery("job:doc", kwargs, {}, queue="penstock.api"))).outcome
 
 
 async def test_an_item_without_hooks_is_counted_once_when_its_turn_has_come() -> None:
@@ -115,7 +99,7 @@ async def test_a_hook_before_the_call_runs_while_the_start_is_counted() -> None:
     parts = Parts(crashes=0)
     assert isinstance(await outcome(parts, preprocess="m:f"), Done)
     assert parts.books.steps == [
-        "ready", "begin", "preprocess, counted", "give back", "admit", "begin", "infer",
+        "ready", "begin", "preprocess, counted", "take back", "admit", "begin", "infer",
     ]  # fmt: skip
 
 
@@ -124,8 +108,8 @@ async def test_a_suspect_waits_uncounted_and_is_tried_apart() -> None:
     parts = Parts(SUSPECT_AFTER_CRASHES)
     assert isinstance(await outcome(parts, preprocess="m:f"), Done)
     assert parts.books.steps == [
-        "ready", "begin", "give back", "wait apart",
-        "ready", "begin", "preprocess, counted", "give back", "admit", "begin", "infer apart",
+        "ready", "begin", "take back", "wait apart",
+        "ready", "begin", "preprocess, counted", "take back", "admit", "begin", "infer apart",
     ]  # fmt: skip
 
 

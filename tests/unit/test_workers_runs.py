@@ -6,15 +6,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 
 import pytest
+from attempts import make_attempt
 
-from penstock_ledger.model import ItemKey
-from penstock_producer.spec import JobSpec
-from penstock_producer.wire import ItemMessage
 from penstock_ratelimit.testing import run_virtual
-from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.flight import Flight, JobView
-from penstock_workers.item.judge import Failure, Reply
-from penstock_workers.item.outcome import Parked
+from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.outcome import Parked, TurnedAway
 from penstock_workers.item.runs import PROBE_S, PROVEN_WAIT_S, UNPROVEN_WAIT_S, Runs
 from penstock_workers.settings import ProviderSettings
 
@@ -24,7 +21,7 @@ NOT_FOUND = Failure("not_found", "HTTP 404: no such route", 404)
 FORBIDDEN = Failure("forbidden", "HTTP 403: <html>blocked", 403, page=True)
 SERVER_ERROR = Failure("server_error", "HTTP 500: oh", 500)
 
-Verdict = asyncio.Task[Parked | None]
+Weighed = asyncio.Task[Parked | None]
 
 
 class Job:
@@ -33,18 +30,27 @@ class Job:
     def __init__(self, runs: Runs, name: str = "job") -> None:
         self._runs, self._name = runs, name
 
-    def flight(self, sent_at: float | None = None) -> Flight:
-        flight = Flight(Delivery("task", {}, {}, queue="penstock.api"))
-        flight.message = ItemMessage(ItemKey(self._name, 1, "doc"), b"{}", None)
-        flight.job = JobView(self._name, JobSpec(), ProviderSettings(base_url="http://gateway/v2"), 1)
-        flight.sent_at = now() if sent_at is None else sent_at
-        return flight
+    def attempt(self, sent_at: float | None = None) -> Attempt:
+        attempt = make_attempt(job_id=self._name, settings=ProviderSettings(base_url="http://gateway/v2"))
+        attempt.sent_at = now() if sent_at is None else sent_at
+        return attempt
 
-    def answered(self, happened: Failure | Reply, sent_at: float | None = None) -> Verdict:
-        return asyncio.create_task(self._runs.weigh(self.flight(sent_at), happened))
+    def answered(self, happened: Failure | Reply, sent_at: float | None = None) -> Weighed:
+        return asyncio.create_task(self._weigh(self.attempt(sent_at), happened))
+
+    async def _weigh(self, attempt: Attempt, happened: Failure | Reply) -> Parked | None:
+        try:
+            await self._runs.weigh(attempt, happened)
+        except TurnedAway as away:
+            return away.outcome if isinstance(away.outcome, Parked) else None
+        return None
 
     def may_start(self) -> bool:
-        return self._runs.turn_away(self.flight()) is None
+        try:
+            self._runs.check(self.attempt())
+        except TurnedAway:
+            return False
+        return True
 
 
 def now() -> float:
@@ -68,9 +74,9 @@ def test_a_wrong_url_pauses_the_job_and_kills_no_document(failure: Failure) -> N
 
     async def body(runs: Runs) -> None:
         job = Job(runs)
-        verdicts = await asyncio.gather(*(job.answered(failure) for _ in range(256)))
-        assert all(verdict is not None and verdict.pauses for verdict in verdicts)
-        why = verdicts[0].why if verdicts[0] else ""
+        weigheds = await asyncio.gather(*(job.answered(failure) for _ in range(256)))
+        assert all(weighed is not None and weighed.pauses for weighed in weigheds)
+        why = weigheds[0].why if weigheds[0] else ""
         assert why.startswith(f"the last 20 answers were all {failure.status} ({failure.name}")
         assert failure.detail in why
         assert "http://gateway/v2" in why
@@ -86,11 +92,11 @@ def test_a_single_404_among_successes_is_the_documents_own() -> None:
         job = Job(runs)
         await job.answered(GOOD)
         await asyncio.sleep(1)
-        verdict = job.answered(NOT_FOUND)
+        weighed = job.answered(NOT_FOUND)
         await settled()
-        assert not verdict.done()
+        assert not weighed.done()
         await job.answered(GOOD)
-        assert await verdict is None
+        assert await weighed is None
         assert now() == pytest.approx(1.0, abs=0.01)
 
     play(body)
@@ -101,13 +107,13 @@ def test_a_url_that_breaks_in_mid_job_kills_no_document() -> None:
 
     async def body(runs: Runs) -> None:
         job = Job(runs)
-        verdicts = []
+        weigheds = []
         for n in range(40):  # every second answer is a late success of a request sent before
             await asyncio.sleep(0.01)
             await job.answered(GOOD, sent_at=-1.0 + n / 100)
-            verdicts.append(job.answered(NOT_FOUND))
-        parked = await asyncio.gather(*verdicts)
-        assert all(verdict is not None and verdict.pauses for verdict in parked)
+            weigheds.append(job.answered(NOT_FOUND))
+        parked = await asyncio.gather(*weigheds)
+        assert all(weighed is not None and weighed.pauses for weighed in parked)
 
     play(body)
 
@@ -164,11 +170,11 @@ def test_other_failures_neither_make_nor_break_a_run() -> None:
 
     async def body(runs: Runs) -> None:
         job = Job(runs)
-        verdicts = []
+        weigheds = []
         for _ in range(PAUSES_AT):
-            verdicts.append(job.answered(NOT_FOUND))
+            weigheds.append(job.answered(NOT_FOUND))
             assert await job.answered(SERVER_ERROR) is None
-        assert all(await asyncio.gather(*verdicts))
+        assert all(await asyncio.gather(*weigheds))
 
     play(body)
 
@@ -187,14 +193,14 @@ def test_jobs_do_not_share_their_runs() -> None:
 
 
 def test_what_is_undecided_goes_back_when_the_worker_drains() -> None:
-    """A worker that ends keeps no document for a verdict (A9)."""
+    """A worker that ends keeps no document for a weighed (A9)."""
 
     async def body(runs: Runs) -> None:
-        verdict = Job(runs).answered(NOT_FOUND)
+        weighed = Job(runs).answered(NOT_FOUND)
         await settled()
         runs.close()
         with pytest.raises(asyncio.CancelledError):
-            await verdict
+            await weighed
         with pytest.raises(asyncio.CancelledError):
             await Job(runs).answered(NOT_FOUND)
 

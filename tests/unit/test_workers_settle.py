@@ -6,31 +6,27 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from typing import Any
 
 import pytest
 import redis
+from attempts import make_attempt, make_runner
 from sqlalchemy.exc import DataError, OperationalError
 
 from penstock_ledger import Begin, BeginVerdict, Begun, ItemKey, SettleBatch, Trouble
 from penstock_ledger.model import DeadLetter, Result
-from penstock_producer.spec import JobSpec
-from penstock_producer.wire import ItemMessage
 from penstock_workers.backlog import AWAY_FRESH_S, UNSETTLED_MAX_S, Backlog
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
-from penstock_workers.item import insist
-from penstock_workers.item.flight import Flight, JobView
-from penstock_workers.item.insist import Insistence, Waiting
-from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, Unreadable
-from penstock_workers.item.refusals import UNSTORABLE
-from penstock_workers.item.runner import ItemRunner
+from penstock_workers.item import groups
+from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
+from penstock_workers.item.groups import Outage, StoreWriter
+from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, TurnedAway, Unreadable
 from penstock_workers.item.settle import Settler
-from penstock_workers.item.shelves import Settled, Shelves
 from penstock_workers.item.starts import Starts
+from penstock_workers.item.unstorable import UNSTORABLE
 from penstock_workers.metrics.tally import Tally
-from penstock_workers.settings import ProviderSettings
 
 AWAY = OperationalError("insert", None, Exception("connection refused"))
 FOR_GOOD = DataError("insert", None, Exception("text fields cannot contain NUL"))
@@ -38,21 +34,23 @@ FOR_GOOD = DataError("insert", None, Exception("text fields cannot contain NUL")
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insist, "full_jitter", lambda *_, **__: 0.0)
+    monkeypatch.setattr(groups, "full_jitter", lambda *_, **__: 0.0)
 
 
-def flight(doc: str) -> Flight:
-    made = Flight(Delivery(f"t-{doc}", {}, {}, queue="penstock.api"))
-    made.message = ItemMessage(ItemKey("job_a", 1, doc), b"{}", None)
-    spec = JobSpec.from_json({"lane": "api", "model": "m", "endpoint": "/v1/chat/completions"})
-    made.job = JobView("job_a", spec, ProviderSettings(), 1)
-    made.given = made.body = b'{"asked": 1}'
+def attempt(doc: str) -> Attempt:
+    made = make_attempt(doc, job_id="job_a", body=b'{"asked": 1}', model="m")
+    made.begun = True
     return made
 
 
 def done(doc: str) -> Settled:
-    made = flight(doc)
+    made = attempt(doc)
     return Settled(made, Done(Result(made.key, 200, b'{"answer": 1}', None, "m", "stop", 1, 1, 0, 5, 1, 1)))
+
+
+def key_of(settled: Settled) -> ItemKey:
+    assert isinstance(settled.item, Item)
+    return settled.item.key
 
 
 class Stores:
@@ -68,7 +66,7 @@ class Stores:
         self.transactions += 1
         for settled in group:
             self.sql(settled)
-        self.rows |= {settled.flight.key.doc_id: settled.outcome for settled in group}
+        self.rows |= {key_of(settled).doc_id: settled.outcome for settled in group}
 
     def write_redis(self, group: Sequence[Settled]) -> None:
         for settled in group:
@@ -81,13 +79,8 @@ class House:
     def __init__(self) -> None:
         self.stores = Stores()
         self.outcomes: dict[str, Outcome] = {}
-        self.settler = Settler(
-            cast(Shelves, self.stores),
-            Failpoints(()),
-            Tally(("default",)),
-            group_max=500,
-            linger_s=0.0,
-        )
+        stores: Any = self.stores
+        self.settler = Settler(self, stores, Failpoints(()), Tally(("default",)), group_max=500, linger_s=0.0)
 
     def started(self, delivery: Delivery) -> None:
         """Nothing waits for it here."""
@@ -104,14 +97,14 @@ class House:
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
     house = House()
-    house.settler.start(house)
+    house.settler.start()
     yield house
     await house.settler.close()
 
 
 def refuse(doc: str, error: Exception, kind: type = object) -> Callable[[Settled], None]:
     def check(settled: Settled) -> None:
-        if settled.flight.key.doc_id == doc and isinstance(settled.outcome, kind):
+        if key_of(settled).doc_id == doc and isinstance(settled.outcome, kind):
             raise error
 
     return check
@@ -140,7 +133,7 @@ async def test_what_no_row_can_hold_is_set_aside(house: House) -> None:
     house.stores.sql = refuse("odd", FOR_GOOD)
     await house.settle(done("a"), done("odd"), done("b"))
     assert set(house.stores.rows) == {"a", "b"}
-    outcome = house.outcomes["t-odd"]
+    outcome = house.outcomes["job_a:odd"]
     assert isinstance(outcome, Unreadable)
     assert "cannot contain NUL" in outcome.why
 
@@ -148,12 +141,12 @@ async def test_what_no_row_can_hold_is_set_aside(house: House) -> None:
 async def test_a_retry_that_redis_never_takes_is_set_aside_and_a_result_stands(house: House) -> None:
     """Redis's refusal of one conclusion touches no other; what SQL holds is concluded, what only Redis would hold kept (A4)."""
     wrong = redis.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
-    house.stores.redis = lambda settled: (_ for _ in ()).throw(wrong) if "odd" in settled.flight.key.doc_id else None
-    later = flight("odd-retry")
+    house.stores.redis = lambda settled: (_ for _ in ()).throw(wrong) if "odd" in key_of(settled).doc_id else None
+    later = attempt("odd-retry")
     await house.settle(done("a"), done("odd-result"), Settled(later, Retry(1.0, "again")))
-    assert isinstance(house.outcomes["t-a"], Done)
-    assert isinstance(house.outcomes["t-odd-result"], Done)
-    assert isinstance(house.outcomes["t-odd-retry"], Unreadable)
+    assert isinstance(house.outcomes["job_a:a"], Done)
+    assert isinstance(house.outcomes["job_a:odd-result"], Done)
+    assert isinstance(house.outcomes["job_a:odd-retry"], Unreadable)
 
 
 async def test_an_outage_is_waited_for_and_shown(house: House, caplog: pytest.LogCaptureFixture) -> None:
@@ -189,12 +182,13 @@ class Ledger:
 
 async def test_a_start_that_cannot_be_counted_holds_up_no_other() -> None:
     """An id that no client can send is set aside at begin, and the items that began with it go (B5)."""
-    starts = Starts(Ledger(), None, None)  # type: ignore[arg-type]  # neither SQL nor strays are asked
+    starts = Starts(Ledger(), None, None)  # type: ignore[arg-type]  # SQL is not asked
     starts.start()
-    outcomes = await asyncio.gather(*(starts.begin(flight(doc)) for doc in ("a", "\ud800", "b")))
+    begun = await asyncio.gather(*(starts.begin(attempt(doc)) for doc in ("a", "\ud800", "b")), return_exceptions=True)
     await starts.close()
-    assert outcomes[0] is outcomes[2] is None
-    assert isinstance(outcomes[1], Unreadable)
+    assert begun[0] is begun[2] is None
+    assert isinstance(begun[1], TurnedAway)
+    assert isinstance(begun[1].outcome, Unreadable)
 
 
 class Clock:
@@ -219,14 +213,14 @@ def test_liveness_fails_when_something_waits_too_long_for_a_store_that_answers(
 ) -> None:
     """An outage ends no worker however long it lasts; a store that answers and takes nothing does, after the limit (B5)."""
     clock = Clock()
-    writer = Insistence("SQL", ThreadPoolExecutor(1), FailureLog(logging.getLogger()), cap_s=1)
+    writer = StoreWriter("SQL", ThreadPoolExecutor(1), FailureLog(logging.getLogger()), cap_s=1)
     backlog = Backlog("outcomes wait", (writer,), clock=clock)
     backlog.put()
     clock.now += UNSETTLED_MAX_S
     assert backlog.overdue() is None
     clock.now += 1
     if trouble is not None:
-        writer.waiting = Waiting("SQL", trouble, "OperationalError: no", 1_000.0, 7, clock.now - silent_s)
+        writer.outage = Outage("SQL", trouble, "OperationalError: no", 1_000.0, 7, clock.now - silent_s)
     assert (backlog.overdue() is None) == lives
     backlog.take()
     backlog.done(more=True)
@@ -249,21 +243,33 @@ def test_a_cause_is_told_in_full_once_and_then_now_and_then(caplog: pytest.LogCa
     assert " times in 30 s" in caplog.records[1].getMessage()
 
 
-class Verdicts:
-    """Starts that know one document."""
+class Fed:
+    """Starts that know one document, and jobs of which all are known but one."""
 
-    async def begin(self, flight: Flight) -> Outcome | None:
-        return None if flight.key.doc_id == "known" else Unreadable("not fed")
+    async def check(self, item: Item, buckets: int) -> Outcome | None:
+        return None if item.key.doc_id == "known" else Unreadable("not fed")
+
+    def known(self, job_id: str) -> JobView | None:
+        return None if job_id == "unheard" else attempt("x").job
 
 
 async def test_a_stranger_gets_no_dead_letter_and_pauses_no_job() -> None:
     """What is decided before an item has begun counts for fed documents only; waiting outside the queue is for all (B6)."""
-    runner = object.__new__(ItemRunner)
-    runner._starts = Verdicts()  # type: ignore[assignment]  # the one part that is asked
-    dead = Dead(DeadLetter(flight("x").key, "request_too_large", 1, 0, "", None, b"", None))
+    runner = make_runner(Fed())
+
+    async def ended(item: Item, outcome: Outcome) -> Outcome:
+        return await runner._not_tried(item, TurnedAway(outcome))
+
+    def new(doc: str, job_id: str = "job_a") -> Attempt:
+        return make_attempt(doc, job_id=job_id)
+
+    dead = Dead(DeadLetter(new("x").key, "request_too_large", 1, 0, "", None, b"", None))
     for outcome in (dead, Parked("source_unavailable", pauses=True)):
-        assert await runner._vouched(flight("known"), outcome) is outcome
-        assert await runner._vouched(flight("forged"), outcome) == Unreadable("not fed")
+        assert await ended(new("known"), outcome) is outcome
+        assert await ended(new("forged"), outcome) == Unreadable("not fed")
     waits = Parked("its job is paused")
-    assert await runner._vouched(flight("forged"), waits) is waits
-    assert await runner._vouched(Flight(Delivery("t", {}, {})), dead) is dead, "no job, no books"
+    assert await ended(new("forged"), waits) is waits
+    assert await ended(new("forged", "unheard"), dead) is dead, "no job, no books"
+    begun = new("forged")
+    begun.begun = True
+    assert await ended(begun, dead) is dead, "what has begun was fed"

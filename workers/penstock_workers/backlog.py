@@ -1,7 +1,7 @@
 """For how long the oldest of what waits for a store has waited, and when that is too long to say that this worker lives.
 
 Ending a worker costs what it has not settled: answers that are paid for are asked for again. So it must help. It does not
-while a store is away, is full or is locked by somebody else: then the worker lives, however long that lasts, and says what
+while a store is away, is full or is locked by another client: then the worker lives, however long that lasts, and says what
 it waits for. It may when a store answers and still nothing goes through, or when a call to it never comes back.
 """
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from penstock_ledger import Trouble
-from penstock_workers.item.insist import Insistence
+from penstock_workers.item.groups import StoreWriter
 
 UNSETTLED_MAX_S = 900.0  # the longest that an outcome may wait: no honest store is slow for a quarter of an hour
 AWAY_FRESH_S = 300.0  # for so long a failure says that a store is away: longer than any call's own time limits
@@ -23,7 +23,7 @@ class Backlog:
     def __init__(
         self,
         what: str,
-        writers: Sequence[Insistence],
+        writers: Sequence[StoreWriter],
         *,
         max_s: float = UNSETTLED_MAX_S,
         clock: Callable[[], float] = time.monotonic,
@@ -55,7 +55,7 @@ class Backlog:
 
     def trouble(self) -> str | None:
         """What is waited for, in words; None while everything goes through."""
-        waiting = next((writer.waiting for writer in self._writers if writer.waiting is not None), None)
+        waiting = next((writer.outage for writer in self._writers if writer.outage is not None), None)
         if waiting is None:
             return None
         return (
@@ -71,5 +71,5 @@ class Backlog:
 
     def _is_store_away(self) -> bool:
         now = self._clock()
-        waits = [writer.waiting for writer in self._writers if writer.waiting is not None]
+        waits = [writer.outage for writer in self._writers if writer.outage is not None]
         return any(wait.trouble is Trouble.AWAY and now - wait.failed_at < AWAY_FRESH_S for wait in waits)

@@ -19,21 +19,24 @@ from penstock_workers.children.starter import child_starter
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.hooks.job_code import JobCode
 from penstock_workers.item.admission import Admission, QuotaAdmission, Unpaced
+from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.bodies import Bodies
 from penstock_workers.item.causes import Causes
-from penstock_workers.item.decide import RetryPolicy
-from penstock_workers.item.jobbook import JobBook, read_job
+from penstock_workers.item.fates import RetryPolicy
+from penstock_workers.item.host import ItemHost
+from penstock_workers.item.jobs import JobBook, read_job
 from penstock_workers.item.quarantine import (
     SUSPECT_CHILDREN,
     SUSPECT_CHILDREN_DEFAULT,
     ChildQuarantine,
     Quarantine,
 )
+from penstock_workers.item.reads import Reads
+from penstock_workers.item.records import Records
 from penstock_workers.item.runner import ItemRunner
-from penstock_workers.item.settle import Settler, Tell
-from penstock_workers.item.shelves import Settled, Shelves
+from penstock_workers.item.settle import Durable, Settler
+from penstock_workers.item.slots import Waits
 from penstock_workers.item.starts import Starts
-from penstock_workers.item.strays import Strays
 from penstock_workers.lanes.base import Lane
 from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission, SidecarLane
 from penstock_workers.lanes.make import make_lane
@@ -52,14 +55,15 @@ log = logging.getLogger(__name__)
 
 
 class WorkerEngine:
-    """The item runner with everything it stands on, opened and closed together. Implements ``engine.ItemEngine``."""
+    """The items of a worker with all that they need, opened and closed together. Implements ``bridge.ItemEngine``."""
 
     def __init__(self, settings: WorkerSettings, lane: Lane | None = None) -> None:
         self._settings = settings
         self._lane = lane or make_lane(settings)
         self._failpoints = Failpoints.parse(settings.failpoints)
         self._closing = contextlib.ExitStack()
-        self._runner: ItemRunner | None = None
+        self._parts = contextlib.AsyncExitStack()  # of the items, on the item loop
+        self._host: ItemHost | None = None
         self._heartbeat: Heartbeat | None = None
         self._tally = Tally(tuple(settings.providers))
         self._held_at_drain: int | None = None  # None before it
@@ -74,40 +78,48 @@ class WorkerEngine:
         settings = self._settings
         stores = self._closing.enter_context(open_stores(settings, "worker"))
         self._hot = stores.hot
-        jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         self._tracing = self._closing.enter_context(open_tracing(settings, settings.lane))
+        jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         traces = None if self._tracing is None else self._tracing.of_items()
         start_child = child_starter(settings)
         suspects = Crew(start_child, _suspect_children(settings))
         settler = Settler(
-            Shelves(jobs, outcomes, stores.hot),
+            bridge,
+            Records(jobs, outcomes, stores.hot),
             self._failpoints,
             self._tally,
             group_max=settings.commit_max,
             linger_s=settings.commit_linger_s,
-            tell=partial(_after_settling, None if traces is None else traces.settled),
+            on_durable=partial(_after_settling, None if traces is None else traces.settled),
         )
-        starts = Starts(stores.hot, outcomes, Strays(jobs))
-        self._settler, self._backlogs = settler, (settler.backlog, starts.backlog)
-        self._runner = ItemRunner(
+        starts = Starts(stores.hot, outcomes, jobs)
+        causes = Causes(stores.hot.failing.note)
+        admission = _admission(settings, self._lane)
+        code = JobCode(Crew(start_child, settings.hook_processes), Crew(start_child, settings.hook_processes), suspects)
+        waits = Waits(settings.concurrency)
+        runner = ItemRunner(
+            bridge,
             lane=self._lane,
-            jobs=JobBook(read_job(jobs, settings)),
-            bodies=Bodies(stores.database, settings),
-            admission=_admission(settings, self._lane),
+            reads=Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others),
+            admission=admission,
             quarantine=_quarantine(settings, self._lane, suspects),
-            code=JobCode(
-                Crew(start_child, settings.hook_processes), Crew(start_child, settings.hook_processes), suspects
-            ),
+            code=code,
             starts=starts,
-            settler=settler,
+            causes=causes,
+            waits=waits,
             policy=RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s),
             failpoints=self._failpoints,
-            concurrency=settings.concurrency,
             pause_after_run=settings.pause_after_run,
-            causes=Causes(stores.hot.failing.note),
             traced=traces is not None,
         )
-        await self._runner.start(bridge)
+        self._settler, self._backlogs = settler, (settler.backlog, starts.backlog)
+        self._host = ItemHost(runner, settler, waits)
+        for part in (self._lane, causes, admission, code, starts, settler):  # closed in the opposite order
+            self._parts.push_async_callback(part.close)
+        await self._lane.start()
+        starts.start()
+        settler.start()
+        causes.start()
         self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe)
         self._heartbeat.start()
         if settings.control:
@@ -129,17 +141,18 @@ class WorkerEngine:
         await self._report_drain()
         if self._heartbeat is not None:
             await self._heartbeat.stop()
-        if self._runner is not None:
-            await self._runner.stop()
+        if self._host is not None:
+            await self._host.stop()
+        await self._parts.aclose()
         self._closing.close()
 
     def resize(self, concurrency: int) -> None:
         self._running.resize(concurrency)
 
     def stats(self) -> Mapping[str, int | float | str]:
-        if self._runner is None or self._settler is None:
+        if self._host is None or self._settler is None:
             return {}
-        return {**self._runner.stats(), **self._settler.stats()}
+        return {**self._host.stats(), **self._settler.stats()}
 
     def stuck(self) -> str | None:
         """A control loop beside the items may be stuck: others lead its jobs when its leases end, and the items go on."""
@@ -152,21 +165,21 @@ class WorkerEngine:
         lane = self._settings.lane
         yield catalogue.INFO(1, lane, version("penstock"))
         yield from self._tally.figures(lane)
-        if self._runner is None:
+        if self._host is None:
             yield from bound_figures(lane, "starting")
             return
-        yield from self._runner.figures(lane)
+        yield from self._host.figures(lane)
         yield catalogue.UNSETTLED_OLDEST(max(backlog.oldest_s() for backlog in self._backlogs), lane)
         if self._tracing is not None:
             yield from self._tracing.sink.figures()
         gauges = self._lane.gauges()
         yield from engine_figures(lane, gauges)
-        yield from bound_figures(lane, str(gauges.get("bound") or self._runner.bound()))
+        yield from bound_figures(lane, str(gauges.get("bound") or self._host.bound()))
         if self._control is not None:
             yield from self._control.figures()
 
     async def _report_drain(self) -> None:
-        """For the fleet's books: nobody reads the page of a process that has ended. What had no outcome went back."""
+        """Into Redis, for the fleet's figures: the metrics of a process that has ended are not read. The rest was released."""
         if self._held_at_drain is None or self._hot is None:
             return
         finished = min(self._held_at_drain, self._ended() - self._ended_before)
@@ -177,13 +190,13 @@ class WorkerEngine:
             log.warning("the drain is not in the fleet's figures: %s", error)
 
     def _ended(self) -> int:
-        """Items whose try here has come to something."""
+        """Items that ended here otherwise than by being released."""
         return self._tally.items.total() - self._tally.items["requeued"]
 
     @property
-    def _running(self) -> ItemRunner:
-        assert self._runner is not None, "start() comes first"
-        return self._runner
+    def _running(self) -> ItemHost:
+        assert self._host is not None, "start() comes first"
+        return self._host
 
     def _describe(self) -> dict[str, str]:
         return {
@@ -197,7 +210,7 @@ class WorkerEngine:
 
 
 def _admission(settings: WorkerSettings, lane: Lane) -> Admission:
-    """Providers are shared by the fleet and paced together; an engine of our own tells itself when it has room."""
+    """Providers are shared by the fleet and paced together; an engine in this worker knows when it has room."""
     if isinstance(lane, GpuLane | SidecarLane):
         return RoomAdmission(lane.room)
     if settings.lane == "embed":
@@ -216,13 +229,13 @@ def _quarantine(settings: WorkerSettings, lane: Lane, suspects: Crew) -> Quarant
     return ChildQuarantine(suspects, _suspect_children(settings))
 
 
-def _after_settling(tell: Tell | None, group: Sequence[Settled]) -> None:
-    """Large answers leave the memory; and who traces hears of it."""
-    for settled in group:
-        if settled.flight.room is not None:
-            settled.flight.room.release()
-    if tell is not None:
-        tell(group)
+def _after_settling(also: Durable | None, group: Sequence[Settled]) -> None:
+    """Large answers leave the memory; where items are traced, their spans are made."""
+    for item, _ in group:
+        if isinstance(item, Attempt) and item.room is not None:
+            item.room.release()
+    if also is not None:
+        also(group)
 
 
 def build_engine(settings: WorkerSettings) -> ItemEngine:

@@ -4,14 +4,15 @@ WorkerError
 ├── InvalidFailpoint    the setting `failpoints` does not parse
 ├── FailpointHit        an armed failpoint with the act `raise`
 ├── UnknownLane         a job or a worker names a lane that this build does not have
-├── HookMissing         a job names a hook that this worker cannot import, or may not
-├── HookStuck           calls of a job's hooks never return
-├── SchemaUnusable      a job's response_schema cannot be used to check answers
-├── ChildBroken         no process can be started for hooks and schemas
-├── EndpointRefused     a job names a path of its provider that jobs may not ask
+├── JobCannotRun        a worker cannot run a job as it is: the job pauses, and its items wait
+│   ├── HookMissing         it names a hook that this worker cannot import, or may not
+│   ├── HookStuck           calls of its hooks never return
+│   ├── SchemaUnusable      its response_schema cannot be used to check answers
+│   ├── ChildBroken         no process can be started for hooks and schemas
+│   ├── EndpointRefused     it names a path of its provider that jobs may not ask
+│   ├── UnknownProvider     it names a provider that this worker's settings do not have
+│   └── PricesMissing       it has a budget, and this worker does not know what its provider charges
 ├── DoorRefused         a task of a Celery client asks for what cannot be done, or not at this door
-├── UnknownProvider     a job names a provider that this worker's settings do not have
-├── PricesMissing       a job has a budget, and this worker does not know what its provider charges
 ├── BadEngineSettings   the settings of an engine that a worker is to host cannot work
 ├── EngineAway          the server that a gpu worker asks has not loaded its model in time
 ├── MissingApiKey       a provider's `api_key_env` names a variable that is not set
@@ -59,7 +60,11 @@ class UnknownLane(WorkerError):
         super().__init__(f"lane {lane!r} {why}; available: {', '.join(sorted(known))}")
 
 
-class HookMissing(WorkerError):
+class JobCannotRun(WorkerError):
+    """A worker cannot run a job as it is. The job pauses with this text as its reason, and its items wait."""
+
+
+class HookMissing(JobCannotRun):
     """A job names a hook that this worker cannot import, or may not."""
 
     exit_status = EXIT_USAGE
@@ -81,19 +86,19 @@ class EngineAway(WorkerError):
         )
 
 
-class HookStuck(WorkerError):
+class HookStuck(JobCannotRun):
     """Calls of a job's hooks never return."""
 
 
-class SchemaUnusable(WorkerError):
+class SchemaUnusable(JobCannotRun):
     """A job's response_schema cannot be used to check answers."""
 
 
-class ChildBroken(WorkerError):
+class ChildBroken(JobCannotRun):
     """No process can be started for hooks and schemas."""
 
 
-class EndpointRefused(WorkerError):
+class EndpointRefused(JobCannotRun):
     """A job names a path of its provider that jobs may not ask."""
 
     exit_status = EXIT_USAGE
@@ -105,7 +110,7 @@ class DoorRefused(WorkerError):
     exit_status = EXIT_USAGE
 
 
-class UnknownProvider(WorkerError):
+class UnknownProvider(JobCannotRun):
     """A job names a provider that this worker's settings do not have."""
 
     exit_status = EXIT_USAGE
@@ -118,7 +123,7 @@ class UnknownProvider(WorkerError):
         )
 
 
-class PricesMissing(WorkerError):
+class PricesMissing(JobCannotRun):
     """A job has a budget, and this worker does not know what its provider charges: each answer would count as free."""
 
     exit_status = EXIT_USAGE

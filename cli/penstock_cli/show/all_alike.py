@@ -20,7 +20,7 @@ def advice(ledger: Books, job: Job, report: Report, *, url: str | None = None, a
     A job of few documents ends before a wrong address can be told apart from wrong documents, so its end has to say it.
     ``url`` is the provider's where it is known, ``again`` the command that works on what was replayed.
     """
-    from penstock_workers.item.judge import ASTRAY
+    from penstock_workers.item.failures import ASTRAY
     from penstock_workers.item.runs import to_check
 
     if report.succeeded or len(report.dead_by_reason) != 1:

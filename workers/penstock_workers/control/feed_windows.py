@@ -15,7 +15,7 @@ from penstock_workers.celery_app.heartbeat import ALIVE_S
 from penstock_workers.control.shares import Share, shares
 from penstock_workers.control.specs import Specs
 from penstock_workers.control.throughput import Throughput
-from penstock_workers.item.flows import flow_of
+from penstock_workers.item.jobs import flow_of
 
 log = logging.getLogger(__name__)
 

@@ -15,14 +15,15 @@ from time import monotonic
 
 import orjson
 
+from penstock_ratelimit.refusals import DETAIL_CHARS
 from penstock_workers.children.child import CHECK_S, Cause
 from penstock_workers.children.crew import Crew, Guilty
 from penstock_workers.children.frames import After, Before, Call, Check, Fault, Fine, Have, Missing, Refused, Usable
 from penstock_workers.children.frames import Reply as Said
 from penstock_workers.errors import ChildBroken, HookMissing, HookStuck, SchemaUnusable, WorkerError
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.flight import Flight
-from penstock_workers.item.judge import DETAIL_CHARS, Failure, Reply
+from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import Failure, Reply
 
 log = logging.getLogger(__name__)
 
@@ -50,38 +51,40 @@ class JobCode:
         self._failures = FailureLog(log)
         self._told: set[str] = set()  # hooks whose traceback is in the log; as many as were ever imported
 
-    async def ready(self, flight: Flight) -> None:
+    async def ready(self, attempt: Attempt) -> None:
         """Before anything is paid: raises HookMissing, HookStuck or SchemaUnusable when an answer could not be accepted."""
-        spec = flight.job.spec
+        spec = attempt.job.spec
         for path in (spec.preprocess, spec.postprocess):
             if path is not None:
-                await self._once(path, partial(self._look_for, flight, path))
+                await self._once(path, partial(self._look_for, attempt, path))
         if spec.response_schema is not None:
-            await self._once(flight.key.job_id, partial(self._try_schema, flight))
+            await self._once(attempt.key.job_id, partial(self._try_schema, attempt))
 
-    async def preprocess(self, flight: Flight) -> Failure | None:
+    async def preprocess(self, attempt: Attempt) -> Failure | None:
         """Let the job's hook change the body of the request. Raises HookMissing."""
-        path = flight.job.spec.preprocess
+        path = attempt.job.spec.preprocess
         if path is None:
             return None
-        said = await self._call(flight, path, Before(path, *flight.key, flight.job.spec.endpoint, flight.body), None)
+        said = await self._call(
+            attempt, path, Before(path, *attempt.key, attempt.job.spec.endpoint, attempt.body), None
+        )
         if isinstance(said, Failure):
             return said
         if isinstance(said, Fine):
-            flight.body = said.body
+            attempt.body = said.body
         return None
 
-    async def accept(self, flight: Flight, reply: Reply) -> Reply | Failure:
+    async def accept(self, attempt: Attempt, reply: Reply) -> Reply | Failure:
         """See whether a reply is what the job asked for: its schema first, then its hook. Raises HookMissing."""
-        if flight.job.spec.response_schema is not None:
-            mismatch = await self._check(flight, reply)
+        if attempt.job.spec.response_schema is not None:
+            mismatch = await self._check(attempt, reply)
             if mismatch is not None:
                 return mismatch
-        path = flight.job.spec.postprocess
+        path = attempt.job.spec.postprocess
         if path is None:
             return reply
-        call = After(path, *flight.key, flight.job.spec.endpoint, flight.body, reply.body)
-        said = await self._call(flight, path, call, reply.status)
+        call = After(path, *attempt.key, attempt.job.spec.endpoint, attempt.body, reply.body)
+        said = await self._call(attempt, path, call, reply.status)
         if isinstance(said, Fine):
             return replace(reply, body=said.body)
         if isinstance(said, Refused):
@@ -96,10 +99,10 @@ class JobCode:
     # -- hooks ---------------------------------------------------------------------------------------------------------
 
     async def _call(
-        self, flight: Flight, path: str, call: Before | After, status: int | None
+        self, attempt: Attempt, path: str, call: Before | After, status: int | None
     ) -> Fine | Refused | Failure:
         try:
-            said = await self._ask(self._hooks, flight, call)
+            said = await self._ask(self._hooks, attempt, call)
         except Guilty as guilty:
             return self._guilty(path, guilty, status)
         if isinstance(said, Missing):
@@ -134,9 +137,9 @@ class JobCode:
                 "hook %s raised; its item is a dead letter. Later ones are not logged.\n%s", path, trace.rstrip()
             )
 
-    async def _look_for(self, flight: Flight, path: str) -> None:
+    async def _look_for(self, attempt: Attempt, path: str) -> None:
         try:
-            said = await self._ask(self._hooks, flight, Have(path))
+            said = await self._ask(self._hooks, attempt, Have(path))
         except Guilty as guilty:
             error = HookMissing(f"hook_missing: {path} cannot be imported here: {_end(guilty)}")
             self._broken[path] = monotonic() + HELD_S, error
@@ -146,10 +149,10 @@ class JobCode:
 
     # -- schemas -------------------------------------------------------------------------------------------------------
 
-    async def _check(self, flight: Flight, reply: Reply) -> Failure | None:
+    async def _check(self, attempt: Attempt, reply: Reply) -> Failure | None:
         """`schema_mismatch` saying where the reply differs; None when it does not."""
         try:
-            said = await self._ask(self._checks, flight, Check(self._schema(flight), reply.content or ""))
+            said = await self._ask(self._checks, attempt, Check(self._schema(attempt), reply.content or ""))
         except Guilty as guilty:
             if guilty.cause is Cause.STUCK:
                 words = f"the check took longer than {CHECK_S:g} s; simplify the schema, its patterns above all"
@@ -157,9 +160,9 @@ class JobCode:
             return Failure("worker_crashed", f"the check against the schema: {_end(guilty)}", reply.status)
         return Failure("schema_mismatch", said.words[:DETAIL_CHARS], reply.status) if isinstance(said, Fault) else None
 
-    async def _try_schema(self, flight: Flight) -> None:
+    async def _try_schema(self, attempt: Attempt) -> None:
         try:
-            said = await self._ask(self._checks, flight, Usable(self._schema(flight)))
+            said = await self._ask(self._checks, attempt, Usable(self._schema(attempt)))
             words = said.words if isinstance(said, Fault) else None
         except Guilty as guilty:
             words = "it takes too long" if guilty.cause is Cause.STUCK else _end(guilty)
@@ -167,33 +170,33 @@ class JobCode:
             error = SchemaUnusable(
                 f"schema_unusable: response_schema cannot be used to check answers: {words}; submit again with another one"
             )
-            self._broken[flight.key.job_id] = monotonic() + HELD_S, error
+            self._broken[attempt.key.job_id] = monotonic() + HELD_S, error
             raise error
 
-    def _schema(self, flight: Flight) -> bytes:
-        job_id = flight.key.job_id
+    def _schema(self, attempt: Attempt) -> bytes:
+        job_id = attempt.key.job_id
         schema = self._schemas.get(job_id)
         if schema is None:
-            schema = self._schemas[job_id] = orjson.dumps(flight.job.spec.response_schema)
+            schema = self._schemas[job_id] = orjson.dumps(attempt.job.spec.response_schema)
             if len(self._schemas) > KEPT:
                 self._schemas.popitem(last=False)
         return schema
 
     # -- both ----------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, crew: Crew, flight: Flight, call: Call) -> Said:
+    async def _ask(self, crew: Crew, attempt: Attempt, call: Call) -> Said:
         """Raises ChildBroken at once before anything is paid for, and for what is paid for when it waited in vain."""
         if isinstance(call, After | Check):
             for pause_s in START_AGAIN_S:
                 try:
-                    return await self._ask_once(crew, flight, call)
+                    return await self._ask_once(crew, attempt, call)
                 except ChildBroken as error:
                     self._failures.tell("an answer waits for a process to check it in", error, "it is tried again")
                     await asyncio.sleep(pause_s)
-        return await self._ask_once(crew, flight, call)
+        return await self._ask_once(crew, attempt, call)
 
-    async def _ask_once(self, crew: Crew, flight: Flight, call: Call) -> Said:
-        return await (self._suspects.ask(call, flight.line) if flight.confined else crew.ask(call))
+    async def _ask_once(self, crew: Crew, attempt: Attempt, call: Call) -> Said:
+        return await (self._suspects.ask(call, attempt.line) if attempt.confined else crew.ask(call))
 
     async def _once(self, name: str, look: Callable[[], Awaitable[None]]) -> None:
         """Look whether a hook or a schema can be used, unless that is known."""

@@ -12,11 +12,12 @@ from typing import Protocol
 
 from penstock_ledger import RedisAddress
 from penstock_ratelimit import Limiter, PerMinute, Quota, SharedLimiter, Ticket
+from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.costs import Costs, metering
-from penstock_workers.item.decide import explain
-from penstock_workers.item.flight import Flight
-from penstock_workers.item.judge import Failure, Reply
+from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.fates import explain
 from penstock_workers.lanes.answer import Tried
+from penstock_workers.lanes.base import Prepared
 from penstock_workers.lanes.gauges import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -64,14 +65,14 @@ class Turn(Protocol):
 class Admission(Protocol):
     """The runner's way to whatever there is too little of."""
 
-    async def turn(self, flight: Flight) -> Turn:
-        """Wait for this flight's turn.
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
+        """Wait for the turn of this attempt.
 
         Raises NeverFits when the request is larger than is ever allowed, QuotaHeld while the account is held.
         """
         ...
 
-    def may_retry(self, flight: Flight) -> bool:
+    def may_retry(self, attempt: Attempt) -> bool:
         """False while the fleet sends too many retries: this one is put off."""
         ...
 
@@ -103,15 +104,15 @@ class QuotaAdmission:
         closing.push_async_callback(gauges.close)
         return cls(limiter, costs, closing)
 
-    async def turn(self, flight: Flight) -> QuotaTurn:
-        costs, certain = self._costs.when_asked(flight)
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> QuotaTurn:
+        costs, certain = self._costs.when_asked(attempt)
         ticket = await self._limiter.acquire(
-            flight.job.spec.provider, costs, certain=certain, flow=flight.job.flow, retry=flight.retries > 0
+            attempt.job.spec.provider, costs, certain=certain, flow=attempt.job.flow, retry=attempt.retries > 0
         )
-        return QuotaTurn(ticket, flight, self._costs)
+        return QuotaTurn(ticket, attempt, self._costs)
 
-    def may_retry(self, flight: Flight) -> bool:
-        return self._limiter.may_retry(flight.job.spec.provider)
+    def may_retry(self, attempt: Attempt) -> bool:
+        return self._limiter.may_retry(attempt.job.spec.provider)
 
     async def close(self) -> None:
         await self._closing.aclose()
@@ -120,17 +121,17 @@ class QuotaAdmission:
 class QuotaTurn:
     """A ticket of the quota, with what it takes to say afterwards what it cost."""
 
-    __slots__ = ("_costs", "_flight", "_ticket", "release", "start")
+    __slots__ = ("_attempt", "_costs", "_ticket", "release", "start")
 
-    def __init__(self, ticket: Ticket, flight: Flight, costs: Costs) -> None:
-        self._ticket, self._flight, self._costs = ticket, flight, costs
+    def __init__(self, ticket: Ticket, attempt: Attempt, costs: Costs) -> None:
+        self._ticket, self._attempt, self._costs = ticket, attempt, costs
         self.start, self.release = ticket.start, ticket.release
 
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
         """A failed request stays charged as the provider charges it."""
         if isinstance(happened, Reply):
             learn = self._costs.observe if self._ticket.limited else self._costs.sample
-            self._ticket.answered(tried.headers, usage=learn(self._flight, happened))
+            self._ticket.answered(tried.headers, usage=learn(self._attempt, happened))
             return
         self._ticket.failed(
             happened.signal,
@@ -143,10 +144,10 @@ class QuotaTurn:
 class Unpaced:
     """For a lane whose own queue is the limit: everybody starts at once, as far as the slots allow."""
 
-    async def turn(self, flight: Flight) -> FreeTurn:
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> FreeTurn:
         return FreeTurn()
 
-    def may_retry(self, flight: Flight) -> bool:
+    def may_retry(self, attempt: Attempt) -> bool:
         return True
 
     async def close(self) -> None:

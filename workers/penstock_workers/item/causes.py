@@ -15,8 +15,8 @@ from typing import Final
 
 from penstock_ledger import Cause
 from penstock_ledger.log_lines import one_line
-from penstock_workers.item.flight import Flight
-from penstock_workers.item.judge import Failure, Reply
+from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import Failure, Reply
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +48,12 @@ class Causes:
             await asyncio.gather(self._task, return_exceptions=True)
         await self.flush()
 
-    def note(self, flight: Flight, happened: Failure | Reply) -> None:
+    def note(self, attempt: Attempt, happened: Failure | Reply) -> None:
         """What came of one call."""
         if isinstance(happened, Reply):
             return
         now = self._clock()
-        kind = (flight.job.spec.provider, flight.key.job_id, happened.name)
+        kind = (attempt.job.spec.provider, attempt.key.job_id, happened.name)
         cause = self._fresh.get(kind)
         if cause is not None:
             self._fresh[kind] = replace(cause, text=happened.detail, count=cause.count + 1, last=now)

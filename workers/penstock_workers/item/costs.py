@@ -11,8 +11,8 @@ from penstock_ratelimit import PROFILES, Estimator, Learned, Profile, Usage, pro
 from penstock_ratelimit.endings import end
 from penstock_ratelimit.learned import FLUSH_S
 from penstock_ratelimit.quota_hash import ScriptClient
-from penstock_workers.item.flight import Flight
-from penstock_workers.item.judge import Reply
+from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import Reply
 from penstock_workers.settings import ProviderSettings
 
 MOST_CHARS_PER_TOKEN = 32  # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
@@ -44,50 +44,50 @@ class Costs:
         if self._sharing is not None:
             await end(self._sharing)
 
-    def of(self, flight: Flight) -> tuple[dict[str, float], dict[str, float]]:
+    def of(self, attempt: Attempt) -> tuple[dict[str, float], dict[str, float]]:
         """Units that the request will be charged at admission, and those that it costs for sure."""
-        name, key, asked = flight.job.spec.provider, _key(flight), _output_asked(flight.body)
+        name, key, asked = attempt.job.spec.provider, _key(attempt), _output_asked(attempt.body)
         profile, estimator = self._profiles[name], self._estimators[name]
-        prompt, output = estimator.estimate_prompt(key, len(flight.body)), estimator.expected_output(key, asked)
-        return profile.reserve(prompt, asked, output), profile.certain(_least_prompt(flight.body), asked)
+        prompt, output = estimator.estimate_prompt(key, len(attempt.body)), estimator.expected_output(key, asked)
+        return profile.reserve(prompt, asked, output), profile.certain(_least_prompt(attempt.body), asked)
 
-    def when_asked(self, flight: Flight) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """The same as ``of``, worked out when somebody first looks: a quota without limits never does."""
-        request = _Request(self, flight)
+    def when_asked(self, attempt: Attempt) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """The same as ``of``, worked out at the first look: a quota without limits never does."""
+        request = _Request(self, attempt)
         return _Part(request, 0), _Part(request, 1)
 
-    def sample(self, flight: Flight, reply: Reply) -> Usage | None:
+    def sample(self, attempt: Attempt, reply: Reply) -> Usage | None:
         """What an answer used where no limits are: one in ``LEARN_EVERY`` teaches what such items cost."""
         self._unlearned += 1
         if self._unlearned >= LEARN_EVERY:
             self._unlearned = 0
-            return self.observe(flight, reply)
+            return self.observe(attempt, reply)
         if reply.completion_tokens is None:
             return None
         return Usage(reply.prompt_tokens or 0, reply.completion_tokens)
 
-    def observe(self, flight: Flight, reply: Reply) -> Usage | None:
+    def observe(self, attempt: Attempt, reply: Reply) -> Usage | None:
         """Learn from an answer; returns what it used, None when the provider did not say."""
         usage = None if reply.usage is None else Usage.from_body(reply.usage)
         if usage is not None:
             prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-            estimator = self._estimators[flight.job.spec.provider]
-            estimator.observe(_key(flight), len(flight.body), prompt, usage.output_tokens)
+            estimator = self._estimators[attempt.job.spec.provider]
+            estimator.observe(_key(attempt), len(attempt.body), prompt, usage.output_tokens)
         return usage
 
 
 class _Request:
     """A request whose costs are worked out once, when they are asked for."""
 
-    __slots__ = ("_costs", "_flight", "_parts")
+    __slots__ = ("_costs", "_attempt", "_parts")
 
-    def __init__(self, costs: Costs, flight: Flight) -> None:
-        self._costs, self._flight = costs, flight
+    def __init__(self, costs: Costs, attempt: Attempt) -> None:
+        self._costs, self._attempt = costs, attempt
         self._parts: tuple[dict[str, float], dict[str, float]] | None = None
 
     def parts(self) -> tuple[dict[str, float], dict[str, float]]:
         if self._parts is None:
-            self._parts = self._costs.of(self._flight)
+            self._parts = self._costs.of(self._attempt)
         return self._parts
 
 
@@ -116,9 +116,9 @@ async def _exchange(learned: Iterable[Learned]) -> None:
             await one.flush()
 
 
-def _key(flight: Flight) -> str:
+def _key(attempt: Attempt) -> str:
     """Documents of one job are alike, and so are its answers; another generation may ask another model."""
-    return f"{flight.job.job_id}|{flight.key.generation}"
+    return f"{attempt.job.job_id}|{attempt.key.generation}"
 
 
 def _least_prompt(body: bytes) -> float:

@@ -1,4 +1,4 @@
-"""What can become of an item in one try. ``decide.py`` makes one of these, ``settle.py`` makes it durable."""
+"""What an attempt can end in. ``fates.py`` chooses an outcome, ``settle.py`` makes it durable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Dead:
 class Retry:
     """Try again, not before ``after_s`` seconds from now.
 
-    ``counted`` is False when the try was no fault of the item (a rate limit, an overloaded server): it costs no attempt.
+    ``counted`` is False when the item is not at fault (a rate limit, an overloaded server): then it costs no attempt.
     """
 
     after_s: float
@@ -36,9 +36,9 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Not tried, or given up by us: the message goes back to the queue at once and no attempt is counted.
+    """Not tried, or stopped by this worker: the message goes back to its queue at once and no attempt is counted.
 
-    ``crashed`` when the item was in flight as its engine died: the start stays on the books as one that nobody concluded.
+    ``crashed`` when the item was in flight as its engine died: its start stays counted, as after the death of a worker.
     """
 
     why: str
@@ -47,7 +47,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Nothing to do: the item is finished already, or its job is cancelled. The message is acknowledged."""
+    """Nothing to do: the item is finished already, or its job is cancelled."""
 
     why: str
 
@@ -66,9 +66,17 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The message names no item that this worker knows. It is kept aside for a person, never dropped."""
+    """The message names no item that this worker knows. It is set aside for a person, never dropped."""
 
     why: str
 
 
 Outcome = Done | Dead | Retry | Released | Skipped | Parked | Unreadable
+
+
+class TurnedAway(Exception):
+    """A step does not go on with the item: ``outcome`` says what it ends in. The one way out of the runner's recipe."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome

@@ -21,8 +21,10 @@ import msgspec
 
 from penstock_workers.children.crew import WIDTHS, Crew, Guilty
 from penstock_workers.children.frames import Infer, Inferred
-from penstock_workers.item.flight import Flight
+from penstock_workers.item.admission import Turn
+from penstock_workers.item.attempt import Attempt
 from penstock_workers.lanes.answer import NoAnswer, Tried
+from penstock_workers.lanes.base import Prepared
 
 SUSPECT_AFTER_CRASHES: Final = 2  # one crash is bad luck beside a culprit or a spot notice; two make a suspect
 # From here on an item runs in smaller groups. A crash of its own ends a child, not the worker, so what goes on counting is
@@ -41,11 +43,11 @@ def line_of(crashes: int) -> int:
 class Quarantine(Protocol):
     """Where suspects are tried, so that a culprit takes nobody with it."""
 
-    def place(self, flight: Flight) -> AbstractAsyncContextManager[None]:
+    def place(self, attempt: Attempt) -> AbstractAsyncContextManager[None]:
         """Wait until the item may be tried, in a group as narrow as its crashes ask for."""
         ...
 
-    async def infer(self, flight: Flight) -> Tried | None:
+    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried | None:
         """The item's answer, or None when it is found guilty: whatever runs it dies."""
         ...
 
@@ -58,16 +60,16 @@ class ChildQuarantine:
         self._cells = Cells([WIDTHS[0] * children, *WIDTHS[1:]])
 
     @asynccontextmanager
-    async def place(self, flight: Flight) -> AsyncIterator[None]:
-        flight.line = line_of(flight.crashes)
-        async with self._cells.place(flight.line):
+    async def place(self, attempt: Attempt) -> AsyncIterator[None]:
+        attempt.line = line_of(attempt.crashes)
+        async with self._cells.place(attempt.line):
             yield
 
-    async def infer(self, flight: Flight) -> Tried | None:
+    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried | None:
         """The item's answer, or None when it ended its process, alone in it."""
-        call = Infer(flight.key.doc_id, msgspec.msgpack.encode(flight.prepared.request))
+        call = Infer(attempt.key.doc_id, msgspec.msgpack.encode(prepared.request))
         try:
-            said = await self._crew.ask(call, flight.line)
+            said = await self._crew.ask(call, attempt.line)
         except Guilty:
             return None
         return said.tried() if isinstance(said, Inferred) else NoAnswer("unexpected_error", str(said), 0)

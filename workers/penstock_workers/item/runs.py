@@ -1,9 +1,9 @@
-"""Whether a 404, a 403, a redirect or a page is one document's own fault, or everybody's.
+"""Whether a 404, a 403, a redirect or a page is one document's own fault, or that of its whole job.
 
 A wrong URL, a firewall or a proxy answers all requests alike, and as dead letters a job would be gone in seconds. So such
-an answer waits for the next that comes to a request sent after it: a good one shows that the document was at fault, and
-it gets what the table of fates says. Without one, ``pauses_at`` of them in a row pause the job, and none is dead. After
-that one document at a time goes out until one succeeds. Kept per worker process, in memory: nothing is asked of a store.
+an answer waits for the next that comes to a request sent after it: a good one shows that the document was at fault, and the
+document gets the outcome of its failure. Without one, ``pauses_at`` of them in a row pause the job, and none is dead. After
+that one document at a time goes out until one succeeds. Kept per worker process, in memory: no store is asked.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
-from penstock_workers.item.flight import Flight
-from penstock_workers.item.judge import Failure, Reply
-from penstock_workers.item.outcome import Parked
+from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.outcome import Parked, TurnedAway
 
 PROVEN_WAIT_S: Final = 2.0
 """An answer of a job that has succeeded here waits so long for another one; then it is the document's own."""
@@ -57,7 +57,7 @@ class Run:
             self._let_go(float("inf"))
 
     def _let_go(self, sent: float) -> None:
-        """Those who wait and were sent until then look again."""
+        """Documents that wait and were sent until then look again."""
         for at, future in self.waiting:
             if at <= sent and not future.done():
                 future.set_result(None)
@@ -81,37 +81,38 @@ class Runs:
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._closed = False
 
-    def turn_away(self, flight: Flight) -> Parked | None:
-        """None: it may be sent. After a run one document goes out every ``PROBE_S``; the others wait outside the queue."""
-        run = self._runs.get(flight.key.job_id)
+    def check(self, attempt: Attempt) -> None:
+        """After a run one document goes out every ``PROBE_S``. Raises TurnedAway for the others: they are parked."""
+        run = self._runs.get(attempt.key.job_id)
         if run is None or not self._pauses_at or not run.is_long:
-            return None
+            return
         now = self._clock()
         if now < run.probe_at:
-            return Parked("one document of its job is sent first, to see whether they are answered now")
+            raise TurnedAway(Parked("one document of its job is sent first, to see whether they are answered now"))
         run.probe_at = now + PROBE_S
-        return None
 
-    async def weigh(self, flight: Flight, happened: Failure | Reply) -> Parked | None:
-        """None: what happened is the document's own. Else its job pauses. Waits for other answers where these decide."""
+    async def weigh(self, attempt: Attempt, happened: Failure | Reply) -> None:
+        """Raises TurnedAway, which pauses the job, unless what happened is the document's own.
+
+        Waits for other answers where these decide.
+        """
         if not self._pauses_at:
-            return None
+            return
         if not isinstance(happened, Failure) or not happened.astray:
             if isinstance(happened, Reply) or happened.status == 200:
-                self._run(flight).succeed(flight.sent_at)
-            return None
-        run = self._run(flight)
-        run.fail(flight.sent_at, _what(happened))
-        if not run.is_long and flight.sent_at > run.proven_at:
-            await self._wait(run, flight.sent_at)
-        if not run.is_long or flight.sent_at <= run.proven_at:
-            return None
-        return Parked(
-            f"{run.in_words()}; the last said: {happened.detail}; {_fix(flight, happened)}, then resume", pauses=True
-        )
+                self._run(attempt).succeed(attempt.sent_at)
+            return
+        run = self._run(attempt)
+        run.fail(attempt.sent_at, _what(happened))
+        if not run.is_long and attempt.sent_at > run.proven_at:
+            await self._wait(run, attempt.sent_at)
+        if not run.is_long or attempt.sent_at <= run.proven_at:
+            return
+        why = f"{run.in_words()}; the last said: {happened.detail}; {_fix(attempt, happened)}, then resume"
+        raise TurnedAway(Parked(why, pauses=True))
 
     def close(self) -> None:
-        """The worker drains: documents whose fate is open go back, as if they had not been sent."""
+        """The worker drains: documents that still wait here are released, as if they had not been sent."""
         self._closed = True
         for run in self._runs.values():
             for _, future in run.waiting:
@@ -132,8 +133,8 @@ class Runs:
         finally:
             run.waiting.remove(entry)
 
-    def _run(self, flight: Flight) -> Run:
-        job_id = flight.key.job_id
+    def _run(self, attempt: Attempt) -> Run:
+        job_id = attempt.key.job_id
         run = self._runs.get(job_id)
         if run is None:
             run = self._runs[job_id] = Run(self._pauses_at)
@@ -142,7 +143,7 @@ class Runs:
         return run
 
     def _forget_one(self) -> None:
-        """The oldest that nobody waits in."""
+        """The oldest in which no document waits."""
         oldest = next((job_id for job_id, run in self._runs.items() if not run.waiting), None)
         if oldest is not None:
             del self._runs[oldest]
@@ -153,8 +154,8 @@ def _what(failure: Failure) -> str:
     return f"{failure.status or 'none'} ({failure.name}{page})"
 
 
-def _fix(flight: Flight, failure: Failure) -> str:
-    return to_check(failure.name, flight.job.spec.provider, flight.job.provider.base_url)
+def _fix(attempt: Attempt, failure: Failure) -> str:
+    return to_check(failure.name, attempt.job.spec.provider, attempt.job.provider.base_url)
 
 
 def to_check(failure: str, provider: str, url: str | None) -> str:

@@ -2,7 +2,7 @@
 
 A crash between any two steps repeats the later ones for the same items and changes nothing: the first writer has won in
 SQL, the completed set is a set, and an acknowledgement that never left brings back a message that is skipped as done.
-What a store will never take becomes something that it does take, or is set aside: see ``refusals.py``.
+What a store will never take becomes something that it does take, or is set aside: see ``unstorable.py``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from penstock_workers.backlog import Backlog
 from penstock_workers.celery_app.bridge import Bridge
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.gather import Gatherer
-from penstock_workers.item.insist import Insistence
-from penstock_workers.item.refusals import Choice, Refusals
-from penstock_workers.item.shelves import Settled, Shelves
+from penstock_workers.item.attempt import Settled
+from penstock_workers.item.groups import Gatherer, StoreWriter
+from penstock_workers.item.records import Records
+from penstock_workers.item.unstorable import Choice, Unstorable
 from penstock_workers.metrics.tally import Tally
 
 log = logging.getLogger(__name__)
 
 STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the prefetch bounds how many
 
-Tell = Callable[[Sequence[Settled]], None]  # hears of each group that is durable; must not raise
+Durable = Callable[[Sequence[Settled]], None]  # called with each group that is durable; must not raise
 
 
 class Settler:
@@ -34,30 +34,30 @@ class Settler:
 
     def __init__(
         self,
-        shelves: Shelves,
+        bridge: Bridge,
+        records: Records,
         failpoints: Failpoints,
         tally: Tally,
         *,
         group_max: int,
         linger_s: float,
-        tell: Tell | None = None,
+        on_durable: Durable | None = None,
     ) -> None:
-        self._shelves = shelves
-        self._tell_of = tell
+        self._bridge = bridge
+        self._records = records
+        self._on_durable = on_durable
         self._tally = tally
         self._failpoints = failpoints
         self._gatherer: Gatherer[Settled] = Gatherer(self._commit, group_max=group_max, linger_s=linger_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settle")
-        self._refusals = Refusals(log)
+        self._unstorable = Unstorable(log)
         failure_log = FailureLog(log)
-        self._sql = Insistence("SQL", self._thread, failure_log, cap_s=STORE_RETRY_CAP_S)
-        self._redis = Insistence("Redis", self._thread, failure_log, cap_s=STORE_RETRY_CAP_S)
+        self._sql = StoreWriter("SQL", self._thread, failure_log, cap_s=STORE_RETRY_CAP_S)
+        self._redis = StoreWriter("Redis", self._thread, failure_log, cap_s=STORE_RETRY_CAP_S)
         self.backlog = Backlog("outcomes wait to be stored", (self._sql, self._redis))
-        self._bridge: Bridge | None = None
         self.groups = 0
 
-    def start(self, bridge: Bridge) -> None:
-        self._bridge = bridge
+    def start(self) -> None:
         self._gatherer.start()
 
     def put(self, settled: Settled) -> None:
@@ -83,24 +83,23 @@ class Settler:
 
     async def _commit(self, group: Sequence[Settled]) -> None:
         self.backlog.take()
-        group = await self._store(self._sql, self._write_sql, group, self._refusals.by_sql)
-        group = await self._store(self._redis, self._shelves.write_redis, group, self._refusals.by_redis)
+        group = await self._store(self._sql, self._write_sql, group, self._unstorable.by_sql)
+        group = await self._store(self._redis, self._records.write_redis, group, self._unstorable.by_redis)
         self._failpoints.hit("after_settle")
         self.groups += 1
         self._tally.settled(group)
-        assert self._bridge is not None, "start() comes first"
-        self._bridge.conclude([(settled.flight.delivery, settled.outcome) for settled in group])
-        if self._tell_of is not None:
-            self._tell_of(group)
+        self._bridge.conclude([(settled.delivery, settled.outcome) for settled in group])
+        if self._on_durable is not None:
+            self._on_durable(group)
         self.backlog.done(more=len(self._gatherer) > 0)
 
     def _write_sql(self, group: Sequence[Settled]) -> None:
         self._failpoints.hit("before_commit")
-        self._shelves.write_sql(group)
+        self._records.write_sql(group)
         self._failpoints.hit("after_commit")
 
     async def _store(
-        self, store: Insistence, write: Callable[[Sequence[Settled]], None], group: Sequence[Settled], choose: Choice
+        self, store: StoreWriter, write: Callable[[Sequence[Settled]], None], group: Sequence[Settled], choose: Choice
     ) -> Sequence[Settled]:
         """``group`` as it is stored now: what was refused for good has another outcome, which is stored in its place."""
         began = time.monotonic()
@@ -113,4 +112,4 @@ class Settler:
         kept += [choice.settled for choice in choices if not choice.is_to_be_written]
         again = await store.write(write, [choice.settled for choice in choices if choice.is_to_be_written])
         kept += [settled for part, _ in again.parts for settled in part]
-        return kept + [self._refusals.set_aside(settled, error).settled for settled, error in again.refused]
+        return kept + [self._unstorable.set_aside(settled, error).settled for settled, error in again.refused]

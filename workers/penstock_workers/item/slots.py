@@ -1,16 +1,18 @@
-"""How many items are in flight at once: a counting semaphore that can be resized, and closed for the drain."""
+"""Where items wait in a worker: for a slot, for their turn, for what must be read. A drain ends all of these waits."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, FairLine, Flow
+from penstock_workers.item.outcome import Released, TurnedAway
 
-TURN = 1.0  # what a slot costs its flow: nobody knows yet how long the item will take
+TURN = 1.0  # what a slot costs its flow: how long the item will take is not known yet
 
 
 class Slots:
-    """First come, first served inside a flow, and fair between flows. Used on one event loop."""
+    """How many items are in flight at once: first come, first served inside a flow, fair between flows. On one event loop."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -20,7 +22,7 @@ class Slots:
         self.taken = 0
 
     async def take(self, flow: Flow) -> None:
-        """Wait for a slot; whoever has one calls ``give_up``. Raises CancelledError once the slots are closed."""
+        """Wait for a slot, to be ended by ``give_up``. Raises CancelledError once the slots are closed."""
         if self._closed:
             raise asyncio.CancelledError("this worker is draining")
         if self.taken < self.size and not self._waiting:
@@ -29,7 +31,7 @@ class Slots:
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.push(waiter, flow, TURN)
         try:
-            await waiter  # whoever wakes us has taken the slot for us
+            await waiter  # ``_wake`` takes the slot for the waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
                 self.give_up()
@@ -45,7 +47,7 @@ class Slots:
         self._wake()
 
     def close(self) -> None:
-        """Nobody gets a slot any more; those who wait are cancelled."""
+        """No slot is handed out any more; those who wait are cancelled."""
         self._closed = True
         while (waiter := self._waiting.pop()) is not None:
             waiter.cancel()
@@ -79,7 +81,52 @@ class Place:
         self.leave()
 
     def leave(self) -> None:
-        """Let somebody else in; leaving again changes nothing."""
+        """Free the slot; leaving again changes nothing."""
         if self._taken:
             self._taken = False
             self._slots.give_up()
+
+
+class Waiting:
+    """Items that wait for one thing while their start is not counted; ``with`` it, a task is one of them."""
+
+    __slots__ = ("_closed", "_tasks")
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __enter__(self) -> None:
+        if self._closed:
+            raise TurnedAway(Released("this worker is draining"))
+        task = asyncio.current_task()
+        assert task is not None, "items run in tasks"
+        self._tasks.add(task)
+
+    def __exit__(self, *_: object) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "items run in tasks"
+        self._tasks.discard(task)
+
+    def close(self) -> None:
+        """Those who wait are cancelled, and no other may wait."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+
+
+class Waits:
+    """All of an item loop."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.slots = Slots(concurrency)
+        self.admission = Waiting()  # in a slot, for the quota or for room in the engine
+        self.others = Waiting()  # for the ledger or a source to be read, and suspects for a place
+
+    def close(self) -> None:
+        self.slots.close()
+        self.admission.close()
+        self.others.close()

@@ -1,13 +1,11 @@
-"""What came back from one try of inference, before anybody has judged it."""
+"""What came back from one try of inference, before it has a name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from penstock_workers.lanes.answer_memory import Room
+from penstock_workers.lanes.answer_memory import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class Answer:
 class NoAnswer:
     """The try ended without a complete answer.
 
-    ``failure`` is one of judge.py's names: `timeout`, `connect_failed`, `connection_lost`, `answer_too_large`, …
+    ``failure`` is one of the names in item/fates.py: `timeout`, `connect_failed`, `connection_lost`, `answer_too_large`, …
     ``sent`` tells whether the provider may have seen, and billed, the request.
     """
 

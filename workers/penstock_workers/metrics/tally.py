@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample, Spread
-
-if TYPE_CHECKING:
-    from penstock_workers.item.flight import Flight
-    from penstock_workers.item.shelves import Settled
 
 OUTCOMES: Final = {
     Done: "succeeded", Dead: "dead", Retry: "retried", Released: "requeued", Skipped: "skipped", Parked: "parked",
@@ -43,26 +40,28 @@ class Tally:
 
     def settled(self, group: Sequence[Settled]) -> None:
         self._group_items.add(float(len(group)))
-        for flight, outcome in group:
+        for attempt, outcome in group:
             self.items[OUTCOMES[type(outcome)]] += 1
+            if not isinstance(attempt, Attempt):
+                continue  # nothing was asked for it
             if isinstance(outcome, Done):
-                self._pay(flight)
+                self._pay(attempt)
                 self._call_seconds.add(outcome.result.latency_ms / 1000)
             elif isinstance(outcome, Retry):
-                self._pay(flight)
-                self._retries[CAUSES[not outcome.counted]] += 1
-                self._throttled[flight.job.spec.provider] += outcome.rate_limited
+                self._pay(attempt)
+                self._retries["counted" if outcome.counted else "uncounted"] += 1
+                self._throttled[attempt.job.spec.provider] += outcome.rate_limited
             elif isinstance(outcome, Dead):
-                self._pay(flight)
+                self._pay(attempt)
                 self._dead[outcome.letter.reason] += 1
 
-    def _pay(self, flight: Flight) -> None:
-        """What a try cost, whatever came of it."""
-        provider = flight.job.spec.provider
-        self._calls[provider] += flight.calls
-        self._tokens_in[provider] += flight.spent.prompt_tokens
-        self._tokens_out[provider] += flight.spent.completion_tokens
-        self._cost[provider] += flight.spent.cost_microusd
+    def _pay(self, attempt: Attempt) -> None:
+        """What an attempt cost, whatever it ended in."""
+        provider = attempt.job.spec.provider
+        self._calls[provider] += attempt.calls
+        self._tokens_in[provider] += attempt.spent.prompt_tokens
+        self._tokens_out[provider] += attempt.spent.completion_tokens
+        self._cost[provider] += attempt.spent.cost_microusd
 
     def figures(self, lane: str) -> Iterator[Sample]:
         for outcome, count in self.items.items():

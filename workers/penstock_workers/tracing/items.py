@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import time_ns
 
 from penstock_producer.tracing import TRACEPARENT_HEADER, Sampler, SpanContext, parse_traceparent, trace_of
-from penstock_workers.item.flight import Flight, Mark
+from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
 from penstock_workers.item.outcome import Dead, Outcome, Parked, Released, Retry, Skipped, Unreadable
-from penstock_workers.item.shelves import Settled
 from penstock_workers.tracing.model_call import ModelCalls
 from penstock_workers.tracing.spans import Kind, Span, Value, child_of, message_attributes
 
@@ -31,27 +30,26 @@ class ItemTraces:
     def settled(self, group: Sequence[Settled]) -> None:
         """These items are durable and acknowledged: hand over the spans of those that are traced."""
         now_ns = time_ns()
-        for flight, outcome in group:
-            marks = flight.marks
-            if marks is not None and "read" in marks and (roots := self._roots(flight)) is not None:
-                self._put(self._spans(flight, marks, roots, outcome, now_ns, len(group)))
+        for item, outcome in group:
+            if isinstance(item, Item) and item.marks is not None and (roots := self._roots(item)) is not None:
+                self._put(self._spans(item, item.marks, roots, outcome, now_ns, len(group)))
 
-    def _roots(self, flight: Flight) -> tuple[SpanContext, SpanContext | None] | None:
+    def _roots(self, item: Item) -> tuple[SpanContext, SpanContext | None] | None:
         """The root of an item's trace, and the span above `process`; None for an item that is not traced.
 
         The feeder that sent an item has decided, and its message says so: then the sending is the span above. Where the
         message says nothing, because another share holds there, the share of this worker decides and there is none above.
         """
-        root = trace_of(flight.key)
-        header = parse_traceparent(flight.delivery.headers.get(TRACEPARENT_HEADER))
+        root = trace_of(item.key)
+        header = parse_traceparent(item.delivery.headers.get(TRACEPARENT_HEADER))
         if header is not None and header[1]:
             return root, root
         return (root, None) if self._sampler.takes(root.trace_id) else None
 
     def _spans(
         self,
-        flight: Flight,
-        marks: Mapping[Mark, int],
+        item: Item,
+        marks: Marks,
         roots: tuple[SpanContext, SpanContext | None],
         outcome: Outcome,
         now_ns: int,
@@ -60,22 +58,22 @@ class ItemTraces:
         root, parent = roots
         process = child_of(root)
         yield self._wait(marks, process)
-        if "called" in marks:
-            yield self._calls.span(flight, marks, child_of(process), process)
+        if isinstance(item, Attempt) and "called" in marks:
+            yield self._calls.span(item, marks, child_of(process), process)
         settle: dict[str, Value] = {"penstock.settle.items": group}
         yield Span("settle", Kind.INTERNAL, child_of(process), process, marks["decided"], now_ns, settle)
         yield Span(
-            f"process {flight.delivery.queue}",
+            f"process {item.delivery.queue}",
             Kind.CONSUMER,
             process,
             parent,
             marks["claimed"],
             now_ns,
-            _attributes(flight, outcome),
+            _attributes(item, outcome),
             error=_failed(outcome),
         )
 
-    def _wait(self, marks: Mapping[Mark, int], process: SpanContext) -> Span:
+    def _wait(self, marks: Marks, process: SpanContext) -> Span:
         """From the claim to the item's turn: for a slot, then for the quota or for room in the engine."""
         began_ns, decided_ns = marks["claimed"], marks["decided"]
         ended_ns = marks.get("admitted", decided_ns)
@@ -90,13 +88,13 @@ class ItemTraces:
         return Span("wait", Kind.INTERNAL, child_of(process), process, began_ns, ended_ns, attributes)
 
 
-def _attributes(flight: Flight, outcome: Outcome) -> dict[str, Value]:
-    attributes = message_attributes("process", flight.delivery.queue, flight.key)
-    attributes["penstock.attempt"] = flight.attempt
+def _attributes(item: Item, outcome: Outcome) -> dict[str, Value]:
+    attributes = message_attributes("process", item.delivery.queue, item.key)
+    attributes["penstock.attempt"] = item.number
     attributes["penstock.outcome"] = type(outcome).__name__.lower()
-    attributes["penstock.redelivered"] = flight.delivery.redelivered
-    if flight.crashes:
-        attributes["penstock.crashes"] = flight.crashes
+    attributes["penstock.redelivered"] = item.delivery.redelivered
+    if isinstance(item, Attempt) and item.crashes:
+        attributes["penstock.crashes"] = item.crashes
     if isinstance(outcome, Retry):
         attributes["penstock.retry.after_s"] = outcome.after_s
         attributes["penstock.retry.counted"] = outcome.counted

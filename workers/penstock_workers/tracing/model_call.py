@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import orjson
 
 from penstock_producer.tracing import SpanContext
+from penstock_workers.item.attempt import Attempt, Marks
 from penstock_workers.item.costs import metering
-from penstock_workers.item.flight import Flight, Mark
-from penstock_workers.item.judge import Failure, Reply
+from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 from penstock_workers.tracing.spans import Kind, Span, Value, short
 
@@ -38,16 +38,16 @@ class ModelCalls:
         self._engine = _ENGINES.get(settings.lane)
         self._engine_url = settings.gpu.upstream_url if settings.lane == "gpu" else None
 
-    def span(self, flight: Flight, marks: Mapping[Mark, int], context: SpanContext, parent: SpanContext) -> Span:
+    def span(self, attempt: Attempt, marks: Marks, context: SpanContext, parent: SpanContext) -> Span:
         """CLIENT in all lanes: the caller's view, wherever the model runs."""
-        fields = _fields(flight.body)
-        operation = _operation(flight.job.spec.endpoint)
-        attributes: dict[str, Value] = {"gen_ai.operation.name": operation, **self._whom(flight.job.provider, flight)}
-        model = fields.get("model") or flight.job.spec.model
+        fields = _fields(attempt.body)
+        operation = _operation(attempt.job.spec.endpoint)
+        attributes: dict[str, Value] = {"gen_ai.operation.name": operation, **self._whom(attempt.job.provider, attempt)}
+        model = fields.get("model") or attempt.job.spec.model
         if isinstance(model, str):
             attributes["gen_ai.request.model"] = short(model)
         attributes.update(_asked(fields))
-        attributes.update(_answered(flight.happened))
+        attributes.update(_answered(attempt.happened))
         return Span(
             f"{operation} {attributes.get('gen_ai.request.model', '')}".rstrip(),
             Kind.CLIENT,
@@ -59,10 +59,10 @@ class ModelCalls:
             error="error.type" in attributes,
         )
 
-    def _whom(self, provider: ProviderSettings, flight: Flight) -> Mapping[str, Value]:
+    def _whom(self, provider: ProviderSettings, attempt: Attempt) -> Mapping[str, Value]:
         if self._engine is None:
             name = metering(provider).name
-            known = flight.job.spec.provider if name == "generic" else _PROVIDERS.get(name, name)
+            known = attempt.job.spec.provider if name == "generic" else _PROVIDERS.get(name, name)
             return {"gen_ai.provider.name": known, **_server(provider.base_url)}
         return {"gen_ai.provider.name": self._engine, **(_server(self._engine_url) if self._engine_url else {})}
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from penstock_workers.item.flight import Flight
-from penstock_workers.item.judge import Failure, Reply
+from penstock_workers.item.admission import Turn
+from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.quarantine import SUSPECT_AFTER_CRASHES, line_of
 from penstock_workers.lanes.answer import NoAnswer, Tried
+from penstock_workers.lanes.base import Prepared
 from penstock_workers.lanes.gpu.lane import GpuLane
 from penstock_workers.lanes.gpu.room import EngineRoom, Guest
 from penstock_workers.lanes.gpu.sidecar import SidecarLane
@@ -19,10 +21,10 @@ class RoomAdmission:
     def __init__(self, room: EngineRoom) -> None:
         self._room = room
 
-    async def turn(self, flight: Flight) -> RoomTurn:
-        return RoomTurn(self._room, await self._room.enter(flight.prepared.tokens, flight.job.flow))
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> RoomTurn:
+        return RoomTurn(self._room, await self._room.enter(prepared.tokens, attempt.job.flow))
 
-    def may_retry(self, flight: Flight) -> bool:
+    def may_retry(self, attempt: Attempt) -> bool:
         return True
 
     async def close(self) -> None:
@@ -60,15 +62,15 @@ class EngineQuarantine:
     def __init__(self, lane: GpuLane | SidecarLane) -> None:
         self._lane = lane
 
-    def place(self, flight: Flight) -> AbstractAsyncContextManager[None]:
+    def place(self, attempt: Attempt) -> AbstractAsyncContextManager[None]:
         """The engine itself makes room for suspects."""
-        flight.line = line_of(flight.crashes)
+        attempt.line = line_of(attempt.crashes)
         return nullcontext()
 
-    async def infer(self, flight: Flight) -> Tried | None:
-        flight.turn.release()  # the engine is emptied for suspects, of this one too
-        alone = flight.crashes > SUSPECT_AFTER_CRASHES
+    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried | None:
+        turn.release()  # the engine is emptied for suspects, of this one too
+        alone = attempt.crashes > SUSPECT_AFTER_CRASHES
         async with self._lane.room.isolated(alone=alone):
-            tried = await self._lane.infer(flight.prepared)
+            tried = await self._lane.infer(prepared)
         died = isinstance(tried, NoAnswer) and tried.failure == "engine_died"
         return None if died and alone else tried

@@ -1,4 +1,4 @@
-"""Every failure has a name and a fate: the table, row by row."""
+"""Every failure has a name, and every name an outcome: the table, row by row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 from penstock_ratelimit import Signal
 from penstock_ratelimit.refusals import CODES, STATUSES, TEXTS
-from penstock_workers.item.judge import FATES, Act, Failure, Reply, name_failure
+from penstock_workers.item.failures import Failure, Reply, name_failure
+from penstock_workers.item.fates import FATES
+from penstock_workers.item.outcome import Dead, Outcome, Parked, Retry
 from penstock_workers.lanes.answer import Answer, NoAnswer
 
 NOW = 1_790_000_000.0
@@ -31,77 +33,86 @@ CHAT: dict[str, Any] = {
     "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15},
 }
 
+Terms = tuple[type[Outcome], bool]  # the outcome, and whether the attempt counts
+RETRY, WAIT, DEAD, PAUSE = (Retry, True), (Retry, False), (Dead, True), (Parked, True)
+
 FAILURES = [
-    (answer(429, error("rate_limit_exceeded", "requests")), "rate_limited", Act.WAIT),
-    (answer(429, b"slow down, please"), "rate_limited", Act.WAIT),
-    (answer(429, error("slow_down", "rate_limit_error")), "slow_down", Act.WAIT),
-    (answer(429, error("insufficient_quota", "insufficient_quota")), "out_of_credit", Act.PAUSE),
-    (answer(429, error("credit_balance_exhausted")), "out_of_credit", Act.PAUSE),
-    (answer(429, error("project_spend_limit_exceeded")), "out_of_credit", Act.PAUSE),
+    (answer(429, error("rate_limit_exceeded", "requests")), "rate_limited", WAIT),
+    (answer(429, b"slow down, please"), "rate_limited", WAIT),
+    (answer(429, error("slow_down", "rate_limit_error")), "slow_down", WAIT),
+    (answer(429, error("insufficient_quota", "insufficient_quota")), "out_of_credit", PAUSE),
+    (answer(429, error("credit_balance_exhausted")), "out_of_credit", PAUSE),
+    (answer(429, error("project_spend_limit_exceeded")), "out_of_credit", PAUSE),
     (
         answer(429, error(kind="rate_limit_error", details={"error_code": "enforced_spend_limit_reached"})),
         "out_of_credit",
-        Act.PAUSE,
+        PAUSE,
     ),
-    (answer(402, error(kind="billing_error")), "out_of_credit", Act.PAUSE),
-    (answer(401, error("invalid_api_key")), "unauthorized", Act.PAUSE),
-    (answer(403, error()), "forbidden", Act.RETRY),
-    (answer(403, b"<html>blocked</html>"), "forbidden", Act.RETRY),
-    (answer(401, b"<!DOCTYPE html><title>log in</title>"), "foreign_page", Act.RETRY),
-    (answer(402, b"pay here", {"Content-Type": "text/html; charset=utf-8"}), "foreign_page", Act.RETRY),
-    (answer(429, b"<html>slow down</html>"), "rate_limited", Act.WAIT),
-    (answer(429, b"<html>no</html>", {"x-should-retry": "false"}), "rate_limited", Act.WAIT),
-    (answer(400, error("invalid_value", "invalid_request_error")), "bad_request", Act.DEAD),
-    (answer(400, error("context_length_exceeded")), "context_overflow", Act.DEAD),
-    (answer(400, error("content_policy_violation")), "content_filter", Act.DEAD),
-    (answer(404, error("model_not_found")), "not_found", Act.DEAD),
-    (answer(413, b""), "request_too_large", Act.DEAD),
-    (answer(422, {"detail": "no"}), "unprocessable", Act.DEAD),
-    (answer(418, b""), "client_error", Act.DEAD),
-    (answer(302, b"", {"Location": "http://elsewhere"}), "redirected", Act.DEAD),
-    (answer(408, b""), "request_conflict", Act.RETRY),
-    (answer(409, b""), "request_conflict", Act.RETRY),
-    (answer(425, b""), "request_conflict", Act.RETRY),
-    (answer(500, error()), "server_error", Act.RETRY),
-    (answer(502, b"<html>bad gateway</html>"), "server_error", Act.RETRY),
-    (answer(503, b""), "overloaded", Act.WAIT),
-    (answer(503, error("server_is_overloaded", "service_unavailable_error")), "overloaded", Act.WAIT),
-    (answer(529, error(kind="overloaded_error")), "overloaded", Act.WAIT),
-    (answer(200, b""), "invalid_answer", Act.RETRY),
-    (answer(200, b'{"choices": [{"mess'), "invalid_answer", Act.RETRY),
-    (answer(200, b"<html>ok</html>"), "invalid_answer", Act.RETRY),
-    (answer(200, [1, 2]), "invalid_answer", Act.RETRY),
-    (answer(204, b""), "invalid_answer", Act.RETRY),
-    (answer(200, error("server_error")), "error_in_answer", Act.RETRY),
-    (answer(200, error("insufficient_quota")), "out_of_credit", Act.PAUSE),
-    (answer(200, {**CHAT, "choices": []}), "empty_answer", Act.RETRY),
-    (answer(200, {**CHAT, "choices": [{"message": {"content": None}}]}), "empty_answer", Act.RETRY),
+    (answer(402, error(kind="billing_error")), "out_of_credit", PAUSE),
+    (answer(401, error("invalid_api_key")), "unauthorized", PAUSE),
+    (answer(403, error()), "forbidden", RETRY),
+    (answer(403, b"<html>blocked</html>"), "forbidden", RETRY),
+    (answer(401, b"<!DOCTYPE html><title>log in</title>"), "foreign_page", RETRY),
+    (answer(402, b"pay here", {"Content-Type": "text/html; charset=utf-8"}), "foreign_page", RETRY),
+    (answer(429, b"<html>slow down</html>"), "rate_limited", WAIT),
+    (answer(429, b"<html>no</html>", {"x-should-retry": "false"}), "rate_limited", WAIT),
+    (answer(400, error("invalid_value", "invalid_request_error")), "bad_request", DEAD),
+    (answer(400, error("context_length_exceeded")), "context_overflow", DEAD),
+    (answer(400, error("content_policy_violation")), "content_filter", DEAD),
+    (answer(404, error("model_not_found")), "not_found", DEAD),
+    (answer(413, b""), "request_too_large", DEAD),
+    (answer(422, {"detail": "no"}), "unprocessable", DEAD),
+    (answer(418, b""), "client_error", DEAD),
+    (answer(302, b"", {"Location": "http://elsewhere"}), "redirected", DEAD),
+    (answer(408, b""), "request_conflict", RETRY),
+    (answer(409, b""), "request_conflict", RETRY),
+    (answer(425, b""), "request_conflict", RETRY),
+    (answer(500, error()), "server_error", RETRY),
+    (answer(502, b"<html>bad gateway</html>"), "server_error", RETRY),
+    (answer(503, b""), "overloaded", WAIT),
+    (answer(503, error("server_is_overloaded", "service_unavailable_error")), "overloaded", WAIT),
+    (answer(529, error(kind="overloaded_error")), "overloaded", WAIT),
+    (answer(200, b""), "invalid_answer", RETRY),
+    (answer(200, b'{"choices": [{"mess'), "invalid_answer", RETRY),
+    (answer(200, b"<html>ok</html>"), "invalid_answer", RETRY),
+    (answer(200, [1, 2]), "invalid_answer", RETRY),
+    (answer(204, b""), "invalid_answer", RETRY),
+    (answer(200, error("server_error")), "error_in_answer", RETRY),
+    (answer(200, error("insufficient_quota")), "out_of_credit", PAUSE),
+    (answer(200, {**CHAT, "choices": []}), "empty_answer", RETRY),
+    (answer(200, {**CHAT, "choices": [{"message": {"content": None}}]}), "empty_answer", RETRY),
     (
         answer(200, {**CHAT, "choices": [{"message": {"content": None}, "finish_reason": "content_filter"}]}),
         "content_filter",
-        Act.DEAD,
+        DEAD,
     ),
-    (NoAnswer("timeout", "no complete answer", 120_000), "timeout", Act.RETRY),
-    (NoAnswer("connect_failed", "refused", 1, sent=False), "connect_failed", Act.WAIT),
-    (NoAnswer("connection_lost", "reset by peer", 9), "connection_lost", Act.RETRY),
-    (NoAnswer("answer_too_large", "33 MB", 900), "answer_too_large", Act.DEAD),
-    (NoAnswer("worker_crashed", "twice, alone", 0), "worker_crashed", Act.DEAD),
+    (NoAnswer("timeout", "no complete answer", 120_000), "timeout", RETRY),
+    (NoAnswer("connect_failed", "refused", 1, sent=False), "connect_failed", WAIT),
+    (NoAnswer("connection_lost", "reset by peer", 9), "connection_lost", RETRY),
+    (NoAnswer("answer_too_large", "33 MB", 900), "answer_too_large", DEAD),
+    (NoAnswer("worker_crashed", "twice, alone", 0), "worker_crashed", DEAD),
 ]
 
 
-@pytest.mark.parametrize(("tried", "name", "act"), FAILURES, ids=lambda value: value if isinstance(value, str) else "")
-def test_failure_gets_its_name_and_fate(tried: Answer | NoAnswer, name: str, act: Act) -> None:
-    """Each way to fail has one name, and the name one fate."""
+def terms(name: str) -> Terms:
+    return FATES[name].outcome, FATES[name].counted
+
+
+@pytest.mark.parametrize(
+    ("tried", "name", "outcome"), FAILURES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_failure_gets_its_name_and_outcome(tried: Answer | NoAnswer, name: str, outcome: Terms) -> None:
+    """Each way to fail has one name, and the name one outcome."""
     happened = name_failure(tried, NOW)
     assert isinstance(happened, Failure)
-    assert (happened.name, happened.fate.act) == (name, act)
+    assert (happened.name, terms(happened.name)) == (name, outcome)
 
 
 def test_every_name_that_can_be_given_is_in_the_table() -> None:
-    """No classification leads to a name without a fate, and a pause always tells its fix."""
+    """No classification leads to a name without an outcome, and a pause always tells its fix."""
     named = {row.name for table in (CODES, TEXTS, STATUSES) for row in table.values()}
     assert named | {"foreign_page", "server_error", "client_error", "redirected", "invalid_answer"} <= set(FATES)
-    assert all(fate.fix for fate in FATES.values() if fate.act is Act.PAUSE)
+    assert all(fate.fix for fate in FATES.values() if fate.outcome is Parked)
 
 
 def test_a_good_answer_is_kept_whole() -> None:
@@ -176,14 +187,14 @@ def test_a_page_is_no_verdict_on_an_account(status: int) -> None:
     """A firewall's or a proxy's HTML, whatever its status, neither holds the provider nor pauses other jobs (A3)."""
     happened = name_failure(answer(status, b"  <!doctype HTML><h1>Access denied</h1>"), NOW)
     assert isinstance(happened, Failure)
-    assert (happened.signal, happened.fate.act, happened.page) == (Signal.REFUSED, Act.RETRY, True)
+    assert (happened.signal, terms(happened.name), happened.page) == (Signal.REFUSED, RETRY, True)
 
 
 def test_a_403_is_about_the_request() -> None:
     """A model that a key may not use says nothing of the account's other models: no hold, and the second is the last (A3)."""
     happened = name_failure(answer(403, error("permission_denied")), NOW)
     assert isinstance(happened, Failure)
-    assert (happened.signal, happened.fate.max_tries) == (Signal.REFUSED, 2)
+    assert (happened.signal, FATES[happened.name].max_attempts) == (Signal.REFUSED, 2)
 
 
 @pytest.mark.parametrize(("tried", "astray"), [

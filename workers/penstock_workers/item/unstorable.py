@@ -9,8 +9,8 @@ from typing import NamedTuple
 from penstock_ledger import in_words, storable
 from penstock_ledger.model import DeadLetter
 from penstock_workers.failure_log import FailureLog
+from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Retry, Unreadable
-from penstock_workers.item.shelves import Settled
 
 UNSTORABLE = "unstorable_outcome"  # the reason of the dead letter
 EXCERPT_BYTES = 4_096  # of the answer that could not be stored whole
@@ -26,47 +26,47 @@ class Instead(NamedTuple):
 Choice = Callable[[Settled, Exception], Instead]
 
 
-class Refusals:
-    """Chooses, and tells it: a line per cause, with the first item that it came with."""
+class Unstorable:
+    """Chooses, and logs a line per cause, with the first item that it came with."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._failure_log = FailureLog(log)
 
     def by_sql(self, settled: Settled, error: Exception) -> Instead:
         """A result or a dead letter that SQL refuses becomes a plain dead letter; anything else is set aside."""
-        flight, outcome = settled
-        if not isinstance(outcome, Done | Dead):
+        attempt, outcome = settled
+        if not isinstance(attempt, Attempt) or not isinstance(outcome, Done | Dead):
             return self.set_aside(settled, error)
-        self._tell("SQL", settled, error, f"becomes the dead letter `{UNSTORABLE}`")
+        self._log("SQL", settled, error, f"becomes the dead letter `{UNSTORABLE}`")
         said = outcome.result.body if isinstance(outcome, Done) else outcome.letter.response
         was = "its result" if isinstance(outcome, Done) else f"its dead letter `{storable(outcome.letter.reason)}`"
         letter = DeadLetter(
-            key=flight.key,
+            key=attempt.key,
             reason=UNSTORABLE,
-            attempts=flight.attempt,
-            calls=flight.calls_in_all,
+            attempts=attempt.number,
+            calls=attempt.calls_in_all,
             last_error=f"the database will never take {was}: {in_words(error)}",
             status_code=None,
-            request=flight.given,
+            request=attempt.given,
             response=said[:EXCERPT_BYTES] if said else None,
         )
-        return Instead(Settled(flight, Dead(letter)), is_to_be_written=True)
+        return Instead(Settled(attempt, Dead(letter)), is_to_be_written=True)
 
     def by_redis(self, settled: Settled, error: Exception) -> Instead:
-        """What SQL holds needs no Redis: reconciling tells it later. A retry, or a place outside the queue, does."""
+        """What SQL holds needs no Redis: reconciling tells it later. Where the message of a retry or a parked item lies, does."""
         if isinstance(settled.outcome, Retry | Parked):
             return self.set_aside(settled, error)
-        self._tell("Redis", settled, error, "is what SQL says; reconciling tells Redis later")
+        self._log("Redis", settled, error, "is what SQL says; reconciling tells Redis later")
         return Instead(settled, is_to_be_written=False)
 
     def set_aside(self, settled: Settled, error: Exception) -> Instead:
         """The message is kept whole, for a person."""
-        self._tell("a store", settled, error, "is set aside for a person (penstock:parked:unknown)")
-        outcome = Unreadable(f"what it came to cannot be stored: {in_words(error)}")
-        return Instead(Settled(settled.flight, outcome), is_to_be_written=False)
+        self._log("a store", settled, error, "is set aside for a person (penstock:parked:unknown)")
+        outcome = Unreadable(f"its outcome cannot be stored: {in_words(error)}")
+        return Instead(Settled(settled.item, outcome), is_to_be_written=False)
 
-    def _tell(self, store: str, settled: Settled, error: Exception, then: str) -> None:
-        kind, name = type(settled.outcome).__name__.lower(), settled.flight.delivery.task_id[:200]
+    def _log(self, store: str, settled: Settled, error: Exception, then: str) -> None:
+        kind, name = type(settled.outcome).__name__.lower(), settled.delivery.task_id[:200]
         self._failure_log.tell(
             f"{store} will never take an outcome ({kind})", error, f"item {name!r} {then}", level=logging.ERROR
         )

@@ -1,4 +1,4 @@
-"""What a worker knows of the jobs whose items it meets: read once from the ledger, kept for as long as it is useful."""
+"""The jobs whose items a worker tries: each is read once from the ledger and kept."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from penstock_ledger import JobNotFound, JobStore, buckets_for
 from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 from penstock_producer.spec import JobSpec
+from penstock_ratelimit.fairness import Flow, Priority
 from penstock_workers.errors import EndpointRefused, PricesMissing
-from penstock_workers.item.flight import JobView
-from penstock_workers.item.flows import flow_of
+from penstock_workers.item.attempt import JobView
 from penstock_workers.settings import WorkerSettings
 
 JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
@@ -64,3 +64,8 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
         return JobView(job.job_id, spec, provider, buckets_for(job), flow_of(job.job_id, spec))
 
     return read
+
+
+def flow_of(job_id: str, spec: JobSpec) -> Flow:
+    """Where the items of a job stand in the lines of a worker. Jobs without a tenant are those of one tenant."""
+    return Flow(spec.tenant or "", job_id, spec.weight, Priority[spec.priority.upper()])

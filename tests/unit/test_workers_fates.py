@@ -1,26 +1,26 @@
-"""From what happened to what becomes of the item: attempts, waits and pauses, with exact numbers."""
+"""From what happened to the outcome: attempts, waits and pauses, with exact numbers."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import orjson
 import pytest
+from attempts import BODY, make_attempt
 
-from penstock_ledger.model import ItemKey
-from penstock_producer.spec import JobSpec
-from penstock_producer.wire import SPENT_HEADER, ItemMessage
+from penstock_producer.wire import SPENT_HEADER
 from penstock_ratelimit import Signal
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.decide import RetryPolicy, decide
-from penstock_workers.item.flight import Flight, JobView, Spent
-from penstock_workers.item.judge import Failure, Reply
+from penstock_workers.item.attempt import Attempt, Settled, Spent
+from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.fates import RetryPolicy, decide
 from penstock_workers.item.outcome import Dead, Done, Parked, Retry
-from penstock_workers.item.shelves import Settled, _batch
+from penstock_workers.item.records import _batch
 from penstock_workers.settings import ProviderSettings
 
-BODY = b'{"model":"m"}'
+PRICED = ProviderSettings(usd_per_mtok_in=0.5, usd_per_mtok_out=2.0)
 
 
 class Highest(random.Random):
@@ -33,11 +33,8 @@ class Highest(random.Random):
 POLICY = RetryPolicy(base_s=1.0, cap_s=60.0, max_retry_after_s=900.0, rng=Highest())
 
 
-def flight(retries: int = 0, **spec: object) -> Flight:
-    item = Flight(Delivery("job:doc", {}, {}, retries=retries, queue="penstock.api"))
-    item.message = ItemMessage(ItemKey("job", 1, "doc"), BODY, None)
-    item.job = JobView("job", JobSpec.from_json(spec), ProviderSettings(usd_per_mtok_in=0.5, usd_per_mtok_out=2.0), 1)
-    item.body = item.given = BODY
+def attempt(retries: int = 0, **spec: Any) -> Attempt:
+    item = make_attempt(retries=retries, settings=PRICED, **spec)
     item.calls = 1
     return item
 
@@ -53,7 +50,7 @@ def throttled(retry_after_s: float) -> Failure:
 def test_a_reply_is_done_with_its_price() -> None:
     """A reply becomes a result that knows its cost: dollars per million tokens times tokens are microdollars."""
     reply = Reply(b"{}", 200, "req", "m", "stop", 1000, 100, "text", 12)
-    item = flight(retries=2)
+    item = attempt(retries=2)
     item.spent = Spent(1000, 100, 700)
     outcome = decide(item, reply, POLICY)
     assert isinstance(outcome, Done)
@@ -62,7 +59,7 @@ def test_a_reply_is_done_with_its_price() -> None:
 
 def test_a_refused_answer_stays_in_the_books() -> None:
     """Its dead letter has its tokens and cost, with those of earlier tries that the message carries (C1)."""
-    item = flight(max_attempts=1)
+    item = attempt(max_attempts=1)
     item.delivery = Delivery("job:doc", {}, {SPENT_HEADER: [1000, 100, 700]}, queue="penstock.api")
     item.spent = Spent(10, 5, 15)
     outcome = decide(item, failed("schema_mismatch", 200), POLICY)
@@ -74,7 +71,7 @@ def test_a_refused_answer_stays_in_the_books() -> None:
 @pytest.mark.parametrize("header", [[-1, 0, 0], [1, 2], "x", None, [1, 2, 10**30], [True, 0, 0]])
 def test_what_a_message_claims_was_spent_is_believed_within_reason(header: object) -> None:
     """Headers come from outside: one of another shape is left out (C1)."""
-    item = flight()
+    item = attempt()
     item.delivery = Delivery("job:doc", {}, {SPENT_HEADER: header}, queue="penstock.api")
     item.spent = Spent(10, 5, 15)
     assert item.spent_in_all == (10, 5, 15)
@@ -82,7 +79,7 @@ def test_what_a_message_claims_was_spent_is_believed_within_reason(header: objec
 
 def test_what_a_refused_answer_cost_travels_with_the_retry() -> None:
     """Counted in Redis with this try, and carried on for the row in SQL (C1)."""
-    item = flight()
+    item = attempt()
     item.spent = Spent(10, 5, 15)
     [retry] = _batch([Settled(item, Retry(1.0, "schema_mismatch"))]).retries
     assert (retry.prompt_tokens, retry.completion_tokens, retry.cost_microusd) == (10, 5, 15)
@@ -92,14 +89,14 @@ def test_what_a_refused_answer_cost_travels_with_the_retry() -> None:
 @pytest.mark.parametrize(("retries", "wait_s"), [(0, 1.0), (1, 2.0), (2, 4.0)])
 def test_a_transient_failure_is_retried_with_growing_waits(retries: int, wait_s: float) -> None:
     """Each counted try doubles the ceiling of the wait."""
-    outcome = decide(flight(retries), failed("server_error"), POLICY)
+    outcome = decide(attempt(retries), failed("server_error"), POLICY)
     assert isinstance(outcome, Retry)
     assert (outcome.after_s, outcome.counted, outcome.rate_limited) == (wait_s, True, False)
 
 
 def test_the_last_attempt_ends_in_a_dead_letter_that_can_be_replayed() -> None:
     """By default the fourth failed try is the last; the dead letter names reason, tries and request."""
-    outcome = decide(flight(retries=3), failed("server_error"), POLICY)
+    outcome = decide(attempt(retries=3), failed("server_error"), POLICY)
     assert isinstance(outcome, Dead)
     letter = outcome.letter
     assert (letter.reason, letter.attempts, letter.status_code, letter.request) == ("server_error", 4, 500, BODY)
@@ -107,24 +104,24 @@ def test_the_last_attempt_ends_in_a_dead_letter_that_can_be_replayed() -> None:
 
 def test_a_job_may_ask_for_fewer_attempts() -> None:
     """max_attempts 1 means one try."""
-    assert isinstance(decide(flight(max_attempts=1), failed("timeout", None), POLICY), Dead)
+    assert isinstance(decide(attempt(max_attempts=1), failed("timeout", None), POLICY), Dead)
 
 
 def test_a_schema_mismatch_gets_one_second_chance_only() -> None:
     """Asking four times for what the model does not do wastes money."""
-    assert isinstance(decide(flight(0), failed("schema_mismatch", 200), POLICY), Retry)
-    assert isinstance(decide(flight(1), failed("schema_mismatch", 200), POLICY), Dead)
+    assert isinstance(decide(attempt(0), failed("schema_mismatch", 200), POLICY), Retry)
+    assert isinstance(decide(attempt(1), failed("schema_mismatch", 200), POLICY), Dead)
 
 
 def test_waiting_for_capacity_never_costs_an_attempt() -> None:
     """A 429 on what would be the last attempt is waited for, as long as the provider asks and a jitter more."""
-    outcome = decide(flight(retries=3), throttled(7.0), POLICY)
+    outcome = decide(attempt(retries=3), throttled(7.0), POLICY)
     assert outcome == Retry(7.0 + 8.0, "rate_limited: says the provider", counted=False, rate_limited=True)
 
 
 def test_a_very_long_retry_after_pauses_the_job() -> None:
     """A provider that asks for an hour is told to the operator, not waited for in silence."""
-    outcome = decide(flight(), throttled(3600.0), POLICY)
+    outcome = decide(attempt(), throttled(3600.0), POLICY)
     assert isinstance(outcome, Parked)
     assert outcome.pauses
     assert "3600 s" in outcome.why
@@ -132,17 +129,17 @@ def test_a_very_long_retry_after_pauses_the_job() -> None:
 
 def test_a_pause_for_the_provider_knows_its_end() -> None:
     """A job that pauses for a Retry-After goes on by itself when that is over (A2)."""
-    outcome = decide(flight(), throttled(3600.0), POLICY)
+    outcome = decide(attempt(), throttled(3600.0), POLICY)
     assert isinstance(outcome, Parked)
     assert outcome.ends_in_s == 3600.0
-    held = decide(flight(), failed("unauthorized", 401), POLICY)
+    held = decide(attempt(), failed("unauthorized", 401), POLICY)
     assert isinstance(held, Parked)
     assert held.ends_in_s is None
 
 
 def test_a_document_does_not_outwait_a_pause_that_can_be_lifted() -> None:
     """Told to wait 800 s, the quota keeps everybody waiting; the document itself is back in line within two minutes (A2)."""
-    outcome = decide(flight(), throttled(800.0), POLICY)
+    outcome = decide(attempt(), throttled(800.0), POLICY)
     assert isinstance(outcome, Retry)
     assert outcome.after_s <= 2 * POLICY.cap_s
 
@@ -150,7 +147,7 @@ def test_a_document_does_not_outwait_a_pause_that_can_be_lifted() -> None:
 @pytest.mark.parametrize("name", ["unauthorized", "out_of_credit"])
 def test_account_trouble_pauses_the_job_and_keeps_the_item(name: str) -> None:
     """No item would fare better with a wrong key, so none is killed; the reason says what to do."""
-    outcome = decide(flight(), failed(name, 401), POLICY)
+    outcome = decide(attempt(), failed(name, 401), POLICY)
     assert isinstance(outcome, Parked)
     assert outcome.pauses
     assert "resume" in outcome.why
@@ -159,8 +156,8 @@ def test_account_trouble_pauses_the_job_and_keeps_the_item(name: str) -> None:
 @pytest.mark.parametrize("name", ["forbidden", "foreign_page"])
 def test_the_second_403_is_the_last(name: str) -> None:
     """A document that is forbidden is tried once more, since firewalls err, and is then a dead letter of that name (A3)."""
-    assert isinstance(decide(flight(0), failed(name, 403), POLICY), Retry)
-    outcome = decide(flight(1), failed(name, 403), POLICY)
+    assert isinstance(decide(attempt(0), failed(name, 403), POLICY), Retry)
+    outcome = decide(attempt(1), failed(name, 403), POLICY)
     assert isinstance(outcome, Dead)
     assert (outcome.letter.reason, outcome.letter.attempts) == (name, 2)
 
@@ -168,14 +165,14 @@ def test_the_second_403_is_the_last(name: str) -> None:
 @pytest.mark.parametrize("name", ["bad_request", "not_found", "request_too_large", "unprocessable", "context_overflow"])
 def test_permanent_failures_are_dead_at_once(name: str) -> None:
     """A request that cannot succeed is not repeated."""
-    outcome = decide(flight(), failed(name, 400), POLICY)
+    outcome = decide(attempt(), failed(name, 400), POLICY)
     assert isinstance(outcome, Dead)
     assert outcome.letter.attempts == 1
 
 
 def test_the_answer_is_kept_in_the_letter_but_cut() -> None:
     """A dead letter holds an excerpt of the provider's last answer."""
-    item = flight()
+    item = attempt()
     item.last_answer = b"x" * 10_000
     outcome = decide(item, failed("bad_request", 400), POLICY)
     assert isinstance(outcome, Dead)
@@ -186,14 +183,14 @@ def test_the_answer_is_kept_in_the_letter_but_cut() -> None:
 def test_the_policy_caps_the_wait() -> None:
     """Whatever the number of tries, jitter stays within the cap."""
     policy = replace(POLICY, cap_s=5.0)
-    outcome = decide(flight(retries=20, max_attempts=50), failed("server_error"), policy)
+    outcome = decide(attempt(retries=20, max_attempts=50), failed("server_error"), policy)
     assert isinstance(outcome, Retry)
     assert outcome.after_s == 5.0
 
 
 def test_a_retry_is_put_off_while_the_fleet_sends_too_many() -> None:
     """With the budget of retries used up, the first retry waits eight times as long, and still counts as one."""
-    outcome = decide(flight(), failed("server_error"), POLICY, put_off=True)
+    outcome = decide(attempt(), failed("server_error"), POLICY, put_off=True)
     assert isinstance(outcome, Retry)
     assert (outcome.after_s, outcome.counted) == (8.0, True)
 
@@ -201,4 +198,4 @@ def test_a_retry_is_put_off_while_the_fleet_sends_too_many() -> None:
 def test_what_the_provider_calls_hopeless_is_not_sent_again() -> None:
     """`x-should-retry: false` on a failure that would be retried makes it the last."""
     hopeless = replace(failed("server_error"), final=True)
-    assert isinstance(decide(flight(), hopeless, POLICY), Dead)
+    assert isinstance(decide(attempt(), hopeless, POLICY), Dead)

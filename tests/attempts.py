@@ -1,0 +1,68 @@
+"""Attempts as the runner makes them, and a host whose parts are doubles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from penstock_ledger.model import ItemKey
+from penstock_producer.spec import JobSpec
+from penstock_producer.wire import ItemMessage
+from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.failpoints import Failpoints
+from penstock_workers.item.attempt import Attempt, JobView
+from penstock_workers.item.causes import Causes
+from penstock_workers.item.fates import RetryPolicy
+from penstock_workers.item.host import ItemHost
+from penstock_workers.item.reads import Reads
+from penstock_workers.item.runner import ItemRunner
+from penstock_workers.item.slots import Waits
+from penstock_workers.settings import ProviderSettings
+
+BODY = b'{"model":"m"}'
+
+
+def make_attempt(
+    doc_id: str = "doc",
+    *,
+    job_id: str = "job",
+    generation: int = 1,
+    body: bytes = BODY,
+    retries: int = 0,
+    headers: Mapping[str, Any] | None = None,
+    settings: ProviderSettings | None = None,
+    **spec: object,
+) -> Attempt:
+    """An attempt at a document that has its job and its body, and has not begun."""
+    key = ItemKey(job_id, generation, doc_id)
+    delivery = Delivery(f"{job_id}:{doc_id}", {}, headers or {}, retries=retries, queue="penstock.api")
+    job = JobView(job_id, JobSpec.from_json(spec), settings or ProviderSettings(), 1)
+    return Attempt(delivery, ItemMessage(key, body, None), job, body)
+
+
+def make_runner(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: object) -> ItemRunner:
+    """A runner around ``part``, which plays every part that is not among ``parts``."""
+    return _make(cast(Any, part), Waits(concurrency), pause_after_run, parts)
+
+
+def make_host(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: object) -> ItemHost:
+    """The same with its tasks; ``part`` plays the settler, too."""
+    waits = Waits(concurrency)
+    return ItemHost(_make(cast(Any, part), waits, pause_after_run, parts), cast(Any, part), waits)
+
+
+def _make(part: Any, waits: Waits, pause_after_run: int, parts: Mapping[str, Any]) -> ItemRunner:
+    return ItemRunner(
+        part,
+        lane=parts.get("lane", part),
+        reads=Reads(parts.get("jobs", part), parts.get("bodies", part), waits.others),
+        admission=parts.get("admission", part),
+        quarantine=part,
+        code=part,
+        starts=parts.get("starts", part),
+        causes=Causes(),
+        waits=waits,
+        policy=RetryPolicy(),
+        failpoints=Failpoints(),
+        pause_after_run=pause_after_run,
+    )

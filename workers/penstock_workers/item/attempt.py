@@ -1,0 +1,171 @@
+"""The nouns of one try: the item that a message names, its job as workers know it, the attempt, and what it ended in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import time_ns
+from typing import Literal, NamedTuple
+
+from penstock_ledger.model import ItemKey
+from penstock_producer.spec import JobSpec
+from penstock_producer.tracing import TRACEPARENT_HEADER, parse_traceparent
+from penstock_producer.wire import (
+    CALLS_HEADER,
+    FED_HEADER,
+    SPENT_HEADER,
+    URGENT_HEADER,
+    ItemMessage,
+    encode_item,
+    item_tag,
+)
+from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
+from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.outcome import Outcome
+from penstock_workers.lanes.answer_memory import Room
+from penstock_workers.lanes.base import Request
+from penstock_workers.settings import ProviderSettings
+
+# The moments of an item that traces are made of, in their order; a try apart repeats those from "seated" on.
+Mark = Literal["claimed", "read", "seated", "prepared", "admitted", "called", "answered", "decided"]
+Marks = dict[Mark, int]  # nanoseconds since 1970
+
+
+class Spent(NamedTuple):
+    """What answers cost, whether the job accepted them or not."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_microusd: int = 0
+
+
+NOTHING_SPENT = Spent()
+MOST_SPENT = 10**15  # of one item: what a message says beyond that is not believed
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What a worker keeps of a job: the parts that never change while it runs."""
+
+    job_id: str
+    spec: JobSpec
+    provider: ProviderSettings
+    buckets: int  # of the completed set
+    flow: Flow = DEFAULT_FLOW  # where its items stand in the lines of a worker
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """A message that was read: it says which item it is about, and what earlier attempts at it cost."""
+
+    delivery: Delivery
+    message: ItemMessage
+    calls: int = field(default=0, kw_only=True)  # requests sent in this attempt
+    spent: Spent = field(default=NOTHING_SPENT, kw_only=True)  # by this attempt
+    marks: Marks | None = field(default=None, kw_only=True)  # None without tracing
+
+    @property
+    def key(self) -> ItemKey:
+        return self.message.key
+
+    @property
+    def tag(self) -> str:
+        return item_tag(self.message.key)
+
+    @property
+    def retries(self) -> int:
+        """Attempts before this one that counted."""
+        return self.delivery.retries
+
+    @property
+    def number(self) -> int:
+        """Of this attempt among those that count, from 1."""
+        return self.delivery.retries + 1
+
+    @property
+    def calls_in_all(self) -> int:
+        """Requests sent for this item, in earlier attempts and in this one."""
+        earlier = self.delivery.headers.get(CALLS_HEADER)
+        return self.calls + (earlier if isinstance(earlier, int) else 0)
+
+    @property
+    def spent_in_all(self) -> Spent:
+        """What answers to this item cost, in earlier attempts and in this one."""
+        earlier = self.delivery.headers.get(SPENT_HEADER)
+        if not isinstance(earlier, list) or len(earlier) != len(self.spent) or not all(map(_is_sum, earlier)):
+            return self.spent  # headers come from outside
+        return Spent(*(now + before for now, before in zip(self.spent, earlier, strict=True)))
+
+    def mark(self, name: Mark) -> None:
+        if self.marks is not None:
+            self.marks[name] = time_ns()
+
+    def message_again(self, retries: int) -> bytes:
+        """The item's message for another attempt. It travels as it came, with its body or by reference."""
+        message, headers = self.message, self.delivery.headers
+        fed, trace = headers.get(FED_HEADER), headers.get(TRACEPARENT_HEADER)
+        return encode_item(
+            message.key,
+            queue=self.delivery.queue,
+            body=message.body,
+            ref=message.ref,
+            retries=retries,
+            calls=self.calls_in_all,
+            spent=self.spent_in_all,
+            urgent=headers.get(URGENT_HEADER) is True,
+            fed=fed if type(fed) is int else None,
+            trace=trace if parse_traceparent(trace) is not None else None,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Attempt(Item):
+    """One try of an item: what the runner's steps pass on. Its job and its request body are known before there is one."""
+
+    job: JobView
+    given: bytes  # the request body as it came: what retries and replays start from
+    body: bytes = field(init=False)  # the same until the job's hook changes it
+    begun: bool = False  # the ledger has counted this start and waits for its conclusion
+    started: bool = False  # Celery knows that it runs
+    crashes: int = 0  # earlier starts that were never concluded
+    confined: bool = False  # a suspect: its hooks, its checks and the call itself run apart, see quarantine.py
+    line: int = 0  # of suspects: in how narrow a group; 0 is the widest
+    sent_at: float = 0.0  # loop time at which the lane was asked; 0 before that
+    last_answer: bytes | None = None
+    room: Room | None = None  # what a large answer takes of the memory for answers, until it is settled
+    happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
+
+    def __post_init__(self) -> None:
+        self.body = self.given
+
+    def request(self) -> Request:
+        spec = self.job.spec
+        return Request(
+            self.tag,
+            spec.provider,
+            spec.endpoint,
+            self.body,
+            spec.timeout_s,
+            schema=spec.response_schema,
+            priority=spec.priority,
+            on_overflow=spec.on_overflow,
+        )
+
+
+class Settled(NamedTuple):
+    """What an attempt ended in, on its way to the stores.
+
+    ``item`` is the attempt, or as much as was known: the item while its job or body was not, the delivery while it was not
+    read.
+    """
+
+    item: Delivery | Item | Attempt
+    outcome: Outcome
+
+    @property
+    def delivery(self) -> Delivery:
+        return self.item if isinstance(self.item, Delivery) else self.item.delivery
+
+
+def _is_sum(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MOST_SPENT
