@@ -16,9 +16,8 @@ from faults import CONCURRENCY, HOOKS, SLOTS, Scenario, Stage, start_provider
 from fleet import until
 from sqlalchemy import create_engine, make_url, text
 
-from penstock_ledger import keys
+from penstock_ledger import keys, purge_job
 from penstock_ledger.model import ItemKey, JobState
-from penstock_ledger.purge import purge_job
 from penstock_producer.wire import encode_item
 
 QUEUE = "penstock.api"

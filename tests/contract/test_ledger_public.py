@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
+from importlib import import_module
 from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import penstock_ledger
+import penstock_producer
 from penstock_ledger import keys, redis_scripts
 from penstock_ledger.errors import LedgerError
 
+PUBLIC: list[str] = vars(penstock_ledger)["__all__"]  # made when it is imported, which types do not see
 SCRIPTS = sorted(
     entry.name for entry in (files("penstock_ledger") / "scripts").iterdir() if entry.name.endswith(".lua")
 )
@@ -20,12 +26,23 @@ SCRIPTS = sorted(
 
 def test_public_names_exist_and_are_sorted_out() -> None:
     """Every name in __all__ is there, once, and every public class of errors.py is among them."""
-    assert len(set(penstock_ledger.__all__)) == len(penstock_ledger.__all__)
-    assert [name for name in penstock_ledger.__all__ if not hasattr(penstock_ledger, name)] == []
+    assert len(set(PUBLIC)) == len(PUBLIC)
+    assert [name for name in PUBLIC if not hasattr(penstock_ledger, name)] == []
     errors = [name for name, _ in inspect.getmembers(penstock_ledger.errors, inspect.isclass)]
-    assert {name for name in errors if issubclass(getattr(penstock_ledger.errors, name), LedgerError)} <= set(
-        penstock_ledger.__all__
-    )
+    assert {name for name in errors if issubclass(getattr(penstock_ledger.errors, name), LedgerError)} <= set(PUBLIC)
+
+
+@pytest.mark.parametrize("package", [penstock_ledger, penstock_producer])
+def test_type_checkers_see_the_names_that_load_at_run_time(package: ModuleType) -> None:
+    """The imports under TYPE_CHECKING are those of the list from which names are loaded on first use."""
+    tree = ast.parse(Path(str(package.__file__)).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert sorted(map(str, seen)) == package.__all__ == dir(package)
+    for name, module in seen.items():
+        assert getattr(package, str(name)) is getattr(import_module(str(module)), str(name))
 
 
 def test_importing_the_ledger_does_not_load_alembic_or_a_driver() -> None:

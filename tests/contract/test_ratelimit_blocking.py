@@ -25,11 +25,11 @@ from penstock_ratelimit import (
     Ticket,
     UnknownQuota,
     Usage,
-    blocking,
 )
-from penstock_ratelimit.blocking import BlockingLimiter
-from penstock_ratelimit.limiter import Ask
-from penstock_ratelimit.local import LocalLane
+from penstock_ratelimit.blocking import limiter as blocking_limiter
+from penstock_ratelimit.blocking.limiter import BlockingLimiter
+from penstock_ratelimit.limiter import StartRequest
+from penstock_ratelimit.local import LocalQuota
 from penstock_ratelimit.tickets import TicketState
 
 QUICK = Quota("quick", {"requests": PerSecond(100_000), "tokens": PerSecond(1e9)})
@@ -203,34 +203,34 @@ def test_a_signal_ends_the_wait_and_nothing_is_charged(limiter: BlockingLimiter)
 
 def test_what_is_asked_goes_on_to_the_limiter_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flow, certain part and retry decide there, not here."""
-    asked: list[Ask] = []
+    asked: list[StartRequest] = []
 
     class Spying(LocalLimiter):
-        def _lane(self, quota_id: str) -> LocalLane:
-            lane = super()._lane(quota_id)
+        def _quota_limiter(self, quota_id: str) -> LocalQuota:
+            lane = super()._quota_limiter(quota_id)
             acquire = lane.acquire
 
-            async def spy(ask: Ask) -> Ticket:
+            async def spy(ask: StartRequest) -> Ticket:
                 asked.append(ask)
                 return await acquire(ask)
 
             lane.acquire = spy  # type: ignore[method-assign]
             return lane
 
-    monkeypatch.setattr(blocking, "LocalLimiter", Spying)
+    monkeypatch.setattr(blocking_limiter, "LocalLimiter", Spying)
     flow = Flow(tenant="search", job="nightly")
     with BlockingLimiter([QUICK]) as limiter:
         limiter.acquire("quick", {"requests": 1}, certain={"tokens": 5}, flow=flow, retry=True).release()
         with limiter.quota("quick").ticket(requests=1, flow=flow, retry=True):
             pass
-    assert asked[0] == Ask({"requests": 1}, {"tokens": 5}, flow, True)
-    assert asked[-1] == Ask({"requests": 1}, None, flow, True)
+    assert asked[0] == StartRequest({"requests": 1}, {"tokens": 5}, flow, True)
+    assert asked[-1] == StartRequest({"requests": 1}, None, flow, True)
 
 
 FORKS = """
 import os, sys
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.blocking import BlockingLimiter
+from penstock_ratelimit.blocking.limiter import BlockingLimiter
 
 limiter = BlockingLimiter([Quota("q", {"requests": PerSecond(1000)})], sys.argv[1])
 mine = limiter.acquire("q", {"requests": 1}, timeout=20)
@@ -279,7 +279,7 @@ FORGETS_TO_CLOSE = """
 import logging
 import sys
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.blocking import BlockingLimiter
+from penstock_ratelimit.blocking.limiter import BlockingLimiter
 
 logging.getLogger("asyncio").setLevel(logging.ERROR)  # below it, development mode tells of steps that a busy machine took
 limiter = BlockingLimiter([Quota("q", {"requests": PerSecond(1000)})], sys.argv[1])

@@ -9,8 +9,8 @@ import pytest
 import redis
 from servers import RedisServer
 
-from penstock_ratelimit.estimate import Estimator, Sketch
-from penstock_ratelimit.learned import KEYS_PER_FLUSH, MAX_FIELDS, SHARED_MEMORY, TTL_S, Learned, field_name
+from penstock_ratelimit.estimates.estimator import Estimator, Sketch
+from penstock_ratelimit.estimates.learned import KEYS_PER_FLUSH, MAX_FIELDS, SHARED_MEMORY, TTL_S, Learned, field_name
 from penstock_ratelimit.testing import BlockingScripts
 
 KEY = ("job-1", "model-a")

@@ -16,8 +16,8 @@ from one_quota import BURST_S, RATES, SLACK, START_US, Redis, both, run, tokens
 from servers import RedisServer, as_bytes
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.limits import Slope
-from penstock_ratelimit.quota_hash import NOTHING, Report, Verdict
+from penstock_ratelimit.rates import Slope
+from penstock_ratelimit.store.quota_hash import NOTHING, Report, ReserveStatus
 
 Start = tuple[float, tuple[float, ...]]
 """When, in seconds, and what it costs."""
@@ -206,7 +206,7 @@ def test_a_redis_that_forgets_everything_hands_out_nothing_twice(
         redis.clock.us += after_us
         if nth in lost:
             redis.raw.delete(redis.hash.key)
-            assert redis.reserve(*batch).verdict is Verdict.MISSING
+            assert redis.reserve(*batch).verdict is ReserveStatus.MISSING
             redis.version = redis.install(replaces="")
         reply = redis.reserve(*batch, ahead_s=0)
         starts += [(redis.now, item) for item in batch[: len(reply.waits_s)]]

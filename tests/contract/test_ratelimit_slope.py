@@ -8,8 +8,8 @@ import pytest
 from one_quota import BURST_S, Redis, both, tokens
 from servers import RedisServer
 
-from penstock_ratelimit.limits import Slope
-from penstock_ratelimit.quota_hash import Report
+from penstock_ratelimit.rates import Slope
+from penstock_ratelimit.store.quota_hash import Report
 
 LONG = 11.0
 """A pause that is a restart."""

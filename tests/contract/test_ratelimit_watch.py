@@ -11,9 +11,9 @@ from one_quota import Redis, both, run, tokens, without_limits
 from servers import RedisServer
 
 from penstock_ratelimit import Estimator, Learned, Quota
-from penstock_ratelimit.quota_hash import Breaker, QuotaHash, Report, Sighting
+from penstock_ratelimit.store.quota_hash import Breaker, QuotaHash, Remaining, Report
+from penstock_ratelimit.store.watch import QuotaView, read_quotas
 from penstock_ratelimit.testing import BlockingScripts
-from penstock_ratelimit.watch import QuotaView, read_quotas
 
 
 def look(quota: Redis) -> QuotaView:
@@ -129,7 +129,7 @@ def test_somebody_else_at_the_key_is_seen(redis_server: RedisServer) -> None:
     quota = Redis(redis_server, tokens())
     quota.sleep(100)
     for second in range(1, 6):
-        quota.reserve(sightings={"tokens": Sighting(60_000 - 1300.0 * second, 0, 0)})
+        quota.reserve(remaining={"tokens": Remaining(60_000 - 1300.0 * second, 0, 0)})
         quota.sleep(1)
     assert look(quota).dimensions[0].others > 100
 

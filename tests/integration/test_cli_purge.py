@@ -7,8 +7,17 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from penstock_ledger import Database, DeadLetter, ItemKey, JobNotFound, JobStore, NewJob, OutcomeStore, open_database
-from penstock_ledger.purge import purge_job
+from penstock_ledger import (
+    Database,
+    DeadLetter,
+    ItemKey,
+    JobNotFound,
+    JobStore,
+    NewJob,
+    OutcomeStore,
+    open_database,
+    purge_job,
+)
 from penstock_ledger.tables import metadata
 
 

@@ -39,9 +39,9 @@ from penstock_ledger import (
     Spool,
     SpoolConflict,
     open_database,
+    purge_job,
 )
 from penstock_ledger.database import WRITE_ATTEMPTS
-from penstock_ledger.purge import purge_job
 from penstock_ledger.tables import meta
 
 

@@ -12,9 +12,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from penstock_ledger import DatabaseUnusable, JobStore, SchemaMissing, SchemaTooNew, open_database
+from penstock_ledger import HEAD, DatabaseUnusable, JobStore, SchemaMissing, SchemaTooNew, open_database
 from penstock_ledger.migrations import alembic_config
-from penstock_ledger.tables import HEAD, metadata
+from penstock_ledger.tables import metadata
 
 MIGRATE = "import sys; from penstock_ledger import open_database; open_database(sys.argv[1]).migrate()"
 

@@ -33,11 +33,11 @@ from penstock_ledger import (
     Trouble,
     in_words,
     open_database,
+    purge_job,
     trouble_of,
 )
-from penstock_ledger.purge import purge_job
 from penstock_ledger.sqlite_lock import WriteLock
-from penstock_ledger.storable import FIGURE_MAX, Words
+from penstock_ledger.stored_values import FIGURE_MAX, Words
 from penstock_ledger.tables import metadata
 
 ODD = "nul \0, lone surrogate \ud800, end"

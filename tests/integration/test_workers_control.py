@@ -35,7 +35,7 @@ from penstock_ledger.tables import feeds
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.quota_hash import QuotaHash, Report, Reserve
+from penstock_ratelimit.store.quota_hash import QuotaHash, Report, Reserve
 from penstock_ratelimit.testing import BlockingScripts
 from penstock_workers.control import feed_windows, fleet_figures, loop
 from penstock_workers.control.budget import FIRST_DOCUMENTS
@@ -301,7 +301,7 @@ def test_flushall_costs_no_finished_document(house: House) -> None:
     assert sorted(house.queued()) == ["d4", "d5"]
     assert house.hot.stats(job.job_id)["succeeded"] == 4
     begun = house.hot.begin([Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job))])
-    assert begun[0].verdict.name == "DONE"
+    assert begun[0].reply.name == "DONE"
 
 
 def test_the_budget_pauses_the_job(house: House) -> None:

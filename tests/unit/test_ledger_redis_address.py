@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_ledger import RedisAddress
-from penstock_ledger.redis_address import without_secrets
+from penstock_ledger import RedisAddress, without_secrets
 from penstock_producer.errors import SettingsError
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.celery_app.app import broker_url, create_app

@@ -88,7 +88,7 @@ def test_no_prompt_in_the_headers() -> None:
 def test_unknown_versions_have_their_own_error(version: Any) -> None:
     """A message of another release raises an error of its own, so that it can be parked."""
     kwargs = kwargs_of(wire.encode_item(KEY, queue="q", body=b"{}", ref=None)) | {"v": version}
-    with pytest.raises(UnknownMessageVersion, match="stays parked"):
+    with pytest.raises(UnknownMessageVersion, match="is kept until then"):
         wire.decode_item(kwargs, {})
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_ratelimit import Estimator
-from penstock_ratelimit.estimate import DEFAULT_OUTPUT_TOKENS, MAX_KEYS, MAX_RATIO, MEMORY, Sketch
+from penstock_ratelimit.estimates.estimator import DEFAULT_OUTPUT_TOKENS, MAX_KEYS, MAX_RATIO, MEMORY, Sketch
 
 
 def test_the_first_estimate_is_four_characters_a_token() -> None:

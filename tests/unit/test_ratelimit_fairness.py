@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_ratelimit.fairness import CLASS_STEP, FairLine, Flow, Priority
-from penstock_ratelimit.limits import PerMinute, PerSecond, Quota
+from penstock_ratelimit.limiter import StartRequest
+from penstock_ratelimit.quota import Quota
+from penstock_ratelimit.rates import PerMinute, PerSecond
+from penstock_ratelimit.shared.waiting import Waiter, WaitingCallers
 from penstock_ratelimit.testing import run_virtual
-from penstock_ratelimit.waiting import Waiter, WaitingRoom
 
 COSTS = st.floats(0.01, 100.0)
 WEIGHTS = st.floats(0.01, 100.0)
@@ -365,7 +367,7 @@ TERMS = Quota("q", {"requests": PerSecond(10), "tokens": PerMinute(60_000)}, mar
 
 def waiter(flow: Flow, tokens: float = 0.0, requests: float = 1.0) -> Waiter:
     costs = {"requests": requests, "tokens": tokens}
-    return Waiter(costs, None, TERMS, asyncio.get_running_loop().create_future(), flow)
+    return Waiter(StartRequest(costs, flow=flow), TERMS, asyncio.get_running_loop().create_future())
 
 
 @pytest.mark.parametrize(("requests", "tokens", "seconds"), [(1, 0, 0.1), (1, 50, 0.1), (1, 500, 0.5), (0, 0, 1e-6)])
@@ -382,13 +384,13 @@ def test_the_room_shares_between_jobs_what_binds_each() -> None:
     """A job of long requests and one of short ones get the same time of the quota, whichever came first."""
 
     async def main() -> None:
-        room = WaitingRoom(asyncio.get_running_loop(), lambda: None)
+        room = WaitingCallers(asyncio.get_running_loop(), lambda: None)
         for _ in range(100):
             room.arrive(waiter(Flow(job="long"), tokens=1_000))  # a second each
         for _ in range(100):
             room.arrive(waiter(Flow(job="short"), tokens=10))  # a tenth of a second: requests bind
         first = [room.next() for _ in range(55)]
-        assert sum(one is not None and one.flow.job == "long" for one in first) == pytest.approx(5, abs=1)
+        assert sum(one is not None and one.ask.flow.job == "long" for one in first) == pytest.approx(5, abs=1)
 
     run_virtual(main())
 
@@ -397,7 +399,7 @@ def test_the_room_gives_recalled_tickets_back_in_their_order_and_passes_over_tho
     """Recalled tickets go to the front in their old order, without those that were cancelled."""
 
     async def main() -> None:
-        room = WaitingRoom(asyncio.get_running_loop(), lambda: None)
+        room = WaitingCallers(asyncio.get_running_loop(), lambda: None)
         waiters = [waiter(Flow(job=str(number % 2))) for number in range(6)]
         for one in waiters:
             room.arrive(one)

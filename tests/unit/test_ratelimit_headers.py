@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_ratelimit import parse_retry_after
-from penstock_ratelimit.headers import STYLES, WINDOWS_S, Reading, infer_window, parse_duration, read_limits
-from penstock_ratelimit.limits import MAX_PAUSE_S
+from penstock_ratelimit.provider.headers import STYLES, WINDOWS_S, Reading, infer_window, parse_duration, read_limits
+from penstock_ratelimit.rates import MAX_PAUSE_S
 
 NOW = 1_800_000_000.0  # Friday, 15 January 2027, 08:00:00 GMT
 DAY_S = 86_400.0

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from penstock_ratelimit import BadQuota, LocalLimiter, PerMinute, PerSecond, Quota
-from penstock_ratelimit.limits import DEFAULT_SLOPE, Slope, Terms
-from penstock_ratelimit.window import MAX_WINDOW, Window
+from penstock_ratelimit.rates import DEFAULT_SLOPE, Slope
+from penstock_ratelimit.shared.window import MAX_WINDOW, Window
+from penstock_ratelimit.terms import Terms
 
 Limits = Mapping[str, PerMinute | PerSecond]
 

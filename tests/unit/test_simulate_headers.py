@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock_ratelimit.headers import STYLES, read_limits
-from penstock_ratelimit.profiles import PROFILES
+from penstock_ratelimit.provider.headers import STYLES, read_limits
+from penstock_ratelimit.provider.profiles import PROFILES
 from penstock_simulate.answers.headers import WRITERS, HeaderStyle, go_duration
 from penstock_simulate.answers.retry import ABSURD_VALUES, RetryHeaders, RetryStyle
 from penstock_simulate.config import SimulatorConfig

@@ -1,0 +1,37 @@
+"""What came back from one try of inference, before it has a name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock_workers.item.answer_memory import Room
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete HTTP answer (or its in-process equal). ``body`` is raw; nothing has looked inside yet."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    latency_ms: int
+    room: Room | None = field(default=None, repr=False, compare=False)  # that a large body takes; None for small ones
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """The try ended without a complete answer.
+
+    ``failure`` is one of the names in item/fates.py: `timeout`, `connect_failed`, `connection_lost`, `answer_too_large`, …
+    ``sent`` tells whether the provider may have seen, and billed, the request.
+    """
+
+    failure: str
+    detail: str
+    latency_ms: int
+    sent: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Tried = Answer | NoAnswer

@@ -1,0 +1,63 @@
+"""The seam between the runner and whatever does the inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock_producer.spec import Overflow, Priority
+from penstock_workers.item.answer import Answer, Tried
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call to be made. ``tag`` names the item to the provider, so that its logs and ours can be matched."""
+
+    tag: str
+    provider: str
+    endpoint: str  # path such as /v1/chat/completions
+    body: bytes  # JSON
+    timeout_s: float
+    # What a server far away is not told, and an engine of our own can use:
+    schema: Mapping[str, Any] | None = None  # the job's JSON schema for answers
+    priority: Priority = "normal"
+    on_overflow: Overflow = "fail"  # what to do with a prompt that is longer than the model's context
+
+
+@dataclass(slots=True, eq=False)
+class Prepared:
+    """A request, ready to be inferred at once: whatever could be done on the CPU before is done.
+
+    ``tokens`` is what it may occupy in the engine's memory, prompt and longest output together; 0 where nobody counts.
+    ``refused`` is the answer to a request that can never be inferred: it is judged like any other and nothing is sent.
+    """
+
+    request: Request
+    tokens: int = 0
+    refused: Answer | None = None
+    input: Any = field(default=None, repr=False)  # the lane's own; None where the body is sent as it is
+
+
+class Lane(Protocol):
+    """Infers one item at a time, hundreds of times at once, on the worker's event loop."""
+
+    async def start(self) -> None:
+        """Open what the lane needs. Raises WorkerError with the fix when the settings cannot work."""
+
+    async def prepare(self, request: Request) -> Prepared:
+        """Do what needs no engine: templates, tokens, checks. Must not block the loop; nothing is counted yet."""
+        ...
+
+    async def infer(self, prepared: Prepared) -> Tried:
+        """Make exactly one call. Every failure of the outside world comes back as a value; only bugs raise."""
+        ...
+
+    def gauges(self) -> Mapping[str, float | str]:
+        """What the engine does now, for `penstock status`; {} for a lane without an engine. Cheap; any thread."""
+        ...
+
+    def drain(self) -> None:
+        """The worker is to end: what is in flight goes on, but nothing that takes long is worth beginning."""
+
+    async def close(self) -> None: ...
