@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator
+from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ def _examine(state: Path | None, *, knock: bool, migrate: bool) -> Iterator[Find
     except Exception as error:
         yield Finding(Verdict.BAD, "settings", safe(message(error)))
         return
+    yield Finding(Verdict.GOOD, "loop", _loop(wanted=settings.uvloop))
     try:
         if state is None and not migrate:
             refuse_without_database(settings)  # looking must not create a file
@@ -89,6 +91,15 @@ def _python() -> Finding:
     if sys.version_info[:2] >= MINIMUM_PYTHON:
         return Finding(Verdict.GOOD, "python", version)
     return Finding(Verdict.BAD, "python", version, "install Python 3.11 or newer")
+
+
+def _loop(*, wanted: bool) -> str:
+    """What a worker's items run on."""
+    if not wanted:
+        return "items run on asyncio's own loop: uvloop = false"
+    if util.find_spec("uvloop") is None:
+        return "items run on asyncio's own loop: uvloop is not installed"
+    return f"items run on uvloop {metadata.version('uvloop')}"
 
 
 def _embedded() -> Finding:
