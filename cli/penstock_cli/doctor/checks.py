@@ -205,7 +205,7 @@ def _connections(database: Database) -> Iterator[Finding]:
         return
     each = sum(pool_sizes(WorkerSettings.load()).values())
     room = max(0, found.limit - found.used) // each
-    seen = f"{found.used} of {found.limit} connections in use, {found.ours} by Penstock; a worker opens up to {each}"
+    seen = f"{found.used} of {found.limit} connections in use, {found.by_penstock} by Penstock; a worker opens up to {each}"
     if room:
         yield Finding(Verdict.GOOD, "pool", f"{seen}: room for {room} more")
         return
@@ -219,7 +219,7 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
     from penstock_cli.doctor.safety import REDIS_FIXES, fix_for, redis_safety
     from penstock_cli.doctor.server_versions import of_redis
     from penstock_cli.redis_server.binary import MINIMUM_VERSION
-    from penstock_ledger import RedisAddress, redis_health
+    from penstock_ledger import RedisAddress, is_cluster
 
     address = RedisAddress.parse(url)
     client = address.connect(
@@ -233,7 +233,7 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
         if of_redis(info).version < MINIMUM_VERSION:
             yield _too_old(str(of_redis(info)))
         yield from redis_safety(address, info)
-        if redis_health.mode(info) == "cluster":
+        if is_cluster(info):
             yield Finding(Verdict.BAD, "mode", "cluster", "use one Redis with replicas: a step touches several slots")
         yield _eviction(info)
         yield _durability(info)

@@ -21,7 +21,9 @@ def make_lane(settings: WorkerSettings) -> Lane:
         case "api":
             from penstock_workers.lanes.api import ApiLane
 
-            return ApiLane(settings.providers, settings.max_answer_bytes, settings.answer_memory_bytes)
+            return ApiLane(
+                settings.providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client
+            )
         case "gpu":
             from penstock_workers.lanes.gpu import GpuLane, SidecarLane
 
