@@ -69,6 +69,8 @@ class AdaptiveConcurrency:
     def __init__(self, *, start: int = 8, minimum: int = 1, maximum: int, clock: Callable[[], float]) -> None:
         self._minimum, self._maximum, self._clock = minimum, maximum, clock
         self._limit = float(min(max(start, minimum), maximum))
+        self.limit = int(self._limit)
+        """Requests that this process may have in flight now: ``_limit`` in whole requests."""
         self._growth = SLOW_START
         self._in_flight = self._most_in_flight = 0
         self._cut_at = float("-inf")
@@ -80,11 +82,6 @@ class AdaptiveConcurrency:
         self._before: tuple[float, float] | None = None  # limit and goodput before the last growth
         self._best_pace = float("inf")  # seconds per token
         self._open_window()
-
-    @property
-    def limit(self) -> int:
-        """Requests that this process may have in flight now."""
-        return max(self._minimum, min(self._maximum, int(self._limit)))
 
     @property
     def maximum(self) -> int:
@@ -135,6 +132,7 @@ class AdaptiveConcurrency:
 
     def _move(self, limit: float) -> None:
         self._limit = min(float(self._maximum), limit)
+        self.limit = max(self._minimum, int(self._limit))
         self._held, self._unpaid = 0, False
         self._open_window()
 

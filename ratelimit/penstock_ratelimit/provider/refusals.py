@@ -51,7 +51,7 @@ class Signal(Enum):
     """Broken for now: other 5xx, timeouts, lost connections. For the breaker."""
 
 
-WINS: Final = frozenset({Signal.OK, Signal.REFUSED})
+WINS: Final = (Signal.OK, Signal.REFUSED)  # a tuple: hashing an enum runs Python code
 """Answers that show a server which works, whatever became of the request."""
 
 

@@ -29,7 +29,7 @@ from penstock_ratelimit.store.messages import Reserve, Reserved, ReserveStatus
 from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.tasks import cancel_and_wait
 from penstock_ratelimit.terms import Terms
-from penstock_ratelimit.tickets import Feedback, Grant, QuotaStats, Tally, Ticket, refund
+from penstock_ratelimit.tickets import UNSHARED, Feedback, Grant, QuotaStats, Tally, Ticket, refund
 
 log = logging.getLogger("penstock.ratelimit")
 
@@ -68,6 +68,7 @@ class Dispatcher:
         self._outage = Outage(quota.id)
         self._processes, self._pace_s = 0, 0.0  # of the quota, and seconds per item, as last heard
         self._retry_at = 0.0  # loop time: Redis said "later" to the head of the line
+        self._granted_freely = UNSHARED  # see _free_grant
         self._failure: Exception | None = None  # set once: the dispatcher works no more
         self._task = self._loop.create_task(self._run(), name=f"quota {quota.id}")
 
@@ -339,13 +340,20 @@ class Dispatcher:
         self._in_flight.sent()
         self.tally.granted += 1
         self._hear_soon()
-        return Ticket(self, (), (), Grant(self._provider.health.generation))
+        return Ticket(self, (), (), self._free_grant())
+
+    def _free_grant(self) -> Grant:
+        """The same for all tickets until the breaker moves on."""
+        generation = self._provider.health.generation
+        if self._granted_freely.generation != generation:
+            self._granted_freely = Grant(generation)
+        return self._granted_freely
 
     def _let_in_freely(self) -> None:
         """Those in line take the places that are open, without a call to Redis for each."""
         while self._callers.has_line and self._starts_freely() and (waiter := self._callers.next()):
             if self._issuing.price(waiter, self._terms):
-                waiter.grant = Grant(self._provider.health.generation)
+                waiter.grant = self._free_grant()
                 self._issuing.issue(waiter)
                 self._hear_soon()
 

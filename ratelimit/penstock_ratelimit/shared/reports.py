@@ -47,6 +47,8 @@ class ReportBuffer:
 
     def __init__(self) -> None:
         self._load = Pending()
+        self._wins = 0
+        """Good answers since ``_load`` was begun, apart from its report: a new report for each costs more than the rest."""
         self.due_at: float | None = None
         """Loop time at which it travels alone; None when there is none."""
 
@@ -63,7 +65,7 @@ class ReportBuffer:
         report, signal = self._load.report, feedback.signal
         current = generation == report.generation
         if signal in WINS:
-            self._load.report = replace(report, wins=report.wins + current)
+            self._wins += current
             return self._due(now + BUSY_S)
         if feedback.hold:
             self._load.report = replace(report, hold=feedback.hold)
@@ -96,10 +98,12 @@ class ReportBuffer:
         """The breaker moved on: what was won and lost before it did says nothing about now."""
         if generation != self._load.report.generation:
             self._load.report = replace(self._load.report, generation=generation, wins=0, losses=0)
+            self._wins = 0
 
     def take(self) -> Pending:
         load = self._load
-        self._load = Pending(report=Report(generation=load.report.generation))
+        load.report = replace(load.report, wins=load.report.wins + self._wins)
+        self._load, self._wins = Pending(report=Report(generation=load.report.generation)), 0
         self.due_at = None
         return load
 
