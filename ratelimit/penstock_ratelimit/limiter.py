@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_ratelimit.rates import pause_seconds
@@ -20,8 +19,7 @@ class StartOptions(TypedDict, total=False):
     retry: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StartRequest:
+class StartRequest(NamedTuple):
     """What a caller wants to start; the fields are explained here, and their names are those of ``StartOptions``."""
 
     costs: Mapping[str, float]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from penstock_ratelimit.backoff import THROTTLED_BASE_S
 from penstock_ratelimit.errors import BadCost
@@ -74,8 +74,7 @@ class Tally:
             self.used[dim] = self.used.get(dim, 0.0) + sign * amount
 
 
-@dataclass(frozen=True, slots=True)
-class Feedback:
+class Feedback(NamedTuple):
     """What came back for one request, as far as pacing cares."""
 
     signal: Signal

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 
@@ -86,7 +85,7 @@ class JobCode:
         call = After(path, *attempt.key, attempt.job.spec.endpoint, attempt.body, reply.body)
         said = await self._call(attempt, path, call, reply.status)
         if isinstance(said, Fine):
-            return replace(reply, body=said.body)
+            return reply._replace(body=said.body)
         if isinstance(said, Refused):
             detail = f"{path}: {said.reason}"[:DETAIL_CHARS]
             return Failure("invalid_result", detail, reply.status, final=not said.retry)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock_workers.item.answer_memory import Room
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A complete HTTP answer (or its in-process equal). ``body`` is raw; nothing has looked inside yet."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     latency_ms: int
-    room: Room | None = field(default=None, repr=False, compare=False)  # that a large body takes; None for small ones
+    room: Room | None = None  # that a large body takes; None for small ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,13 +61,13 @@ class Item:
 
     delivery: Delivery
     message: ItemMessage
+    key: ItemKey = field(init=False)  # of the message; kept, since every step asks for it
     calls: int = field(default=0, kw_only=True)  # requests sent in this attempt
     spent: Spent = field(default=NOTHING_SPENT, kw_only=True)  # by this attempt
     marks: Marks | None = field(default=None, kw_only=True)  # None without tracing
 
-    @property
-    def key(self) -> ItemKey:
-        return self.message.key
+    def __post_init__(self) -> None:
+        self.key = self.message.key
 
     @property
     def tag(self) -> str:
@@ -137,6 +137,7 @@ class Attempt(Item):
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
 
     def __post_init__(self) -> None:
+        Item.__post_init__(self)  # a dataclass with slots is another class than the one that super() would look for
         self.body = self.given
 
     def request(self) -> Request:

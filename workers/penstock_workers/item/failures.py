@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -55,8 +55,7 @@ _SIGNALS: Mapping[str, Signal] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """A good answer, parsed once: what the ledger, the checks and the quota need of it."""
 
     body: bytes
