@@ -19,8 +19,9 @@ from benchmarks.engines.work import Session, Work, cpu_seconds, say, setup_of
 from benchmarks.ground import GroundError
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.gpu import GpuLane
-from penstock_workers.settings import GpuSettings, WorkerSettings
+from penstock_workers.lanes.gpu.gpu_lane import GpuLane
+from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.settings import WorkerSettings
 
 TIMEOUT_S = 600.0
 

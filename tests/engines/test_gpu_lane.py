@@ -16,8 +16,9 @@ import pytest_asyncio
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.gpu.lane import GpuLane
-from penstock_workers.settings import GpuSettings, WorkerSettings
+from penstock_workers.lanes.gpu.gpu_lane import GpuLane
+from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.settings import WorkerSettings
 
 CONTEXT = 1024
 ARGUMENTS = {

@@ -38,10 +38,12 @@ from penstock_workers.item.runner import ItemRunner
 from penstock_workers.item.settle import Durable, Settler
 from penstock_workers.item.slots import Waits
 from penstock_workers.item.starts import Starts
-from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission, SidecarLane
+from penstock_workers.lanes.gpu.admission import EngineQuarantine, RoomAdmission
+from penstock_workers.lanes.gpu.gpu_lane import GpuLane
+from penstock_workers.lanes.gpu.sidecar import SidecarLane
 from penstock_workers.lanes.make import make_lane
 from penstock_workers.metrics import catalogue
-from penstock_workers.metrics.engine import bound_figures, engine_figures
+from penstock_workers.metrics.lane_figures import bound_figures, engine_figures
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.metrics.tally import Tally
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name

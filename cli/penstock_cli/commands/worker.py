@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from penstock_cli.run import standby
+from penstock_producer.lanes import lanes_in_words
 
 
 def worker(
-    lane: Annotated[str, typer.Option(help="What this worker does: api, gpu or embed.")],
+    lane: Annotated[str, typer.Option(help=f"What this worker does: {lanes_in_words('or')}.")],
     concurrency: Annotated[
         int | None, typer.Option("-c", "--concurrency", min=1, help="Items in flight in this process.")
     ] = None,

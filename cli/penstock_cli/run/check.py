@@ -67,9 +67,9 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
 
 
 def asks_a_provider(spec: JobSpec) -> bool:
-    from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_producer.lanes import has_own_model
 
-    return spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
+    return not has_own_model(spec.lane)
 
 
 def sampled_request(request: RunRequest, progress: Progress) -> RunRequest:

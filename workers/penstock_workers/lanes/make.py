@@ -23,11 +23,12 @@ def make_lane(settings: WorkerSettings) -> Lane:
 
             return ApiLane(settings.providers, settings.max_answer_bytes, settings.answer_memory_bytes)
         case "gpu":
-            from penstock_workers.lanes.gpu import GpuLane, SidecarLane
+            from penstock_workers.lanes.gpu.gpu_lane import GpuLane
+            from penstock_workers.lanes.gpu.sidecar import SidecarLane
 
             return GpuLane(settings) if settings.gpu.upstream_url is None else SidecarLane(settings)
         case "embed":
-            from penstock_workers.lanes.embed import EmbedLane
+            from penstock_workers.lanes.embed.embed_lane import EmbedLane
 
             return EmbedLane(settings.embed)
     raise UnknownLane(settings.lane, BUILT)

@@ -10,7 +10,7 @@ from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.lane import Prepared
 from penstock_workers.item.quarantine import SUSPECT_AFTER_CRASHES, line_of
-from penstock_workers.lanes.gpu.lane import GpuLane
+from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.room import EngineRoom, Guest
 from penstock_workers.lanes.gpu.sidecar import SidecarLane
 

@@ -7,8 +7,8 @@ import difflib
 from typing import Any
 
 from penstock_workers.errors import BadEngineSettings
+from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.gpu.upstream import upstream, version
-from penstock_workers.settings import GpuSettings
 
 SHUTDOWN_MARGIN_S = (
     15  # the engine outlives our own drain by this, so that a signal to the whole group ends nothing early

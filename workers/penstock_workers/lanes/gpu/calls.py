@@ -15,8 +15,8 @@ from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu.documents import check_named_tokens, check_tokens, refuse_templates
 from penstock_workers.lanes.gpu.engines import Call, RequestRefused
 from penstock_workers.lanes.gpu.sampling import asked_tokens, sampling_params
+from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.gpu.upstream import upstream
-from penstock_workers.settings import GpuSettings
 
 PRIORITIES = {"urgent": -1, "normal": 0, "low": 1}  # vLLM runs lower ones first
 TRIM_ROUNDS = 4  # a shorter text may split into a few more tokens than were counted

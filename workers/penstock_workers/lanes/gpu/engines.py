@@ -20,8 +20,8 @@ from penstock_workers.errors import BadEngineSettings
 from penstock_workers.lanes.gpu.arguments import engine_arguments
 from penstock_workers.lanes.gpu.figures import EngineFigures
 from penstock_workers.lanes.gpu.plugin import WORKER_VARIABLE
+from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.gpu.upstream import upstream
-from penstock_workers.settings import GpuSettings
 
 log = logging.getLogger(__name__)
 

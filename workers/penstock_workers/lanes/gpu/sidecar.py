@@ -24,7 +24,7 @@ from penstock_workers.lanes.gauges import GaugeWatch
 from penstock_workers.lanes.gpu.documents import refuse_templates
 from penstock_workers.lanes.gpu.engines import RequestRefused
 from penstock_workers.lanes.gpu.figures import bound
-from penstock_workers.lanes.gpu.lane import end_this_worker, refusal
+from penstock_workers.lanes.gpu.gpu_lane import end_this_worker, refusal
 from penstock_workers.lanes.gpu.room import EngineRoom, EngineState
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 

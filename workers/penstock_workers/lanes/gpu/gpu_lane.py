@@ -35,7 +35,8 @@ from penstock_workers.lanes.gpu.engines import (
 from penstock_workers.lanes.gpu.figures import EngineFigures
 from penstock_workers.lanes.gpu.replies import reply, was_aborted
 from penstock_workers.lanes.gpu.room import EngineRoom
-from penstock_workers.settings import GpuSettings, WorkerSettings
+from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
