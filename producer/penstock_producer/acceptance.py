@@ -16,7 +16,8 @@ def check_acceptable(spec: JobSpec, settings: ProducerSettings) -> None:
     unserved = LANES[spec.lane].unserved
     if unserved is not None:
         fix = f'use lane "{DEFAULT_LANE}" until it is'
-        raise SpecError([Problem("invalid_value", "/lane", f"{unserved}, and its jobs would wait for ever", fix)])
+        why = f"lane {spec.lane} {unserved}, and its jobs would wait for ever"
+        raise SpecError([Problem("invalid_value", "/lane", why, fix)])
     if spec.budget_usd is not None:
         _check_budget(spec, settings)
 

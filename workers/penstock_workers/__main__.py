@@ -25,7 +25,7 @@ def run_worker(
     overrides = {lane: dict(hosted)} if hosted else {}
     settings = WorkerSettings.load(lane=lane, concurrency=concurrency, **overrides)
     from penstock_workers.celery_app.app import create_app
-    from penstock_workers.lanes.make import check_lane
+    from penstock_workers.lanes.registry import check_lane
 
     check_lane(settings.lane)
     sys.exit(_worker_main(create_app(settings), name or f"{lane}-{process_name()}@%h"))

@@ -40,7 +40,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     from penstock_producer import SpecError
     from penstock_producer.acceptance import check_acceptable
     from penstock_producer.sources.convert import refuse_unreadable
-    from penstock_workers.lanes.make import check_lane, make_lane
+    from penstock_workers.lanes.registry import check_lane, make_lane
     from penstock_workers.settings import WorkerSettings
 
     spec = job_spec(request.job)

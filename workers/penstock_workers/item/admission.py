@@ -139,29 +139,3 @@ class QuotaTurn:
             reason=explain(happened),
             headers=tried.headers,
         )
-
-
-class Unpaced:
-    """For a lane whose own queue is the limit: everybody starts at once, as far as the slots allow."""
-
-    async def turn(self, attempt: Attempt, prepared: Prepared) -> FreeTurn:
-        return FreeTurn()
-
-    def may_retry(self, attempt: Attempt) -> bool:
-        return True
-
-    async def close(self) -> None:
-        """Nothing to close."""
-
-
-class FreeTurn:
-    """A turn that costs nobody anything."""
-
-    def start(self) -> None:
-        """Nothing to spend."""
-
-    def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
-        """Nobody to tell."""
-
-    def release(self) -> None:
-        """Nothing to give back."""

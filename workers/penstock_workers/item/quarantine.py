@@ -31,8 +31,6 @@ SUSPECT_AFTER_CRASHES: Final = 2  # one crash is bad luck beside a culprit or a 
 # mostly a fleet that is killed from outside: the first such deaths cost no speed.
 NARROWER_AFTER_CRASHES: Final = (4, 5)
 CRASHES_MAX: Final = 7  # starts that were never concluded; one more is not tried
-SUSPECT_CHILDREN: Final = {"embed": 1}  # each loads the lane's model
-SUSPECT_CHILDREN_DEFAULT: Final = 4  # 64 calls in each: suspects wait for a provider, not for a processor
 
 
 def line_of(crashes: int) -> int:
