@@ -12,6 +12,8 @@ from typing import Final, Literal
 
 from penstock_producer.endpoints import EMBEDDINGS
 
+__all__ = ["DEFAULT_LANE", "LANES", "Lane", "LaneFacts", "has_own_model", "lanes_in_words", "served_lanes"]
+
 Lane = Literal["api", "gpu", "embed", "batch"]
 DEFAULT_LANE: Final = "api"
 

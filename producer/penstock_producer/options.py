@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 from penstock_producer.endpoints import CHAT
 from penstock_producer.lanes import DEFAULT_LANE, lanes_in_words
 
+__all__ = ["OPTIONS", "Form", "Option"]
+
 
 class Form(StrEnum):
     """How an option is typed on a command line."""

@@ -99,7 +99,7 @@ class QuotaAdmission:
         costs.share(client)
         closing.push_async_callback(costs.close)
         pages = {name: provider.metrics_url for name, provider in settings.providers.items() if provider.metrics_url}
-        gauges = GaugeWatch(pages, limiter.gauge)
+        gauges = GaugeWatch(pages, limiter.gauge, http_client=settings.http_client)
         gauges.start()
         closing.push_async_callback(gauges.close)
         return cls(limiter, costs, closing)

@@ -18,7 +18,8 @@ from penstock_producer.wire import (
     encode_item,
     item_tag,
 )
-from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
+from penstock_ratelimit import Flow
+from penstock_ratelimit.for_penstock import DEFAULT_FLOW
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.item.answer_memory import Room
 from penstock_workers.item.failures import Failure, Reply
