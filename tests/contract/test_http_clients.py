@@ -279,7 +279,7 @@ def test_the_package_imports_nothing_else_of_penstock() -> None:
 
 def test_the_lean_client_does_not_load_aiohttp() -> None:
     """A worker starts without the library that it does not use."""
-    code = "import sys, penstock_workers.lanes.registry; print('aiohttp' in sys.modules)"
+    code = "import sys; from penstock_workers.preload import preload; preload('api'); print('aiohttp' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from penstock_workers.errors import UnknownLane
 from penstock_workers.item.lane import Lane
-from penstock_workers.lanes.api_row import API
+from penstock_workers.lanes.api.row import API
 from penstock_workers.lanes.embed.row import EMBED
 from penstock_workers.lanes.gpu.row import GPU
 from penstock_workers.lanes.row import LaneRow

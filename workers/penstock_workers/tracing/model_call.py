@@ -11,8 +11,8 @@ import orjson
 
 from penstock_producer.tracing import SpanContext
 from penstock_workers.item.attempt import Attempt, Marks
-from penstock_workers.item.costs import metering
 from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.lanes.api.costs import metering
 from penstock_workers.lanes.registry import lane_row
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 from penstock_workers.tracing.spans import Kind, Span, Value, short

@@ -19,8 +19,8 @@ from penstock_workers.errors import BadEngineSettings, EngineAway
 from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.api import ApiLane
-from penstock_workers.lanes.gauges import GaugeWatch
+from penstock_workers.lanes.api.api_lane import ApiLane
+from penstock_workers.lanes.api.gauges import GaugeWatch
 from penstock_workers.lanes.gpu.documents import refuse_templates
 from penstock_workers.lanes.gpu.engines import RequestRefused
 from penstock_workers.lanes.gpu.figures import bound

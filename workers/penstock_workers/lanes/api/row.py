@@ -9,19 +9,17 @@ from penstock_workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from penstock_workers.item.admission import Admission
-    from penstock_workers.lanes.api import ApiLane
+    from penstock_workers.lanes.api.api_lane import ApiLane
 
 
 def _make(settings: WorkerSettings) -> ApiLane:
-    from penstock_workers.lanes.api import ApiLane
+    from penstock_workers.lanes.api.api_lane import ApiLane
 
-    return ApiLane(
-        settings.providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client
-    )
+    return ApiLane(settings.providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client)
 
 
 def _admission(settings: WorkerSettings, _lane: ApiLane) -> Admission:
-    from penstock_workers.item.admission import QuotaAdmission
+    from penstock_workers.lanes.api.admission import QuotaAdmission
 
     return QuotaAdmission.open(settings)
 
@@ -30,6 +28,6 @@ API: LaneRow[ApiLane] = LaneRow(
     name="api",
     make=_make,
     admission=_admission,
-    modules=("penstock_workers.lanes.api",),
+    modules=("penstock_workers.lanes.api.api_lane", "penstock_workers.lanes.api.admission"),
     waits_for="quota",
 )
