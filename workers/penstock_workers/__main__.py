@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock_ledger.log_lines import log_to_stderr
+from penstock_producer.lanes import DEFAULT_LANE
 from penstock_workers.settings import WorkerSettings, process_name
 
 if TYPE_CHECKING:
@@ -44,4 +45,4 @@ def _worker_main(app: PenstockApp, name: str) -> int:
 
 
 if __name__ == "__main__":
-    run_worker(sys.argv[1] if len(sys.argv) > 1 else "api")
+    run_worker(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_LANE)
