@@ -65,11 +65,11 @@ async def _run(lane: GpuLane, settings: WorkerSettings, lines: list[Item]) -> Wo
 async def _slot(lane: GpuLane, requests: Iterator[Request], answers: list[bytes]) -> None:
     for request in requests:
         prepared = await lane.prepare(request)
-        guest = await lane.room.enter(prepared.tokens)
+        place = await lane.queue.enter(prepared.tokens)
         try:
             tried = await lane.infer(prepared)
         finally:
-            lane.room.leave(guest)
+            lane.queue.leave(place)
         if not isinstance(tried, Answer):
             raise GroundError(f"{request.tag}: {tried}")
         answers.append(tried.body)

@@ -20,7 +20,7 @@ REDIS_TIMEOUT_S = 15.0  # a dead peer blocks forever without one
 
 
 def quotas(settings: WorkerSettings) -> list[Quota]:
-    """One quota per provider: what its settings declare, corrected by what its headers tell. Raises MissingApiKey."""
+    """One quota per provider: what its settings declare, corrected by the headers of its answers. Raises MissingApiKey."""
     return [_quota(name, provider, settings.concurrency) for name, provider in settings.providers.items()]
 
 

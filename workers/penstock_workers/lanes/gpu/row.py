@@ -28,9 +28,9 @@ def _make(settings: WorkerSettings) -> GpuLane | SidecarLane:
 
 
 def _admission(_settings: WorkerSettings, lane: GpuLane | SidecarLane) -> Admission:
-    from penstock_workers.lanes.gpu.admission import RoomAdmission
+    from penstock_workers.lanes.gpu.admission import EngineAdmission
 
-    return RoomAdmission(lane.room)
+    return EngineAdmission(lane.queue)
 
 
 def _quarantine(lane: GpuLane | SidecarLane) -> Quarantine:
