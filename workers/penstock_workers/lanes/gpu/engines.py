@@ -97,9 +97,8 @@ class ChildEngine:
         self.config: Any = None
 
     async def start(self) -> None:
-        os.environ.setdefault(
-            "VLLM_WORKER_MULTIPROC_METHOD", "spawn"
-        )  # the worker has threads, and locks that are held while it forks stay locked
+        # Not forked: the worker has threads, and a lock that one of them holds would stay locked in the child.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ[WORKER_VARIABLE] = str(os.getpid())
         arguments = engine_arguments(self._settings, drain_seconds=self._drain_seconds)
         make = upstream("vllm.v1.engine.async_llm", "AsyncLLM").from_engine_args
