@@ -90,7 +90,7 @@ def test_the_chart_has_pools_of_each_lane() -> None:
 
 @pytest.mark.parametrize("name", [*LANES, "no-such-lane"])
 def test_a_worker_serves_a_lane_or_says_why_not(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`penstock worker --lane` ends with status 2 and a sentence: without a model, a database, or such a lane."""
+    """`penstock worker --lane` gets as far as its model or its database, or ends with the reason."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     ran = CliRunner().invoke(command_line(), ["worker", "--lane", name])
