@@ -23,6 +23,8 @@ from penstock_workers.item.answer import Answer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Done, Outcome
 from penstock_workers.lanes.embed.admission import Unpaced
+from penstock_workers.lanes.embed.settings import EmbedSettings
+from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.lane_fields import LaneFields
 from penstock_workers.lanes.registry import REGISTRY, lane_row
 from penstock_workers.lanes.row import LaneRow
@@ -115,12 +117,12 @@ def test_a_flag_of_another_lane_is_refused(lane: str, flag: str, takers: str) ->
 def test_the_doctor_asks_each_lane_that_is_configured(tmp_path: Path) -> None:
     """It warns of models and adapters that are not there, asks no server unless it may, and is silent about the rest."""
     assert list(_lanes(WorkerSettings(), knock=True)) == []
-    gone = {"model": str(tmp_path / "gone"), "lora": {"legal": str(tmp_path / "legal")}}
-    found = list(_lanes(WorkerSettings(gpu=gone, embed={"model": "no-such-model"}), knock=False))
+    gone = GpuSettings(model=str(tmp_path / "gone"), lora={"legal": str(tmp_path / "legal")})
+    found = list(_lanes(WorkerSettings(gpu=gone, embed=EmbedSettings(model="no-such-model")), knock=False))
     seen = {(one.subject, one.verdict.value, one.seen.split(":")[0].split(" is ")[0]) for one in found}
     assert {("gpu", "warn", "gpu.model"), ("gpu", "warn", "gpu.lora.legal")} <= seen
     assert [one.verdict.value for one in found if one.subject == "embed"] == ["warn"]
-    beside = WorkerSettings(gpu={"upstream_url": "http://127.0.0.1:9/v1"})
+    beside = WorkerSettings(gpu=GpuSettings(upstream_url="http://127.0.0.1:9/v1"))
     assert list(_lanes(beside, knock=False)) == []
     (away,) = _lanes(beside, knock=True)
     assert "http://127.0.0.1:9/v1 does not answer" in away.seen
@@ -217,7 +219,7 @@ def test_a_lane_is_added_by_a_folder_and_its_rows(
     source.write_text('{"id": "d", "text": "t"}\n')
     with Producer(database_url=url) as producer:
         job = producer.submit(source, {"lane": "toy", "prompt": "{text}"})
-    settings = WorkerSettings(redis_url=redis_server.url, database_url=url, lane="toy", control=False)
+    settings = WorkerSettings.load(redis_url=redis_server.url, database_url=url, lane="toy", control=False)
     kwargs = {"v": 1, "job": job.job_id, "gen": 1, "doc": "d", "body": {"messages": []}}
     outcome = asyncio.run(run_one(settings, Delivery(f"{job.job_id}:d", kwargs, {}, queue="toy")))
     assert isinstance(outcome, Done)
