@@ -80,7 +80,7 @@ class House:
         self.stores = Stores()
         self.outcomes: dict[str, Outcome] = {}
         stores: Any = self.stores
-        self.settler = Settler(self, stores, Failpoints({}), Tally(("default",)), group_max=500, linger_s=0.0)
+        self.settler = Settler(self, stores, Failpoints(()), Tally(("default",)), group_max=500, linger_s=0.0)
 
     def started(self, delivery: Delivery) -> None:
         """Nothing waits for it here."""
