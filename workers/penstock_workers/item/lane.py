@@ -1,4 +1,4 @@
-"""The seam between the runner and whatever does the inference."""
+"""What the runner and the lanes share: a request, what a lane makes of it, and the lane itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Request:
     endpoint: str  # path such as /v1/chat/completions
     body: bytes  # JSON
     timeout_s: float
-    # What a server far away is not told, and an engine of our own can use:
+    # For engines that the worker hosts; a request over HTTP carries none of these:
     schema: Mapping[str, Any] | None = None  # the job's JSON schema for answers
     priority: Priority = "normal"
     on_overflow: Overflow = "fail"  # what to do with a prompt that is longer than the model's context
@@ -29,8 +29,8 @@ class Request:
 class Prepared:
     """A request, ready to be inferred at once: whatever could be done on the CPU before is done.
 
-    ``tokens`` is what it may occupy in the engine's memory, prompt and longest output together; 0 where nobody counts.
-    ``refused`` is the answer to a request that can never be inferred: it is judged like any other and nothing is sent.
+    ``tokens`` is what it may occupy in the engine's memory, prompt and longest output together; 0 where that is not counted.
+    ``refused`` is the answer to a request that can never be inferred: it is handled like any other answer, and nothing is sent.
     """
 
     request: Request
@@ -58,6 +58,6 @@ class Lane(Protocol):
         ...
 
     def drain(self) -> None:
-        """The worker is to end: what is in flight goes on, but nothing that takes long is worth beginning."""
+        """The worker is about to end: what is in flight goes on, and nothing that takes long is begun."""
 
     async def close(self) -> None: ...

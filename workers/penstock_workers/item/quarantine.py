@@ -1,8 +1,8 @@
 """Suspects are tried apart. An item that was in flight twice when its worker died runs in a child process, with others like it.
 
-If the child survives, all of them were innocent (they only flew beside the culprit, or were killed from outside) and their
-answers count as any other. If it dies, its marks and narrower lines find the culprit (children/crew.py), which becomes the
-dead letter `worker_crashed` while hundreds of items in the worker never notice.
+If the child survives, all of them were innocent (they were only in flight beside the culprit, or were killed from outside)
+and their answers count as any other. If it dies, its marks and narrower lines find the culprit (children/crew.py), which
+becomes the dead letter `worker_crashed` while hundreds of items in the worker never notice.
 
 What still kills the worker from inside a child (a hook that sends its parent a signal, say) is found by counting: each such
 death makes the group smaller in which its items run next, and ``CRASHES_MAX`` of them are a dead letter whatever happens.
@@ -39,7 +39,7 @@ def line_of(crashes: int) -> int:
 
 
 class Quarantine(Protocol):
-    """Where suspects are tried, so that a culprit takes nobody with it."""
+    """Where suspects are tried, so that a culprit takes no other item with it."""
 
     def place(self, attempt: Attempt) -> AbstractAsyncContextManager[None]:
         """Wait until the item may be tried, in a group as narrow as its crashes ask for."""
