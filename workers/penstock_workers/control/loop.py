@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from penstock_ledger import Database, JobSeen, JobStore, LiveJob, LiveJobs, OutcomeStore, RedisAddress, RedisLedger
-from penstock_ledger.model import Job
+from penstock_ledger.model import Job, JobState
 from penstock_producer.lanes import DEFAULT_LANE
 from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
@@ -63,7 +63,7 @@ class Control:
         self._homecoming = Homecoming(client, settings) if settings.broker_url is None else None
         self._rounds = 0
         self._next_round = 0.0  # monotonic time of the next round, whether or not this process leads anything
-        self._states: dict[str, str] = {}  # of the jobs at the last look
+        self._states: dict[str, JobState] = {}  # of the jobs at the last look
         self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
     def tick(self) -> None:
