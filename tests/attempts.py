@@ -16,6 +16,7 @@ from penstock_workers.item.fates import RetryPolicy
 from penstock_workers.item.host import ItemHost
 from penstock_workers.item.reads import Reads
 from penstock_workers.item.runner import ItemRunner
+from penstock_workers.item.runs import Runs
 from penstock_workers.item.slots import Waits
 from penstock_workers.settings import ProviderSettings
 
@@ -53,7 +54,7 @@ def make_host(part: object, *, concurrency: int = 1, pause_after_run: int = 20, 
 
 def _make(part: Any, waits: Waits, pause_after_run: int, parts: Mapping[str, Any]) -> ItemRunner:
     return ItemRunner(
-        part,
+        bridge=part,
         lane=parts.get("lane", part),
         reads=Reads(parts.get("jobs", part), parts.get("bodies", part), waits.others),
         admission=parts.get("admission", part),
@@ -64,5 +65,5 @@ def _make(part: Any, waits: Waits, pause_after_run: int, parts: Mapping[str, Any
         waits=waits,
         policy=RetryPolicy(),
         failpoints=Failpoints(),
-        pause_after_run=pause_after_run,
+        runs=Runs(pause_after_run),
     )

@@ -79,7 +79,7 @@ class Costs:
 class _Request:
     """A request whose costs are worked out once, when they are asked for."""
 
-    __slots__ = ("_costs", "_attempt", "_parts")
+    __slots__ = ("_attempt", "_costs", "_parts")
 
     def __init__(self, costs: Costs, attempt: Attempt) -> None:
         self._costs, self._attempt = costs, attempt

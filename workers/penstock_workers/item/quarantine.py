@@ -23,6 +23,7 @@ from penstock_workers.children.crew import WIDTHS, Crew, Guilty
 from penstock_workers.children.frames import Infer, Inferred
 from penstock_workers.item.admission import Turn
 from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import Failure
 from penstock_workers.lanes.answer import NoAnswer, Tried
 from penstock_workers.lanes.base import Prepared
 
@@ -40,6 +41,15 @@ def line_of(crashes: int) -> int:
     return sum(crashes >= limit for limit in NARROWER_AFTER_CRASHES)
 
 
+def crashed_too_often(crashes: int) -> Failure:
+    detail = f"{crashes} times its worker died while it was tried, the last times in a process apart from others"
+    return Failure("worker_crashed", detail, None)
+
+
+def died_alone(crashes: int) -> NoAnswer:
+    return NoAnswer("worker_crashed", f"its process died {crashes} times in the fleet, and again when it ran alone", 0)
+
+
 class Quarantine(Protocol):
     """Where suspects are tried, so that a culprit takes nobody with it."""
 
@@ -47,8 +57,8 @@ class Quarantine(Protocol):
         """Wait until the item may be tried, in a group as narrow as its crashes ask for."""
         ...
 
-    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried | None:
-        """The item's answer, or None when it is found guilty: whatever runs it dies."""
+    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
+        """The item's answer, or ``died_alone`` when whatever runs it dies."""
         ...
 
 
@@ -65,13 +75,13 @@ class ChildQuarantine:
         async with self._cells.place(attempt.line):
             yield
 
-    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried | None:
-        """The item's answer, or None when it ended its process, alone in it."""
+    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
+        """The item's answer, or ``died_alone`` when it ended its process, alone in it."""
         call = Infer(attempt.key.doc_id, msgspec.msgpack.encode(prepared.request))
         try:
             said = await self._crew.ask(call, attempt.line)
         except Guilty:
-            return None
+            return died_alone(attempt.crashes)
         return said.tried() if isinstance(said, Inferred) else NoAnswer("unexpected_error", str(said), 0)
 
 

@@ -17,9 +17,9 @@ from penstock_ledger import Begin, BeginVerdict, Begun, JobStore, OutcomeStore, 
 from penstock_ledger.model import ItemKey
 from penstock_workers.backlog import Backlog
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.attempt import Attempt, Item
+from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.groups import Gatherer, StoreWriter
-from penstock_workers.item.outcome import Outcome, Parked, Skipped, TurnedAway, Unreadable
+from penstock_workers.item.outcome import Dead, Outcome, Parked, Skipped, TurnedAway, Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +78,11 @@ class Starts:
         if outcome is not None:
             raise TurnedAway(outcome)
 
-    async def check(self, item: Item, buckets: int) -> Outcome | None:
-        """What the ledger has against the start of an item that will not start; None where a feed sent it."""
-        return await self._answer(item, buckets, None)
+    async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
+        """What an item ends in that has not begun: one that no feed sent gets no dead letter and pauses no job."""
+        if job is None or not (isinstance(outcome, Dead) or (isinstance(outcome, Parked) and outcome.pauses)):
+            return outcome
+        return await self._answer(item, job.buckets, None) or outcome
 
     async def take_back(self, attempt: Attempt) -> None:
         """The start of an item that was begun and now waits: no death may be held against it meanwhile."""
