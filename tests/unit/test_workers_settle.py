@@ -22,9 +22,10 @@ from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
 from penstock_workers.item import groups
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
 from penstock_workers.item.groups import Outage, StoreWriter
-from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, TurnedAway, Unreadable
+from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, Unreadable
 from penstock_workers.item.settle import Settler
 from penstock_workers.item.starts import Starts
+from penstock_workers.item.turned_away import TurnedAway
 from penstock_workers.item.unstorable import UNSTORABLE
 from penstock_workers.metrics.tally import Tally
 

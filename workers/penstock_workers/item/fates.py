@@ -6,13 +6,10 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock_ledger import JobNotFound
-from penstock_producer.errors import BadReference, ProducerError, SpecError, WireError
-from penstock_ratelimit import NeverFits, QuotaHeld, Signal, full_jitter
-from penstock_workers.errors import JobCannotRun
+from penstock_ratelimit import Signal, full_jitter
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry, TurnedAway, Unreadable
+from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry
 from penstock_workers.item.rows import dead_letter, result_of
 
 PUT_OFF_DOUBLINGS = 3  # a retry for which the fleet has no budget waits eight times as long
@@ -118,29 +115,6 @@ def decide(attempt: Attempt, happened: Failure | Reply, policy: RetryPolicy, *, 
         counted=fate.counted,
         rate_limited=happened.signal in THROTTLED,
     )
-
-
-def turned_away(error: Exception) -> Outcome | None:
-    """The outcome of an attempt that a step refused to go on with; None for an error that no step raises on purpose."""
-    match error:
-        case TurnedAway():
-            return error.outcome
-        case WireError() | JobNotFound() | BadReference():  # only the message is wrong: its job must not stop for it
-            return Unreadable(str(error))
-        case JobCannotRun() | SpecError():
-            return Parked(str(error), pauses=True)
-        case QuotaHeld():
-            return Parked(error.reason, pauses=True)
-        case ProducerError():
-            return Parked(f"source_unavailable: {error}", pauses=True)
-    return None
-
-
-def failure_of(error: Exception) -> Failure:
-    """The failure that an exception stands for where it is no reason to turn the item away."""
-    if isinstance(error, NeverFits):
-        return Failure("request_too_large", str(error), None)
-    return Failure("unexpected_error", f"{type(error).__name__}: {error}", None)
 
 
 def explain(failure: Failure) -> str:

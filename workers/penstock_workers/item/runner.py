@@ -20,13 +20,14 @@ from penstock_workers.item.admission import Admission, Turn
 from penstock_workers.item.attempt import NOTHING_SPENT, Attempt, Item, Marks, Settled, Spent
 from penstock_workers.item.causes import Causes
 from penstock_workers.item.failures import Failure, Reply, name_failure
-from penstock_workers.item.fates import RetryPolicy, decide, failure_of, turned_away
-from penstock_workers.item.outcome import Outcome, Released, TurnedAway, Unreadable
+from penstock_workers.item.fates import RetryPolicy, decide
+from penstock_workers.item.outcome import Outcome, Released, Unreadable
 from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
 from penstock_workers.item.reads import Reads
 from penstock_workers.item.runs import Runs
 from penstock_workers.item.slots import Waits
 from penstock_workers.item.starts import Starts
+from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
 from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.base import Lane, Prepared
 
@@ -198,7 +199,7 @@ class ItemRunner:
 
     async def _not_tried(self, item: Delivery | Item | Attempt, error: Exception) -> Outcome:
         """The outcome where a step raised."""
-        outcome = turned_away(error)
+        outcome = outcome_of(error)
         if outcome is None:
             failure = failure_of(error)
             if failure.name == "unexpected_error":

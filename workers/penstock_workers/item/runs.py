@@ -15,7 +15,8 @@ from typing import Final
 
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.outcome import Parked, TurnedAway
+from penstock_workers.item.outcome import Parked
+from penstock_workers.item.turned_away import TurnedAway
 
 PROVEN_WAIT_S: Final = 2.0
 """An answer of a job that has succeeded here waits so long for another one; then it is the document's own."""

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, FairLine, Flow
-from penstock_workers.item.outcome import Released, TurnedAway
+from penstock_workers.item.outcome import Released
+from penstock_workers.item.turned_away import TurnedAway
 
 TURN = 1.0  # what a slot costs its flow: how long the item will take is not known yet
 

@@ -19,7 +19,8 @@ from penstock_workers.backlog import Backlog
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.groups import Gatherer, StoreWriter
-from penstock_workers.item.outcome import Dead, Outcome, Parked, Skipped, TurnedAway, Unreadable
+from penstock_workers.item.outcome import Dead, Outcome, Parked, Skipped, Unreadable
+from penstock_workers.item.turned_away import TurnedAway
 
 log = logging.getLogger(__name__)
 
