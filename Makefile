@@ -50,8 +50,8 @@ test: $(STAMP) ## run every test that CI runs, two at a time: most of them wait 
 test-fast: $(STAMP) ## run the unit and contract tests only: a minute, for the hand at work
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract
 
-test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, a Redis with TLS and its Sentinel (what is missing skips)
-	@$(BIN)/python -m pytest -q -m servers tests/stores
+test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, nginx, a Redis with TLS and its Sentinel (what is missing skips)
+	@$(BIN)/python -m pytest -q -m servers tests/stores tests/contract/test_http_clients.py
 
 test-images: $(STAMP) ## build the images and run the compose file with podman (needs podman as root; debootstrap without a registry)
 	@$(BIN)/python $(INSTALL) --group images

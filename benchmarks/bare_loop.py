@@ -36,7 +36,7 @@ async def with_aiohttp(base_url: str, bodies: Sequence[dict[str, Any]], concurre
                 response.raise_for_status()
                 return orjson.loads(await response.read())
 
-        return await _measured(call, bodies, concurrency)
+        return await measured(call, bodies, concurrency)
 
 
 async def with_openai(base_url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> dict[str, float]:
@@ -47,10 +47,10 @@ async def with_openai(base_url: str, bodies: Sequence[dict[str, Any]], concurren
         async def call(body: dict[str, Any]) -> object:
             return await client.chat.completions.create(**body)
 
-        return await _measured(call, bodies, concurrency)
+        return await measured(call, bodies, concurrency)
 
 
-async def _measured(call: Call, bodies: Sequence[dict[str, Any]], concurrency: int) -> dict[str, float]:
+async def measured(call: Call, bodies: Sequence[dict[str, Any]], concurrency: int) -> dict[str, float]:
     await _all(call, iter(bodies[:WARM_UP_CALLS]), concurrency)
     cpu, wall = _cpu_s(), time.monotonic()
     await _all(call, iter(bodies), concurrency)

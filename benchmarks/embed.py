@@ -15,7 +15,7 @@ import orjson
 
 from benchmarks.ground import folder
 from benchmarks.report import Report, Row, median
-from penstock_workers.lanes.base import Request
+from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed import EmbedLane
 from penstock_workers.lanes.embed.encoder import SentenceTransformersEncoder
 from penstock_workers.lanes.embed.models import model_folder

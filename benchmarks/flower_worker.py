@@ -12,8 +12,8 @@ from penstock_workers.build import WorkerEngine
 from penstock_workers.celery_app import app as app_module
 from penstock_workers.celery_app import handover
 from penstock_workers.celery_app.short_requests import ShortRequest
-from penstock_workers.lanes.answer import Answer, Tried
-from penstock_workers.lanes.base import Prepared
+from penstock_workers.item.answer import Answer, Tried
+from penstock_workers.item.lane import Prepared
 from penstock_workers.settings import WorkerSettings
 
 FAILS_EACH = 1_000

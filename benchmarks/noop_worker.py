@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock_workers.build import WorkerEngine
 from penstock_workers.celery_app.app import create_app
-from penstock_workers.lanes.answer import Answer, Tried
-from penstock_workers.lanes.base import Prepared, Request
+from penstock_workers.item.answer import Answer, Tried
+from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.settings import WorkerSettings
 
 BODY = (

@@ -17,8 +17,8 @@ from benchmarks.engines.offline_vllm import WARM_UP
 from benchmarks.engines.setup import SERVED_AS, Setup
 from benchmarks.engines.work import Session, Work, cpu_seconds, say, setup_of
 from benchmarks.ground import GroundError
-from penstock_workers.lanes.answer import Answer
-from penstock_workers.lanes.base import Request
+from penstock_workers.item.answer import Answer
+from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu import GpuLane
 from penstock_workers.settings import GpuSettings, WorkerSettings
 

@@ -7,7 +7,7 @@ import signal
 import sys
 from types import FrameType
 
-_OPTIONAL = ("typer", "rich", "celery", "kombu", "aiohttp", "aiolimiter", "jsonschema")
+_OPTIONAL = ("typer", "rich", "celery", "kombu", "aiohttp", "aiohappyeyeballs", "aiolimiter", "httptools", "jsonschema")
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ import orjson
 import psutil
 import pytest
 
-from penstock_workers.lanes.answer import Answer, NoAnswer
-from penstock_workers.lanes.base import Request
+from penstock_workers.item.answer import Answer, NoAnswer
+from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed import EmbedLane
 from penstock_workers.lanes.embed.encoder import SentenceTransformersEncoder
 from penstock_workers.lanes.embed.models import find_model

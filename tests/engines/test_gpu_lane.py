@@ -13,9 +13,9 @@ from unittest.mock import patch
 import pytest
 import pytest_asyncio
 
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.failures import Failure, Reply, name_failure
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
-from penstock_workers.lanes.base import Request
+from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu.lane import GpuLane
 from penstock_workers.settings import GpuSettings, WorkerSettings
 

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api import SMALL_ANSWER_BYTES, ApiLane
-from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.settings import ProviderSettings
 
 MIB = 1024 * 1024
@@ -52,8 +52,8 @@ class House:
         return answer
 
 
-@pytest.fixture
-async def house() -> AsyncIterator[House]:
+@pytest.fixture(params=["lean", "aiohttp"])
+async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
     made = House()
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -62,7 +62,9 @@ async def house() -> AsyncIterator[House]:
     app = web.Application()
     app.router.add_post("/v1/completions", handle)
     async with TestServer(app) as server:
-        made.lane = ApiLane({"default": ProviderSettings(base_url=str(server.make_url("/v1")))}, CAP, 2 * CAP)
+        made.lane = ApiLane(
+            {"default": ProviderSettings(base_url=str(server.make_url("/v1")))}, CAP, 2 * CAP, request.param
+        )
         await made.lane.start()
         yield made
         await made.lane.close()
@@ -149,6 +151,30 @@ async def test_a_server_that_drips_still_times_out(house: House) -> None:
     tried = await house.ask(timeout_s=0.2)
     assert isinstance(tried, NoAnswer)
     assert (tried.failure, tried.detail) == ("timeout", "no complete answer within 0.2 s")
+
+
+async def test_a_call_says_what_it_is_and_what_for(house: House) -> None:
+    """The provider reads the item's tag, so that its logs and ours can be matched, and who calls; nothing sends cookies."""
+    seen: dict[str, str] = {}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.update({name.lower(): value for name, value in request.headers.items()})
+        return web.Response(body=b"{}", headers={"Set-Cookie": "a=b"})
+
+    house.answer = answer
+    for _ in range(2):
+        assert isinstance(await house.ask(), Answer)
+    assert (seen["x-client-request-id"], seen["content-type"], seen["content-length"]) == ("t", "application/json", "2")
+    assert seen["user-agent"].startswith("penstock/")
+    assert not {"cookie", "authorization", "transfer-encoding"} & set(seen)
+
+
+@pytest.mark.parametrize("tag", ["job:a\r\nX-Evil: 1", "job:\0"])
+async def test_a_tag_that_cannot_be_a_header_is_a_bad_request(house: House, tag: str) -> None:
+    """Nothing is sent, and no header is smuggled in."""
+    tried = await house.lane.infer(Prepared(Request(tag, "default", "/v1/completions", b"{}", WAIT_S)))
+    assert isinstance(tried, NoAnswer)
+    assert (tried.failure, tried.sent) == ("bad_request", False)
 
 
 async def test_small_answers_are_not_counted(house: House) -> None:

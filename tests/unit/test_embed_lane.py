@@ -15,9 +15,9 @@ import pytest
 from encoders import POISON, FakeEncoder, OnCall
 
 from penstock_workers.errors import ModelMissing, PackageMissing
+from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, Reply, name_failure
-from penstock_workers.lanes.answer import Answer, NoAnswer
-from penstock_workers.lanes.base import Request
+from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed import EmbedLane, encoder
 from penstock_workers.lanes.embed.bodies import MAX_INPUTS
 from penstock_workers.lanes.embed.models import find_model

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock_workers.lanes.base import Request
+from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu.calls import CallBuilder, ModelFacts
 from penstock_workers.lanes.gpu.engines import RequestRefused
 from penstock_workers.lanes.gpu.sidecar import SidecarLane

@@ -7,10 +7,10 @@ import pytest
 
 from penstock_ratelimit import Signal
 from penstock_ratelimit.refusals import CODES, STATUSES, TEXTS
+from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.fates import FATES
 from penstock_workers.item.outcome import Dead, Outcome, Parked, Retry
-from penstock_workers.lanes.answer import Answer, NoAnswer
 
 NOW = 1_790_000_000.0
 

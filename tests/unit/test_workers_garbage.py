@@ -17,10 +17,10 @@ from penstock_ratelimit.limits import PerMinute, Quota
 from penstock_ratelimit.local import LocalLimiter
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.item.admission import QuotaAdmission
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt, JobView, Settled
 from penstock_workers.item.costs import Costs
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
-from penstock_workers.lanes.base import Prepared, Request
+from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.settings import ProviderSettings
 
 ITEMS = 200

@@ -25,6 +25,7 @@ from penstock_workers.item.causes import Causes
 from penstock_workers.item.fates import RetryPolicy
 from penstock_workers.item.host import ItemHost
 from penstock_workers.item.jobs import JobBook, read_job
+from penstock_workers.item.lane import Lane
 from penstock_workers.item.quarantine import (
     SUSPECT_CHILDREN,
     SUSPECT_CHILDREN_DEFAULT,
@@ -38,7 +39,6 @@ from penstock_workers.item.runs import Runs
 from penstock_workers.item.settle import Durable, Settler
 from penstock_workers.item.slots import Waits
 from penstock_workers.item.starts import Starts
-from penstock_workers.lanes.base import Lane
 from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission, SidecarLane
 from penstock_workers.lanes.make import make_lane
 from penstock_workers.metrics import catalogue

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
 from penstock_producer.borders import DoorSettings
+from penstock_producer.lanes import Lane
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
-from penstock_producer.spec import Lane
 from penstock_workers.broker.amqp.address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
 
@@ -219,6 +219,7 @@ class WorkerSettings(ProducerSettings):
     result_backend_url: str | None = None  # where Celery clients read what became of their tasks; None = nowhere
     max_answer_bytes: Annotated[int, Field(ge=1024 * 1024, le=1024**3)] = MAX_ANSWER_BYTES  # of one, decompressed
     answer_memory_bytes: Annotated[int, Field(ge=1024 * 1024)] = ANSWER_MEMORY_BYTES  # of large answers held at once
+    http_client: Literal["lean", "aiohttp"] = "lean"  # calls providers: Penstock's, or aiohttp's; docs/production.md
     uvloop: bool = True  # items run on uvloop where it is installed; false: on asyncio's own loop
     event_sample: Annotated[float, Field(ge=0, le=1)] | None = None  # share of items Flower hears of; None: sampling.py
     remote_control: bool = (

@@ -51,7 +51,7 @@ def _parameter(option: Option) -> inspect.Parameter:
         show_default=option.form is not Form.SWITCH,
         rich_help_panel=PROVIDER if option.field == "provider" else JOB,
     )
-    annotation = Annotated[kind if default is not None else kind | None, flag]
+    annotation = Annotated[kind if default is not None else kind | None, flag]  # type: ignore[valid-type]  # made, not read
     return inspect.Parameter(
         option.field, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation
     )

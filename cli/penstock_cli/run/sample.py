@@ -60,7 +60,7 @@ def sampled(
         source=str(source),
         out=f"{request.out.rstrip('/')}/{name}",
         job_key=key,
-        job=dataclasses.replace(request.job, prompt=None, system=None, params=[]),
+        job={**request.job, "prompt": None, "system": None, "params": []},
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
 
 LENGTH_BYTES: Final = 4
 FRAME_MAX: Final = 2 * 1024**3  # a request and the largest answer that settings allow; more is no message of ours
@@ -66,7 +66,7 @@ class Infer(Message, frozen=True):
     """Make the call of an item under suspicion. -> Inferred"""
 
     doc_id: str
-    request: bytes  # ``lanes.base.Request`` as msgpack
+    request: bytes  # ``item.lane.Request`` as msgpack
 
 
 class Fine(Message, frozen=True):

@@ -49,7 +49,7 @@ from penstock_workers.hooks.calls import HookCalls
 if TYPE_CHECKING:
     from penstock_workers.failpoints import Failpoints
     from penstock_workers.hooks.schema import SchemaChecks
-    from penstock_workers.lanes.base import Lane
+    from penstock_workers.item.lane import Lane
 
 PR_SET_PDEATHSIG = 1
 
@@ -127,8 +127,8 @@ class Serving:
 
     async def _infer(self, what: Infer) -> Inferred:
         """An exception is no death: only what ends the process without one is held against the item."""
-        from penstock_workers.lanes.answer import NoAnswer
-        from penstock_workers.lanes.base import Request
+        from penstock_workers.item.answer import NoAnswer
+        from penstock_workers.item.lane import Request
 
         try:
             if self._lane is None:

@@ -12,12 +12,12 @@ from typing import Protocol
 
 from penstock_ledger import RedisAddress
 from penstock_ratelimit import Limiter, PerMinute, Quota, SharedLimiter, Ticket
+from penstock_workers.item.answer import Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.costs import Costs, metering
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.fates import explain
-from penstock_workers.lanes.answer import Tried
-from penstock_workers.lanes.base import Prepared
+from penstock_workers.item.lane import Prepared
 from penstock_workers.lanes.gauges import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -99,7 +99,7 @@ class QuotaAdmission:
         costs.share(client)
         closing.push_async_callback(costs.close)
         pages = {name: provider.metrics_url for name, provider in settings.providers.items() if provider.metrics_url}
-        gauges = GaugeWatch(pages, limiter.gauge)
+        gauges = GaugeWatch(pages, limiter.gauge, http_client=settings.http_client)
         gauges.start()
         closing.push_async_callback(gauges.close)
         return cls(limiter, costs, closing)

@@ -11,10 +11,10 @@ from penstock_producer.spec import JobSpec
 from penstock_producer.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.answer_memory import Room
 from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.lane import Request
 from penstock_workers.item.outcome import Outcome
-from penstock_workers.lanes.answer_memory import Room
-from penstock_workers.lanes.base import Request
 from penstock_workers.settings import ProviderSettings
 
 # The moments of an item that traces are made of, in their order; a try apart repeats those from "seated" on.

@@ -16,7 +16,7 @@ from penstock_ledger.redaction import redact
 from penstock_ratelimit import Signal, classify
 from penstock_ratelimit.profiles import MAX_TOKENS_BELIEVED
 from penstock_ratelimit.refusals import DETAIL_CHARS, is_page
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
 
 
 @dataclass(frozen=True, slots=True)

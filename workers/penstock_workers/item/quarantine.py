@@ -22,10 +22,10 @@ import msgspec
 from penstock_workers.children.crew import WIDTHS, Crew, Guilty
 from penstock_workers.children.frames import Infer, Inferred
 from penstock_workers.item.admission import Turn
+from penstock_workers.item.answer import NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure
-from penstock_workers.lanes.answer import NoAnswer, Tried
-from penstock_workers.lanes.base import Prepared
+from penstock_workers.item.lane import Prepared
 
 SUSPECT_AFTER_CRASHES: Final = 2  # one crash is bad luck beside a culprit or a spot notice; two make a suspect
 # From here on an item runs in smaller groups. A crash of its own ends a child, not the worker, so what goes on counting is

@@ -17,10 +17,12 @@ from penstock_workers.celery_app.bridge import Bridge, Delivery
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.hooks.job_code import JobCode
 from penstock_workers.item.admission import Admission, Turn
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.attempt import NOTHING_SPENT, Attempt, Item, Marks, Settled, Spent
 from penstock_workers.item.causes import Causes
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.fates import RetryPolicy, decide
+from penstock_workers.item.lane import Lane, Prepared
 from penstock_workers.item.outcome import Outcome, Released, Unreadable
 from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
 from penstock_workers.item.reads import Reads
@@ -28,8 +30,6 @@ from penstock_workers.item.runs import Runs
 from penstock_workers.item.slots import Waits
 from penstock_workers.item.starts import Starts
 from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
-from penstock_workers.lanes.base import Lane, Prepared
 
 log = logging.getLogger(__name__)
 

@@ -1,25 +1,37 @@
-"""The `api` lane: real-time calls to an OpenAI-compatible server through aiohttp, bodies passed through untouched.
+"""The `api` lane: real-time calls to an OpenAI-compatible server over HTTP, bodies passed through untouched.
 
 No SDK and no retry in here: every send is one `infer`, so the quota sees each of them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
-
-import aiohttp
+from importlib.metadata import version
 
 from penstock_ledger.redaction import hide, redact_bytes
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
-from penstock_workers.lanes.answer_memory import AnswerMemory, Room
-from penstock_workers.lanes.base import Prepared, Request
+from penstock_workers.http import (
+    AnswerTooLarge,
+    CertificateRefused,
+    ClientName,
+    ConnectionLost,
+    HttpClient,
+    Limits,
+    NotConnected,
+    Target,
+    TimedOut,
+    UnusableRequest,
+    make_client,
+)
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.answer_memory import AnswerMemory, Room
+from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
 CONNECT_TIMEOUT_S = 10.0  # a server that does not even accept in this time is down, whatever the item's own deadline
 SMALL_ANSWER_BYTES = 64 * 1024  # up to here nothing is asked or counted: nearly every answer, 16 MiB in 256 slots
 KEEPALIVE_S = 30.0
+TARGETS_KEPT = 1024  # pairs of provider and endpoint; a job has one endpoint
 CERTIFICATE_FIX = (
     "this machine does not trust the server's certificate: give workers the file of its authority in SSL_CERT_FILE, "
     "or correct the address"
@@ -27,34 +39,37 @@ CERTIFICATE_FIX = (
 
 
 class ApiLane:
-    """One connection pool per worker process. Its size is bounded by the runner's slots, not by the pool."""
+    """One HTTP client per worker process. How many connections it has is bounded by the runner's slots."""
 
     def __init__(
         self,
         providers: Mapping[str, ProviderSettings],
         max_answer_bytes: int = MAX_ANSWER_BYTES,
         answer_memory_bytes: int = ANSWER_MEMORY_BYTES,
+        http_client: ClientName = "lean",
     ) -> None:
         self._providers = providers
         self._max_answer_bytes = max_answer_bytes
         self._memory = AnswerMemory(answer_memory_bytes)
+        self._http_client: ClientName = http_client
+        self._client: HttpClient | None = None
         self._headers: dict[str, dict[str, str]] = {}
         self._keys: dict[str, bytes] = {}
-        self._session: aiohttp.ClientSession | None = None
+        self._targets: dict[tuple[str, str], Target] = {}  # by provider and endpoint
 
     async def start(self) -> None:
+        always = {"Content-Type": "application/json", "User-Agent": f"penstock/{version('penstock')}"}
         for name, provider in self._providers.items():
             key = provider.api_key(name)
             self._keys[name] = (key or "").encode()
-            self._headers[name] = {"Content-Type": "application/json"} | (
-                {"Authorization": f"Bearer {key}"} if key else {}
-            )
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-            trust_env=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=True,
+            self._headers[name] = always | ({"Authorization": f"Bearer {key}"} if key else {})
+        limits = Limits(
+            max_body_bytes=self._max_answer_bytes,
+            free_body_bytes=SMALL_ANSWER_BYTES,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            keepalive_s=KEEPALIVE_S,
         )
+        self._client = make_client(self._http_client, limits)
 
     async def prepare(self, request: Request) -> Prepared:
         return Prepared(request)
@@ -66,32 +81,27 @@ class ApiLane:
         request = prepared.request
         started = time.monotonic()
         try:
-            async with asyncio.timeout(request.timeout_s) as patience:
-                return await self._post(request, started, patience)
-        except aiohttp.ClientConnectorCertificateError as error:
-            return NoAnswer(
-                "connect_failed",
-                f"{error.host}:{error.port}: {error.certificate_error}; {CERTIFICATE_FIX}",
-                _since(started),
-                sent=False,
-            )
-        except aiohttp.ClientConnectorError as error:
+            return await self._post(request, started)
+        except CertificateRefused as error:
+            return NoAnswer("connect_failed", f"{error}; {CERTIFICATE_FIX}", _since(started), sent=False)
+        except NotConnected as error:
             return NoAnswer("connect_failed", str(error), _since(started), sent=False)
-        except aiohttp.ConnectionTimeoutError as error:
-            return NoAnswer("connect_failed", f"no connection: {error}", _since(started), sent=False)
-        except TimeoutError:
+        except TimedOut:
             return NoAnswer("timeout", f"no complete answer within {request.timeout_s:g} s", _since(started))
-        except aiohttp.InvalidURL as error:
-            return NoAnswer("bad_request", f"not a usable URL: {error}", _since(started), sent=False)
-        except (aiohttp.ClientError, OSError) as error:
-            return NoAnswer("connection_lost", f"{type(error).__name__}: {error}", _since(started))
+        except UnusableRequest as error:
+            return NoAnswer("bad_request", str(error), _since(started), sent=False)
+        except AnswerTooLarge:
+            limit = f"the setting max_answer_bytes allows {self._max_answer_bytes}"
+            return NoAnswer("answer_too_large", f"the answer has more bytes than {limit}", _since(started))
+        except ConnectionLost as error:
+            return NoAnswer("connection_lost", str(error), _since(started))
 
     def drain(self) -> None:
         """Nothing to begin that takes long."""
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self._client is not None:
+            await self._client.close()
 
     def _without_keys(self, provider: str, status: int, body: bytes) -> bytes:
         """An answer is kept as it is, but for the key that was sent; a refusal is only words, and loses every secret."""
@@ -100,73 +110,58 @@ class ApiLane:
             return redact_bytes(body)
         return hide(body, key) if key else body
 
-    async def _post(self, request: Request, started: float, patience: asyncio.Timeout) -> Tried:
-        assert self._session is not None, "start() comes first"
-        provider = self._providers[request.provider]
-        async with self._session.post(
-            provider.base_url + _path(provider.base_url, request.endpoint),
-            data=request.body,
-            headers={**self._headers[request.provider], "X-Client-Request-Id": request.tag},
-            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S),  # the whole has its own, see infer
-            allow_redirects=False,
-            proxy=provider.proxy,
-        ) as response:
-            size = _declared_size(response)
-            try:
-                if size is not None and size <= SMALL_ANSWER_BYTES:
-                    body, room = await response.read(), None
-                else:
-                    body, room = await self._read(response, size, patience)
-            except _TooLarge:
-                response.close()  # what is still to come is not read
-                limit = f"the setting max_answer_bytes allows {self._max_answer_bytes}"
-                return NoAnswer("answer_too_large", f"the answer has more bytes than {limit}", _since(started))
-            body = self._without_keys(request.provider, response.status, body)
-            return Answer(response.status, response.headers, body, _since(started), room)
-
-    async def _read(
-        self, response: aiohttp.ClientResponse, size: int | None, patience: asyncio.Timeout
-    ) -> tuple[bytes, Room | None]:
-        """The body, and its room unless it turns out small. Nothing of a declared size is read before there is room."""
-        if size is not None and size > self._max_answer_bytes:
-            raise _TooLarge
-        room = None if size is None else await self._room(size, patience)
-        parts, read = [], 0
-        async for part in response.content.iter_any():
-            read += len(part)
-            if room is None and read > SMALL_ANSWER_BYTES:  # nothing says how large it becomes
-                room = await self._room(self._max_answer_bytes, patience)
-            if read > self._max_answer_bytes:
-                raise _TooLarge
-            parts.append(part)
-        if room is not None:
-            room.shrink(read)
-        return b"".join(parts), room
-
-    async def _room(self, size: int, patience: asyncio.Timeout) -> Room:
-        """Waiting for room is not the server's time: the request's limit moves along. The server is held by its socket."""
-        ends_at = patience.when()
-        asked = asyncio.get_running_loop().time()
-        patience.reschedule(None)
+    async def _post(self, request: Request, started: float) -> Tried:
+        assert self._client is not None, "start() comes first"
+        target = self._targets.get((request.provider, request.endpoint))
+        memory = _Reserved(self._memory)
         try:
-            return await self._memory.room(size)
-        finally:
-            if ends_at is not None:
-                patience.reschedule(ends_at + asyncio.get_running_loop().time() - asked)
+            answer = await self._client.post(
+                target or self._target(request.provider, request.endpoint),
+                request.body,
+                headers={"X-Client-Request-Id": request.tag},
+                timeout_s=request.timeout_s,
+                reserve=memory.reserve,
+            )
+        except BaseException:
+            memory.release()
+            raise
+        room = memory.room
+        if room is not None:
+            room.shrink(len(answer.body))
+        body = self._without_keys(request.provider, answer.status, answer.body)
+        return Answer(answer.status, answer.headers, body, _since(started), room)
+
+    def _target(self, name: str, endpoint: str) -> Target:
+        """Raises UnusableRequest."""
+        provider = self._providers[name]
+        url = provider.base_url + _path(provider.base_url, endpoint)
+        target = Target.of(url, self._headers[name], proxy=provider.proxy)
+        if len(self._targets) < TARGETS_KEPT:
+            self._targets[name, endpoint] = target
+        return target
 
 
-class _TooLarge(Exception):
-    """The answer is larger than any may be."""
+class _Reserved:
+    """What one answer holds of the memory: nothing, until the client finds that it is no small one."""
+
+    __slots__ = ("_memory", "room")
+
+    def __init__(self, memory: AnswerMemory) -> None:
+        self._memory = memory
+        self.room: Room | None = None
+
+    async def reserve(self, size: int) -> None:
+        self.room = await self._memory.room(size)
+
+    def release(self) -> None:
+        """The answer came to nothing."""
+        if self.room is not None:
+            self.room.release()
 
 
 def _path(base_url: str, endpoint: str) -> str:
     """Base URLs are customary with and without /v1; the endpoint always carries it."""
     return endpoint.removeprefix("/v1") if base_url.endswith("/v1") else endpoint
-
-
-def _declared_size(response: aiohttp.ClientResponse) -> int | None:
-    """Bytes of the body, where its headers tell; those of a compressed one tell nothing of what it becomes."""
-    return None if "Content-Encoding" in response.headers else response.content_length
 
 
 def _since(started: float) -> int:

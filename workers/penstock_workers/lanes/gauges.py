@@ -6,8 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+
+from penstock_ledger.redaction import redact
+from penstock_workers.http import ClientName, HttpClient, HttpError, Limits, Target, UnusableRequest, make_client
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,11 @@ def read_gauges(text: str) -> tuple[float, float] | None:
 class GaugeWatch:
     """One task that asks each server in turn. Owned by the worker's loop."""
 
-    def __init__(self, urls: Mapping[str, str], tell: Tell, *, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, urls: Mapping[str, str], tell: Tell, *, every_s: float = EVERY_S, http_client: ClientName = "lean"
+    ) -> None:
         self._urls, self._tell, self._every_s = dict(urls), tell, every_s
+        self._http_client: ClientName = http_client
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -47,25 +52,36 @@ class GaugeWatch:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _watch(self) -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
-            await asyncio.gather(*(self._follow(session, name, url) for name, url in self._urls.items()))
+        client = make_client(self._http_client, Limits(max_body_bytes=MAX_BYTES))
+        try:
+            await asyncio.gather(*(self._follow(client, name, url) for name, url in self._urls.items()))
+        finally:
+            await client.close()
 
-    async def _follow(self, session: aiohttp.ClientSession, name: str, url: str) -> None:
+    async def _follow(self, client: HttpClient, name: str, url: str) -> None:
+        try:
+            page = Target.of(url)
+        except UnusableRequest as error:
+            log.warning("provider %s: no gauges from %s (%s); correct metrics_url", name, redact(url), error)
+            return
         while True:
             try:
-                gauges = await _ask(session, url)
-            except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
-                log.info("provider %s: no gauges from %s (%s); asking again in %.0f s", name, url, error, AWAY_S)
+                gauges = await _ask(client, page)
+            except (HttpError, ValueError) as error:
+                log.info("provider %s: no gauges from %s (%s); asking again in %.0f s", name, page.url, error, AWAY_S)
                 gauges = None
             if gauges is not None:
                 self._tell(name, *gauges)
             await asyncio.sleep(self._every_s if gauges is not None else AWAY_S)
 
 
-async def _ask(session: aiohttp.ClientSession, url: str) -> tuple[float, float]:
-    async with session.get(url) as response:
-        response.raise_for_status()
-        gauges = read_gauges((await response.content.read(MAX_BYTES)).decode("utf-8", "replace"))
+async def _ask(client: HttpClient, page: Target) -> tuple[float, float]:
+    """Raises HttpError and ValueError."""
+    answer = await client.get(page, timeout_s=TIMEOUT_S)
+    if answer.status != 200:
+        to = answer.headers.get("location")
+        raise ValueError(f"it answers {answer.status}" + (f" and points to {redact(to)}" if to else ""))
+    gauges = read_gauges(answer.body.decode("utf-8", "replace"))
     if gauges is None:
         raise ValueError(f"the page has no {RUNNING} and {WAITING}")
     return gauges

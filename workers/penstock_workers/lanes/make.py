@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_workers.errors import UnknownLane
-from penstock_workers.lanes.base import Lane
+from penstock_workers.item.lane import Lane
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
 BUILT = ("api", "gpu", "embed")  # `batch` is named by the contract, and not built yet
@@ -21,7 +21,9 @@ def make_lane(settings: WorkerSettings) -> Lane:
         case "api":
             from penstock_workers.lanes.api import ApiLane
 
-            return ApiLane(settings.providers, settings.max_answer_bytes, settings.answer_memory_bytes)
+            return ApiLane(
+                settings.providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client
+            )
         case "gpu":
             from penstock_workers.lanes.gpu import GpuLane, SidecarLane
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeGuard
 
 import orjson
 
-from penstock_workers.lanes.answer import Answer
+from penstock_workers.item.answer import Answer
 from penstock_workers.lanes.embed.buckets import TokenIds, Vector
 
 MAX_INPUTS = 2_048  # texts of one request, as at OpenAI; a request with more is several documents

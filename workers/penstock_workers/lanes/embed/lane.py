@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
-from penstock_workers.lanes.base import Prepared, Request
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.embed.batcher import Batcher, EncodingFailed, NoRoom
 from penstock_workers.lanes.embed.bodies import (
     Ask,

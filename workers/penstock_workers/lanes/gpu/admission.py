@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from penstock_workers.item.admission import Turn
+from penstock_workers.item.answer import NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.lane import Prepared
 from penstock_workers.item.quarantine import SUSPECT_AFTER_CRASHES, died_alone, line_of
-from penstock_workers.lanes.answer import NoAnswer, Tried
-from penstock_workers.lanes.base import Prepared
 from penstock_workers.lanes.gpu.lane import GpuLane
 from penstock_workers.lanes.gpu.room import EngineRoom, Guest
 from penstock_workers.lanes.gpu.sidecar import SidecarLane

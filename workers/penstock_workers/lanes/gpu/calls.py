@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from penstock_workers.lanes.base import Request
+from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu.documents import check_named_tokens, check_tokens, refuse_templates
 from penstock_workers.lanes.gpu.engines import Call, RequestRefused
 from penstock_workers.lanes.gpu.sampling import asked_tokens, sampling_params

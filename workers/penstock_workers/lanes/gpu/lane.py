@@ -20,8 +20,8 @@ from typing import Any
 import orjson
 
 from penstock_workers.errors import BadEngineSettings
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
-from penstock_workers.lanes.base import Prepared, Request
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.gpu.calls import CallBuilder, ContextOverflow, ModelFacts, UnknownModel
 from penstock_workers.lanes.gpu.engines import (
     Call,
@@ -45,7 +45,7 @@ WATCH_S = 5.0  # an engine that dies while nothing is in it is noticed this late
 
 
 class GpuLane:
-    """Implements ``lanes.base.Lane`` over one engine. ``give_up`` ends the worker, for its orchestrator to replace."""
+    """Implements ``item.lane.Lane`` over one engine. ``give_up`` ends the worker, for its orchestrator to replace."""
 
     def __init__(self, settings: WorkerSettings, give_up: Callable[[], None] | None = None) -> None:
         if settings.gpu.model is None:

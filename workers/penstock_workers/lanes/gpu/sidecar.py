@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-import aiohttp
 import orjson
 
 from penstock_workers.errors import BadEngineSettings, EngineAway
-from penstock_workers.lanes.answer import Answer, NoAnswer, Tried
+from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api import ApiLane
-from penstock_workers.lanes.base import Prepared, Request
 from penstock_workers.lanes.gauges import GaugeWatch
 from penstock_workers.lanes.gpu.documents import refuse_templates
 from penstock_workers.lanes.gpu.engines import RequestRefused
@@ -37,7 +37,7 @@ LISTEN_EACH_S = 1.0  # its gauges: the server is beside us, and its line must no
 
 
 class SidecarLane:
-    """Implements ``lanes.base.Lane``. ``give_up`` ends the worker, for its orchestrator to replace."""
+    """Implements ``item.lane.Lane``. ``give_up`` ends the worker, for its orchestrator to replace."""
 
     def __init__(self, settings: WorkerSettings, give_up: Callable[[], None] = end_this_worker) -> None:
         assert settings.gpu.upstream_url is not None, "else the worker hosts the engine itself"
@@ -47,9 +47,15 @@ class SidecarLane:
         self._max_seqs = settings.gpu.max_num_seqs
         self._give_up = give_up
         provider = ProviderSettings(base_url=self._url)
-        self._client = ApiLane({SERVER: provider}, settings.max_answer_bytes, settings.answer_memory_bytes)
-        self._gauges = GaugeWatch({SERVER: _metrics_url(self._url)}, self._hear, every_s=LISTEN_EACH_S)
-        self._asking: aiohttp.ClientSession | None = None
+        self._http_client: ClientName = settings.http_client
+        self._client = ApiLane(
+            {SERVER: provider}, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client
+        )
+        self._gauges = GaugeWatch(
+            {SERVER: _metrics_url(self._url)}, self._hear, every_s=LISTEN_EACH_S, http_client=settings.http_client
+        )
+        self._models = Target.of(self._url + "/models")
+        self._asking: HttpClient | None = None
         self._model = b""  # as JSON: what the server calls the model that it serves
         self._state = EngineState()
         self._is_up = self._draining = False
@@ -58,7 +64,7 @@ class SidecarLane:
     async def start(self) -> None:
         """Returns once the model is loaded. Raises EngineAway when that takes longer than ``gpu.upstream_wait_s``."""
         await self._client.start()
-        self._asking = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_TIMEOUT_S))
+        self._asking = make_client(self._http_client)
         await self._await_model()
         self._gauges.start()
 
@@ -120,14 +126,13 @@ class SidecarLane:
         """The name of the model that is loaded; None while none is. Raises BadEngineSettings for another kind of server."""
         assert self._asking is not None, "start() comes first"
         try:
-            async with self._asking.get(self._url + "/models") as answer:
-                if answer.status >= 500:  # what stands before a server that is not up says so
-                    return None
-                body = await answer.read()
-        except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
+            answer = await self._asking.get(self._models, timeout_s=ASK_TIMEOUT_S)
+        except HttpError:
+            return None
+        if answer.status >= 500:  # what stands before a server that is not up says so
             return None
         try:
-            return str(orjson.loads(body)["data"][0]["id"])
+            return str(orjson.loads(answer.body)["data"][0]["id"])
         except (orjson.JSONDecodeError, LookupError, TypeError) as error:
             raise BadEngineSettings(
                 f"gpu.upstream_url = {self._url!r}: GET {self._url}/models answers {answer.status} and lists no models; "

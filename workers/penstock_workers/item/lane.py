@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock_producer.spec import Overflow, Priority
-from penstock_workers.lanes.answer import Answer, Tried
+from penstock_workers.item.answer import Answer, Tried
 
 
 @dataclass(frozen=True, slots=True)

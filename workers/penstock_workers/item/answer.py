@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock_workers.lanes.answer_memory import Room
+from penstock_workers.item.answer_memory import Room
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,205 @@
+"""One connection to a server: one request at a time, its answer, and its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import ssl
+from typing import cast
+
+from penstock_workers.http.client import HttpAnswer, Limits
+from penstock_workers.http.errors import ConnectionLost, HttpError, TimedOut
+from penstock_workers.http.reader import AnswerReader
+
+WHOLE_BYTES = 64 * 1024  # a body up to here is written at once, with its head
+PIECE_BYTES = 256 * 1024  # of a larger body: the next piece is written when the socket has taken the one before
+
+
+class Connection(asyncio.Protocol):
+    """Made by the pool. It is ``idle`` between requests; once it is not usable it stays so."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
+        self._loop = loop
+        self._reader = AnswerReader(limits)
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None  # of the request that is under way
+        self._alarm: asyncio.TimerHandle | None = None
+        self._room_to_write: asyncio.Future[None] | None = None  # while the socket takes no more
+        self._is_uploading = False
+        self._broke_by: Exception | None = None
+        self.usable = True
+        self.idle_since = self.idle_until = 0.0  # set by the pool
+
+    # -- one request -----------------------------------------------------------------------------------------------
+
+    async def exchange(self, head: bytes, body: bytes, deadline: float, *, reserves: bool) -> int:
+        """Send a request and wait for its answer. Returns 0 when that is whole, or how many bytes it wants reserved.
+
+        Raises HttpError. Whatever is raised, and where it is cancelled, the connection is closed.
+        """
+        assert self._transport is not None, "the pool hands out connected ones"
+        self._reader.begin(reserves=reserves)
+        waiter = self._expect(deadline)
+        try:
+            if len(body) <= WHOLE_BYTES:
+                self._transport.write(head + body)
+            else:
+                await self._upload(self._transport, waiter, head, body)
+            await waiter
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            del waiter  # an exception's traceback reaches this frame, and the waiter holds the exception
+            self._settle()
+        return self._reader.wants
+
+    async def go_on(self, deadline: float) -> None:
+        """What the answer wants is reserved: read the rest of it. Raises HttpError."""
+        try:
+            self._reader.grant()
+        except HttpError:
+            self.close()
+            raise
+        if self._reader.complete:
+            return
+        waiter = self._expect(deadline)
+        try:
+            if self._transport is None:
+                self._ended()
+            else:
+                self._transport.resume_reading()
+            await waiter
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            del waiter
+            self._settle()
+
+    def finish(self) -> HttpAnswer:
+        """The whole answer. Raises ConnectionLost where its body is cut short."""
+        try:
+            answer = self._reader.answer()
+        except HttpError:
+            self.close()
+            raise
+        self.usable = self.usable and self._reader.keeps and not self._is_uploading
+        return answer
+
+    def _expect(self, deadline: float) -> asyncio.Future[None]:
+        self._waiter = waiter = self._loop.create_future()
+        self._alarm = self._loop.call_at(deadline, self._time_out)
+        return waiter
+
+    def _settle(self) -> None:
+        """The wait is over, however it ended."""
+        self._waiter = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    async def _upload(
+        self, transport: asyncio.Transport, waiter: asyncio.Future[None], head: bytes, body: bytes
+    ) -> None:
+        """An answer may come before all is sent, mostly a refusal: the rest is not sent then."""
+        self._is_uploading = True
+        transport.write(head)
+        view = memoryview(body)
+        for start in range(0, len(view), PIECE_BYTES):
+            if self._room_to_write is not None:
+                await self._room_to_write
+            if waiter.done():
+                return
+            transport.write(view[start : start + PIECE_BYTES])
+        self._is_uploading = False
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Again does nothing."""
+        self.usable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def tls_session(self) -> ssl.SSLSession | None:
+        """What a later connection to the same server may begin with; None where this one has ended."""
+        if self._transport is None:
+            return None
+        encrypted: ssl.SSLObject = self._transport.get_extra_info("ssl_object")
+        return encrypted.session
+
+    def is_stale(self) -> bool:
+        """Whether an idle connection has ended, or has bytes that the loop has not seen yet. Costs a system call."""
+        if self._transport is None or self._transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _time_out(self) -> None:
+        self._alarm = None
+        self._end(TimedOut("the answer was not whole in time"))
+        self.close()
+
+    def _end(self, error: HttpError | None = None) -> None:
+        """Wake the request that waits: its answer is whole, wants memory, or has failed."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+        self._let_write()
+
+    def _let_write(self) -> None:
+        writing, self._room_to_write = self._room_to_write, None
+        if writing is not None and not writing.done():
+            writing.set_result(None)
+
+    # -- called by the loop ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiter is None:  # bytes that no request asked for: they could be taken for the next answer
+            self.close()
+            return
+        reader = self._reader
+        try:
+            reader.feed(data)
+        except HttpError as error:
+            self._end(error)
+            self.close()
+            return
+        if reader.complete:
+            self._end()
+        elif reader.wants:
+            assert self._transport is not None, "it has just brought data"
+            self._transport.pause_reading()
+            self._end()
+
+    def pause_writing(self) -> None:
+        self._room_to_write = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        self._let_write()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport, self._broke_by = None, exc
+        self.usable = False
+        self._ended()
+
+    def _ended(self) -> None:
+        if self._waiter is None:
+            return
+        if self._broke_by is not None:
+            self._end(ConnectionLost(f"the connection broke: {self._broke_by}"))
+            return
+        try:
+            self._reader.end()
+        except ConnectionLost as error:
+            self._end(error)
+        else:
+            self._end()

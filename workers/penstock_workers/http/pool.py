@@ -1,0 +1,156 @@
+"""The connections to one server: those that wait for a request, and how new ones are made."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+from collections import deque
+from collections.abc import Mapping
+from functools import cached_property
+from weakref import WeakSet
+
+from aiohappyeyeballs import AddrInfoType, start_connection
+
+from penstock_workers.http.client import Limits
+from penstock_workers.http.connection import Connection
+from penstock_workers.http.errors import CertificateRefused, NotConnected, TimedOut
+from penstock_workers.http.target import Server
+from penstock_workers.http.tls import ResumingContext, client_context
+
+EYEBALLS_DELAY_S = 0.25  # before the next address of the server is tried beside the one that has not answered yet
+ADDRESSES_KEPT_S = 10.0  # what a name resolves to is asked again after this, and when no address answers
+CHECKED_AFTER_S = 1.0  # a connection that was idle for longer is looked at before its use: servers close idle ones
+SERVERS_MARGIN_S = 1.0  # we close an idle connection so much before the server would, which its Keep-Alive header tells
+
+_KEEP_ALIVE = re.compile(r"timeout=(\d{1,6})\b", re.IGNORECASE)
+
+
+class Pool:
+    """Hands out the connection that was used last, so that those that are not needed grow old."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: Server, limits: Limits) -> None:
+        self._loop = loop
+        self._server = server
+        self._limits = limits
+        self._idle: deque[Connection] = deque()  # the one that was used last is on the right
+        self._all: WeakSet[Connection] = WeakSet()  # the loop holds them while they are open
+        self._is_closed = False
+        self._sweep: asyncio.TimerHandle | None = None
+        self._addresses: list[AddrInfoType] = []
+        self._addresses_until = 0.0
+        self._lookup: asyncio.Task[list[AddrInfoType]] | None = None
+
+    @cached_property
+    def _tls(self) -> ResumingContext:
+        return client_context()
+
+    def take(self, now: float) -> Connection | None:
+        """An idle connection that is good for a request."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.usable:
+                continue
+            is_checked = now - connection.idle_since < CHECKED_AFTER_S or not connection.is_stale()
+            if now < connection.idle_until and is_checked:
+                return connection
+            connection.close()
+        return None
+
+    def take_back(self, connection: Connection, headers: Mapping[str, str]) -> None:
+        """A connection whose answer is whole, with that answer's headers. It is kept where it is usable."""
+        if self._server.secure and not connection.idle_since:  # its first answer: tickets come with it
+            self._tls.session = connection.tls_session() or self._tls.session
+        now = self._loop.time()
+        connection.idle_since, connection.idle_until = now, now + self._keepalive_s(headers)
+        if not connection.usable or len(self._idle) >= self._limits.idle_per_server:
+            connection.close()
+            return
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(self._limits.keepalive_s, self._close_old)
+
+    def _keepalive_s(self, headers: Mapping[str, str]) -> float:
+        said = headers.get("keep-alive")
+        found = _KEEP_ALIVE.search(said) if said is not None else None
+        limit = self._limits.keepalive_s
+        return limit if found is None else min(limit, int(found[1]) - SERVERS_MARGIN_S)
+
+    def _close_old(self) -> None:
+        now = self._loop.time()
+        kept: deque[Connection] = deque()
+        for connection in self._idle:
+            if connection.usable and now < connection.idle_until:
+                kept.append(connection)
+            else:
+                connection.close()
+        self._idle = kept
+        self._sweep = self._loop.call_later(self._limits.keepalive_s, self._close_old) if kept else None
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._lookup is not None:
+            self._lookup.cancel()
+        self._idle.clear()
+        for connection in list(self._all):
+            connection.close()
+
+    # -- new connections -------------------------------------------------------------------------------------------
+
+    async def connect(self, timeout_s: float) -> Connection:
+        """Raises NotConnected, and TimedOut where the request's own limit is the shorter one."""
+        limit_s = min(timeout_s, self._limits.connect_timeout_s)
+        name = f"{self._server.host}:{self._server.port}"
+        patience = asyncio.timeout(limit_s)
+        try:
+            async with patience:
+                connection = await self._open()
+        except ssl.SSLCertVerificationError as error:
+            raise CertificateRefused(f"{name}: {error}") from error
+        except (OSError, UnicodeError) as error:  # TimeoutError and every ssl.SSLError is an OSError
+            if not patience.expired():
+                self._addresses_until = 0.0
+                raise NotConnected(f"Cannot connect to host {name} [{error}]") from error
+            if timeout_s <= self._limits.connect_timeout_s:
+                raise TimedOut(f"no connection to {name} within {limit_s:g} s") from None
+            raise NotConnected(f"no connection to {name} within {limit_s:g} s") from None
+        if not connection.usable:
+            raise NotConnected(f"{name} closed the connection, or spoke, before anything was sent")
+        return connection
+
+    async def _open(self) -> Connection:
+        found = await self._resolve()
+        sock = await start_connection(found, happy_eyeballs_delay=EYEBALLS_DELAY_S, interleave=1, loop=self._loop)
+        secure = self._server.secure
+        _, connection = await self._loop.create_connection(
+            lambda: Connection(self._loop, self._limits),
+            sock=sock,
+            ssl=self._tls if secure else None,
+            server_hostname=self._server.host.rstrip(".") if secure else None,
+        )
+        self._all.add(connection)
+        if self._is_closed:
+            connection.close()
+        return connection
+
+    async def _resolve(self) -> list[AddrInfoType]:
+        """One question at a time, however many connections wait for its answer."""
+        if self._loop.time() < self._addresses_until:
+            return self._addresses
+        if self._lookup is None:
+            self._lookup = self._loop.create_task(self._look_up(), name=f"look up {self._server.host}")
+            self._lookup.add_done_callback(self._looked_up)
+        return await asyncio.shield(self._lookup)
+
+    async def _look_up(self) -> list[AddrInfoType]:
+        host, port = self._server.host, self._server.port
+        return [*await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+    def _looked_up(self, lookup: asyncio.Task[list[AddrInfoType]]) -> None:
+        self._lookup = None
+        if not lookup.cancelled() and lookup.exception() is None:
+            self._addresses = lookup.result()
+            self._addresses_until = self._loop.time() + ADDRESSES_KEPT_S

@@ -1,0 +1,144 @@
+"""The same through aiohttp's client. It is imported where it is chosen, or where a provider has a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
+
+from penstock_workers.http.client import HttpAnswer, Limits, Reserve
+from penstock_workers.http.errors import (
+    AnswerTooLarge,
+    CertificateRefused,
+    ConnectionLost,
+    HttpError,
+    NotConnected,
+    TimedOut,
+    UnusableRequest,
+)
+from penstock_workers.http.target import Target, check_headers
+
+SWITCHING = 101
+
+
+class AiohttpClient:
+    """Implements ``HttpClient``."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._limits.keepalive_s),
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=True,
+            # The whole has its own limit, see _send.
+            timeout=aiohttp.ClientTimeout(total=None, connect=self._limits.connect_timeout_s),
+        )
+
+    async def post(
+        self,
+        target: Target,
+        body: bytes,
+        *,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        reserve: Reserve | None = None,
+    ) -> HttpAnswer:
+        check_headers(headers.items())
+        return await self._send("POST", target, body, headers, timeout_s, reserve)
+
+    async def get(self, target: Target, *, timeout_s: float) -> HttpAnswer:
+        return await self._send("GET", target, None, {}, timeout_s, None)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _send(
+        self,
+        method: str,
+        target: Target,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        reserve: Reserve | None,
+    ) -> HttpAnswer:
+        try:
+            async with asyncio.timeout(timeout_s) as patience:
+                async with self._session.request(
+                    method,
+                    URL(target.url, encoded=True),
+                    data=body,
+                    headers={**target.headers, **headers},
+                    allow_redirects=False,
+                    proxy=target.proxy,
+                ) as response:
+                    if response.status == SWITCHING:
+                        raise ConnectionLost(
+                            "the server switched to another protocol, which the request did not ask for"
+                        )
+                    read = await self._read(response, reserve, patience)
+                    return HttpAnswer(response.status, response.headers, read)
+        except (aiohttp.ClientError, OSError, HttpProcessingError) as error:  # TimeoutError is an OSError
+            raise _translated(error) from error
+
+    async def _read(
+        self, response: aiohttp.ClientResponse, reserve: Reserve | None, patience: asyncio.Timeout
+    ) -> bytes:
+        """Nothing of a declared size is read before it is reserved."""
+        most = self._limits.max_body_bytes
+        free = self._limits.free_body_bytes if reserve is not None else most
+        size = None if "Content-Encoding" in response.headers else response.content_length
+        if size is not None and size <= min(free, most):
+            return await response.read()
+        try:
+            if size is not None and size > most:
+                raise self._too_large()
+            if size is not None and reserve is not None:
+                await _reserve(reserve, size, patience)
+                free = most
+            parts, read = [], 0
+            async for part in response.content.iter_any():
+                read += len(part)
+                if free < read and free < most and reserve is not None:  # nothing says how large it becomes
+                    await _reserve(reserve, most, patience)
+                    free = most
+                if read > most:
+                    raise self._too_large()
+                parts.append(part)
+        except AnswerTooLarge:
+            response.close()  # what is still to come is not read
+            raise
+        return b"".join(parts)
+
+    def _too_large(self) -> AnswerTooLarge:
+        return AnswerTooLarge(f"the answer has more than {self._limits.max_body_bytes} bytes")
+
+
+async def _reserve(reserve: Reserve, size: int, patience: asyncio.Timeout) -> None:
+    """The wait for memory is not the server's time: the deadline moves along. The server is held by its socket."""
+    loop = asyncio.get_running_loop()
+    ends_at, asked = patience.when(), loop.time()
+    patience.reschedule(None)
+    try:
+        await reserve(size)
+    finally:
+        if ends_at is not None:
+            patience.reschedule(ends_at + loop.time() - asked)
+
+
+def _translated(error: Exception) -> HttpError:
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            return CertificateRefused(f"{error.host}:{error.port}: {error.certificate_error}")
+        case aiohttp.ClientConnectorError():
+            return NotConnected(str(error))
+        case aiohttp.ConnectionTimeoutError():
+            return NotConnected(f"no connection: {error}")
+        case TimeoutError():
+            return TimedOut("the answer was not whole in time")
+        case aiohttp.InvalidURL():
+            return UnusableRequest(f"not a usable URL: {error}")
+    return ConnectionLost(f"{type(error).__name__}: {error}")
