@@ -156,6 +156,8 @@ def main(redis_url: str, folder: Path) -> None:
     sys.setprofile(None)
     for error in failed:
         raise error
+    if not recorder.entered["item"]:
+        raise RuntimeError("the worker ended before it had an item")
     (folder / ENTERED).write_text(json.dumps({name: recorder.found(name) for name in recorder.entered}))
 
 
