@@ -69,7 +69,7 @@ $(ENGINES)/.installed: pyproject.toml constraints.txt
 	@$(ENGINES)/bin/python $(INSTALL) --editable '.[all]' --group dev
 	@touch $@
 
-chart: $(STAMP) ## renew the chart's golden files and its table of values (look at the diff)
+chart: $(STAMP) ## renew the chart's golden file and its table of values (look at the diff)
 	@PYTHONPATH=tests $(BIN)/python -m chart.renew
 
 monitoring: $(STAMP) ## make alert rules, dashboards and their docs anew from the catalogue of metrics

@@ -19,6 +19,7 @@ import orjson
 from benchmarks.ground import request_body
 
 WARM_UP_CALLS = 1_000
+TIMEOUT_S = 300.0  # of the SDK, which by its own takes a busy machine for a server that is away
 
 Call = Callable[[dict[str, Any]], Awaitable[object]]
 
@@ -42,7 +43,7 @@ async def with_aiohttp(base_url: str, bodies: Sequence[dict[str, Any]], concurre
 async def with_openai(base_url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> dict[str, float]:
     from openai import AsyncOpenAI  # type: ignore[import-not-found,unused-ignore]  # an optional peer
 
-    async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
 
         async def call(body: dict[str, Any]) -> object:
             return await client.chat.completions.create(**body)

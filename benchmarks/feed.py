@@ -18,7 +18,7 @@ STEP = 5_000  # documents between two moves of the durable cursor, as the contro
 LEASE_S = 600.0
 ROUNDS = 3
 TARGET_PER_S = 20_000
-TARGET_RATIO = 8
+TARGET_RATIO = 16
 ORDERED_SHARE = 0.75  # of the plain rate: a GPU asks for hundreds of items per second, not for tens of thousands
 
 

@@ -94,9 +94,9 @@ class Fleet:
         self._jobs += 1
         path = write_documents(self._place / f"job-{self._jobs}.jsonl", items)
         with self._measured(items) as found, Producer(database_url=self.database_url) as producer:
-            own_cpu = time.process_time()
+            own_cpu = time.thread_time()
             job = producer.submit(path, {})
-            found.submit_s = time.process_time() - own_cpu
+            found.submit_s = time.thread_time() - own_cpu
             found.steady_ms = self._wait(producer, job, items)
             found.dead = int(self._client.hget(_stats(job), "dead") or 0)
             self.last_job = job.job_id
@@ -107,9 +107,9 @@ class Fleet:
         """The same for many small jobs at once."""
         path = write_documents(self._place / "many.jsonl", each)
         with self._measured(jobs * each) as found, Producer(database_url=self.database_url) as producer:
-            own_cpu = time.process_time()
+            own_cpu = time.thread_time()
             submitted = [producer.submit(path, {}) for _ in range(jobs)]
-            found.submit_s = time.process_time() - own_cpu
+            found.submit_s = time.thread_time() - own_cpu
             for job in submitted:
                 self._wait(producer, job, each)
         return found.cost()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]  # it ships no types
+import psutil
 from celery import Celery
 
 from benchmarks.fleet import Fleet, JobCost, fleet

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 import orjson
-import psutil  # type: ignore[import-untyped]  # it ships no types
+import psutil
 import redis
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,7 +14,7 @@ import time
 from importlib import util
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # it ships no types
+import psutil
 
 from benchmarks.ground import ROOT, RunningRedis, folder, redis_server
 from benchmarks.report import Report, Row, median

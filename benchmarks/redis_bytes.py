@@ -12,7 +12,7 @@ from benchmarks.report import Report, Row
 from penstock_ledger import Publish, RedisLedger
 from penstock_ledger.keys import bucket_count
 from penstock_ledger.model import ItemKey
-from penstock_producer.wire import encode_item, item_tag
+from penstock_producer.wire import encode_item
 
 JOB = "job_aaaaaaaaaaaaaaaaaaaa"  # as long as real ones
 QUEUE = "penstock.api"
@@ -73,7 +73,7 @@ def _queued(client: redis.Redis, hot: RedisLedger, number: int) -> tuple[float, 
 
 def _publish(n: int, body: bytes) -> Publish:
     key = ItemKey(JOB, 1, doc_id(n))
-    return Publish(key, f"{n * 600}:600", item_tag(key), encode_item(key, queue=QUEUE, body=body, ref=None))
+    return Publish(key, f"{n * 600}:600", encode_item(key, queue=QUEUE, body=body, ref=None))
 
 
 def _groups(number: int) -> Iterator[range]:

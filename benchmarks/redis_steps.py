@@ -74,7 +74,8 @@ def _steps(client: redis.Redis, first: int, items: int) -> Iterator[tuple[str, C
     def claim() -> None:
         script = ClaimScript()
         while True:
-            claimed = script.read(client.execute_command(*script.command(where, [(QUEUE, QUEUE)], (), GROUP)))
+            command = script.command(where, [(QUEUE, QUEUE)], (), GROUP)
+            claimed = script.read(client.execute_command(*command))  # type: ignore[no-untyped-call]  # redis-py's
             if not claimed.messages:
                 return
             held.extend(Lease(message.tag, claimed.score) for message in claimed.messages)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 
-import psutil  # type: ignore[import-untyped]  # it ships no types
+import psutil
 import redis
 from rich.console import Console
 from rich.table import Table

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from benchmarks.fleet import Fleet, JobCost, fleet
-from benchmarks.ground import ROOT, RunningSimulator, folder, provider, redis_server, simulator
+from benchmarks.ground import ROOT, GroundError, RunningSimulator, folder, provider, redis_server, simulator
 from benchmarks.report import Row, median
 from benchmarks.targets import met, target
 
@@ -130,7 +130,9 @@ def _peers(server: RunningSimulator, items: int) -> Iterator[tuple[str, Callable
 def _peer(name: str, server: RunningSimulator, calls: int, *more: str) -> float:
     """Milliseconds of CPU per call of a bare loop."""
     command = [sys.executable, "-m", "benchmarks.bare_loop", name, server.url, str(calls), str(CONCURRENCY), *more]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=PEER_TIMEOUT_S, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PEER_TIMEOUT_S, check=False)
+    if done.returncode:
+        raise GroundError(f"the {name} loop failed: {done.stderr.strip().splitlines()[-1:]}")
     return float(json.loads(done.stdout)["cpu_ms"])
 
 

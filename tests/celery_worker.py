@@ -19,18 +19,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import redis
 from outcomes import dead, done
-from servers import RedisServer
+from servers import RedisServer, as_bytes
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.borders import DoorSettings
 from penstock_producer.wire import encode_item
-from penstock_workers.celery_app.bridge import Bridge, Delivery
+from penstock_workers.celery_app.app import PenstockApp
+from penstock_workers.celery_app.bridge import Bridge, Delivery, ItemEngine
 from penstock_workers.item.outcome import Outcome, Released, Retry
 from penstock_workers.metrics.samples import Sample
+from penstock_workers.settings import WorkerSettings
 
 QUEUE = "penstock.api"
 DONE = "test:done"  # set: task ids that were concluded durably
@@ -66,6 +68,15 @@ class Settings:
     result_backend_url: str | None = None
     hook_modules: tuple[str, ...] = ()
     doors = DoorSettings()  # no field: it does not travel to a worker
+
+    def for_app(self) -> WorkerSettings:
+        """As ``create_app`` takes them: it and what it makes read these fields and no others."""
+        return cast("WorkerSettings", self)
+
+
+def no_engine(_app: PenstockApp, _settings: WorkerSettings) -> ItemEngine:
+    """Of an app in a test's own process, which starts no worker."""
+    raise AssertionError("this app runs no items")
 
 
 class RecordingEngine:
@@ -243,7 +254,7 @@ class Fleet:
         return Counter(line for file in self.folder.glob("*.runs") for line in file.read_text().split())
 
     def done(self) -> set[str]:
-        return {tag.decode() for tag in self.server.client().smembers(DONE)}
+        return {as_bytes(tag).decode() for tag in self.server.client().smembers(DONE)}
 
     def queued(self) -> int:
         return int(self.server.client().llen(QUEUE))
@@ -286,26 +297,27 @@ def main() -> None:
     settings = Settings(**json.loads(sys.argv[1]))
     probes = settings.probe_dir and Path(settings.probe_dir)
     settings = replace(settings, probe_dir=probes)
-    pool.BEAT_S, liveness.STALLED_S = 0.1, settings.stalled_s
+    setattr(pool, "BEAT_S", 0.1)  # noqa: B010 - the pool has imported the name, and for mypy it is not the pool's to set
+    liveness.STALLED_S = settings.stalled_s
     client = redis.Redis.from_url(settings.redis_url)
-    app = create_app(settings, lambda _app, _settings: RecordingEngine(settings))
+    app = create_app(settings.for_app(), lambda _app, _settings: RecordingEngine(settings))
 
     hubs: list[Any] = []
 
-    @app.task(name="test.add")
     def add(a: int, b: int) -> None:
         client.set("test:sum", a + b)
 
-    @app.task(name="test.go_deaf")
     def go_deaf() -> None:
         """What a reconnect that went half wrong leaves behind: a hub that turns, and never asks for messages again."""
         hubs[0].call_soon(hubs[0].on_tick.clear)
 
-    @worker_ready.connect(weak=False)
     def tell(sender: Any, **_: Any) -> None:
         hubs.append(sender.hub)
         client.sadd(READY, settings.name)
 
+    app.task(name="test.add")(add)
+    app.task(name="test.go_deaf")(go_deaf)
+    worker_ready.connect(tell, weak=False)
     app.worker_main([
         "worker", "--loglevel", "WARNING", "--without-mingle", "--without-gossip", "-n", f"{settings.name}@test",
         *sys.argv[2:],

@@ -21,7 +21,7 @@ RUNS_IN_CI = os.environ.get("CI") == "true"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Generator[None]:
-    """A missing server skips on a laptop, with its reason, and fails where CI=true; whoever starts it only says so."""
+    """A missing server skips on a laptop, with its reason, and fails where CI=true."""
     with _explained():
         yield
 

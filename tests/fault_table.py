@@ -9,14 +9,15 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from faults import CONCURRENCY, HOOKS, SLOTS, Scenario, Stage, start_provider
 from fleet import until
 from sqlalchemy import create_engine, make_url, text
 
-from penstock_ledger import keys
+from penstock_ledger import keys, purge_job
 from penstock_ledger.model import ItemKey, JobState
-from penstock_ledger.purge import purge_job
 from penstock_producer.wire import encode_item
 
 QUEUE = "penstock.api"
@@ -56,12 +57,16 @@ def bad_certificate(stage: Stage) -> None:
 # -- what processes do ---------------------------------------------------------------------------------------------
 
 
+def _has_called(stage: Stage, times: int) -> bool:
+    return stage.fleet.provider_calls() >= times
+
+
 def two_kills_of_all(stage: Stage) -> None:
     for _ in range(2):
         called = stage.fleet.provider_calls()
-        until(lambda called=called: stage.fleet.provider_calls() >= called + CONCURRENCY, 60, "calls are in flight")
+        until(partial(_has_called, stage, called + CONCURRENCY), 60, "calls are in flight")
         stage.kill(*stage.workers())
-        stage.fleet.mend(stage.start_worker)
+        stage.fleet.replace_dead(stage.start_worker)
         stage.fleet.ready(*stage.workers())
 
 
@@ -149,13 +154,13 @@ def clock_of_redis_steps_back(stage: Stage) -> None:
     """As after a failover to a server whose clock is an hour behind: all times in its sets lie in the future."""
     victim = stage.luck.choice(stage.workers())
     stage.kill(victim)
-    client = stage.fleet.redis.client()
+    client: Any = stage.fleet.redis.client()
     for name in (keys.unacked_index(QUEUE), keys.delayed(QUEUE), keys.WORKERS):
         held = client.zrange(name, 0, -1, withscores=True)
         if held:
             client.zadd(name, {member: score + ASIDE_S for member, score in held})
     stage.notes["ambiguous"] = SLOTS  # the leases of the other worker, too, are of no time that can be believed
-    stage.fleet.mend(stage.start_worker)
+    stage.fleet.replace_dead(stage.start_worker)
 
 
 def strays(stage: Stage) -> None:

@@ -61,7 +61,7 @@ class Stage:
     def replace_dead(self) -> None:
         """As a supervisor would; a worker that was not killed by the scenario died of the fault, and its slots count."""
         before = self.fleet.deaths
-        self.fleet.mend(self.start_worker)
+        self.fleet.replace_dead(self.start_worker)
         self.notes["deaths"] = self.notes.get("deaths", 0) + self.fleet.deaths - before
 
     def hold(self, seconds: float) -> None:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from redis_sets import SentinelSet
-from servers import RedisServer, free_port
+from servers import RedisServer, as_bytes, free_port
 
 from penstock_ledger import keys
 from penstock_ledger.model import Job, JobState
@@ -174,13 +174,13 @@ class Fleet:
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
         (folder / "settings.toml").touch()
-        self.redis = redis or RedisServer.start(folder / "redis", appendonly=appendonly)
+        self.store: RedisServer | SentinelSet = redis or RedisServer.start(folder / "redis", appendonly=appendonly)
         self.database_url = database_url or f"sqlite:///{folder}/ledger.db"
         self.provider = Provider(folder)
         self._settings = settings or {}
         self._variables = variables or {}
         self.processes: list[Process] = []
-        self.deaths = 0  # of workers that ``mend`` has replaced
+        self.deaths = 0  # of workers that ``replace_dead`` has replaced
 
     def __enter__(self) -> Self:
         self.producer = Producer(database_url=self.database_url)
@@ -194,9 +194,15 @@ class Fleet:
             process.kill()
         self.provider.kill()
         self.producer.close()
-        self.redis.stop()
+        self.store.stop()
         if error is not None:
             self.print_tails()
+
+    @property
+    def redis(self) -> RedisServer:
+        """The one server, for tests that kill, stop or flush it."""
+        assert isinstance(self.store, RedisServer), "this fleet's Redis is a set of servers behind Sentinels"
+        return self.store
 
     @contextmanager
     def explained(self) -> Iterator[Self]:
@@ -251,14 +257,14 @@ class Fleet:
 
     def heard_of(self) -> set[int]:
         """Pids of workers that have beaten their heart at least once."""
-        names = self.redis.client().zrange(keys.WORKERS, 0, -1)
-        return {int(name.decode().rpartition("-")[2]) for name in names}
+        names = self.store.client().zrange(keys.WORKERS, 0, -1)
+        return {int(as_bytes(name).decode().rpartition("-")[2]) for name in names}
 
     def ready(self, *workers: Process) -> None:
         wanted = {worker.popen.pid for worker in workers}
         until(lambda: wanted <= self.heard_of(), START_S, "workers are ready")
 
-    def mend(self, start: Callable[[], Process]) -> None:
+    def replace_dead(self, start: Callable[[], Process]) -> None:
         """Replace workers that have died, as a supervisor would."""
         for process in [process for process in self.processes if not process.alive and process.name[:3] == "api"]:
             self.deaths += 1
@@ -266,9 +272,9 @@ class Fleet:
             start()
 
     def _environment(self, settings: Mapping[str, object]) -> dict[str, str]:
-        chosen = {
+        chosen: dict[str, object] = {
             "config": self.folder / "settings.toml",
-            "redis_url": self.redis.url,
+            "redis_url": self.store.url,
             "database_url": self.database_url,
             "providers__default__base_url": self.provider.url,
             "visibility_timeout_s": LEASE_S,
@@ -277,7 +283,8 @@ class Fleet:
             "retry_cap_s": 2.0,
             "control": False,
             **self._settings,
-        } | settings
+            **settings,
+        }
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         return (
             kept
@@ -331,7 +338,7 @@ class Fleet:
 
     def counters(self, job: Job) -> dict[str, int]:
         """The live counters in Redis."""
-        found: Any = self.redis.client().hgetall(f"{keys.job_scope(job.job_id)}:stats")
+        found: Any = self.store.client().hgetall(f"{keys.job_scope(job.job_id)}:stats")
         return {name.decode(): int(value) for name, value in found.items()}
 
     def describe(self, job: Job) -> str:
@@ -340,7 +347,7 @@ class Fleet:
         return f"{status.job.state} ({status.job.reason}), {status.counts}, {self.depths(job)}, {calls} calls"
 
     def depths(self, job: Job) -> dict[str, int]:
-        client: Any = self.redis.client()
+        client: Any = self.store.client()
         queue = queue_name(job.spec["lane"])
         return {
             "queued": client.llen(queue),

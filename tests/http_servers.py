@@ -260,7 +260,7 @@ async def raw_server(
 
 
 def canned(*answers: bytes, close: bool = False) -> Script:
-    """Gives these answers to the requests of each connection, the last one again and again, and closes after them with ``close``."""
+    """Gives these answers to the requests of each connection, the last one again and again; ``close`` ends it after them."""
 
     async def script(peer: Peer) -> None:
         left = list(answers)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from servers import RedisServer
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.quota_hash import NOTHING, Health, QuotaHash, Report, Reserve, Reserved
+from penstock_ratelimit.store.quota_hash import NOTHING, Health, QuotaHash, Report, Reserve, Reserved
 from penstock_ratelimit.testing import BlockingScripts
 
 START_US = 10**15

@@ -20,6 +20,7 @@ def parsed(expression: str) -> Any:
 def selectors(node: Any) -> Iterator[tuple[str, set[str]]]:
     """Every metric name in the expression, with the labels that it is picked by."""
     if isinstance(node, promql_parser.VectorSelector):
+        assert node.name is not None, "a selector without a metric name"
         yield node.name, {matcher.name for matcher in node.matchers.matchers}
     elif isinstance(node, promql_parser.MatrixSelector):
         yield from selectors(node.vector_selector)

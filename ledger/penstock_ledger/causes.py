@@ -1,6 +1,6 @@
-"""Why calls fail lately: one line per provider, job and class of failure, in Redis, for everybody who looks at a job.
+"""Why calls fail lately: one line per provider, job and class of failure, in Redis, for all commands that show a job.
 
-It decorates and decides nothing: lost with Redis, and forgotten an hour after the last failure.
+Nothing depends on it: it is lost with Redis, and expires an hour after the last failure.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import redis
 
 from penstock_ledger import keys
 from penstock_ledger.redis_scripts import Scripts
-from penstock_ledger.storable import storable
+from penstock_ledger.stored_values import storable
 
 KEEP_S: Final = 3600
 """After the last failure of a provider."""
 GAP_S: Final = 300.0
-"""A failure that comes longer after the one before begins a new count: "since" is about one trouble."""
+"""A failure that comes longer than this after the one before begins a new count, and a new "since"."""
 FIELDS_MAX: Final = 200
 """Jobs times classes kept per provider: a few dozen kilobytes."""
 TEXT_CHARS: Final = 300
@@ -28,12 +28,12 @@ TEXT_CHARS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One class of failure. Times are Unix seconds, of the clocks of those who saw it."""
+    """One class of failure. Times are Unix seconds, of the clocks of the workers that saw it."""
 
     provider: str
     job_id: str
     name: str  # of the failure, as in the workers' table of fates
-    text: str  # what was said the last time, cut; foreign text, to be escaped where it is shown
+    text: str  # the last message, cut; foreign text, to be escaped where it is shown
     count: int
     since: float
     last: float
@@ -47,7 +47,7 @@ class CauseBook:
         self._scripts = Scripts(client)
 
     def note(self, causes: Iterable[Cause]) -> None:
-        """Add to what others noted."""
+        """Add to what other workers have noted."""
         by_provider: dict[str, list[Cause]] = {}
         for cause in causes:
             by_provider.setdefault(cause.provider, []).append(cause)

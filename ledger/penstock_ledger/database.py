@@ -41,7 +41,7 @@ from penstock_ledger.tables import HEAD
 
 T = TypeVar("T")
 
-CACHE_KIB: Final = 32 * 1024  # per connection, so that the index pages of a million rows stay at hand
+CACHE_KIB: Final = 32 * 1024  # per connection, so that the index pages of a million rows stay in memory
 CHECKPOINT_PAGES: Final = 8_000  # 32 MiB of log: pages that many commits touch are written back once, not each time
 WRITE_ATTEMPTS: Final = 5  # of one transaction that lost a deadlock or the wait for the lock
 RETRY_BASE_S: Final = 0.02  # doubles with each attempt, with full jitter: deadlock partners must not meet again
@@ -192,7 +192,7 @@ os.register_at_fork(after_in_child=_forget_connections)
 
 
 def _place(url: URL) -> str:
-    """What a person has to look at: the file, or host and database. Never the password."""
+    """The database as messages name it: the file, or host and database, never the password."""
     if url.get_backend_name() == "sqlite":
         return str(url.database)
     host = url.host or url.query.get("host") or "localhost"
@@ -217,7 +217,9 @@ def _parsed(url: str) -> URL:
 
 def _checked_sqlite(url: URL) -> URL:
     if not url.database or url.database == ":memory:":
-        raise DatabaseUnusable("sqlite without a file forgets everything and cannot be shared: use sqlite:///file")
+        raise DatabaseUnusable(
+            "sqlite without a file loses everything at the end of the process and cannot be shared: use sqlite:///file"
+        )
     folder = Path(url.database).absolute().parent
     if not folder.is_dir():
         raise DatabaseUnusable(f"the folder {folder} of the database does not exist: create it first")

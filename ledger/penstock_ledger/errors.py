@@ -15,8 +15,8 @@ PenstockError               root of what any package of Penstock raises on purpo
     ├── NothingToReplay         no dead letter matches
     ├── FeedLost                another feeder holds the feed: stop, and do not move its cursor
     ├── SpoolConflict           the same document id was pushed with another body
-    ├── RedisForgot             Redis lost its memory; rebuild it from SQL first
-    └── RedisUnfit              this Redis must not be worked with
+    ├── RedisForgot             Redis lost what it held; it is rebuilt from SQL first
+    └── RedisUnfit              this Redis would lose work
 
 ``exit_status`` is what the command line ends with when the error ends a command.
 """
@@ -25,6 +25,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar, Final
+
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_USAGE",
+    "DatabaseUnavailable",
+    "DatabaseUnusable",
+    "FeedLost",
+    "JobClosed",
+    "JobConflict",
+    "JobError",
+    "JobNotFound",
+    "JobNotReplayable",
+    "LedgerError",
+    "NothingToReplay",
+    "PenstockError",
+    "RedisForgot",
+    "RedisUnfit",
+    "SchemaError",
+    "SchemaMissing",
+    "SchemaTooNew",
+    "SpoolConflict",
+    "shown_ids",
+]
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2  # bad usage or input: another argument, file or setting is needed
@@ -45,8 +68,8 @@ class PenstockError(Exception):
     exit_status: ClassVar[int] = EXIT_FAILED
 
     @property
-    def told(self) -> str:
-        """The message for who may not see what documents, prompts and other people's jobs hold."""
+    def public_message(self) -> str:
+        """The message without the content of documents, prompts and other tenants' jobs: what a remote door may show."""
         return str(self)
 
 
@@ -124,7 +147,7 @@ class JobConflict(JobError):
         )
 
     @property
-    def told(self) -> str:
+    def public_message(self) -> str:
         return str(JobConflict(self.job_key, self.job_id))
 
 
@@ -163,7 +186,7 @@ class FeedLost(LedgerError):
 
     def __init__(self, job_id: str, generation: int, fence: int) -> None:
         super().__init__(
-            f"feed {job_id}/{generation} is no longer ours at fence {fence}: stop feeding it; its new owner goes on"
+            f"feed {job_id}/{generation} is no longer led here at fence {fence}: stop feeding it; its new owner goes on"
         )
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 from penstock_ledger.database import Database
 from penstock_ledger.errors import FeedLost
 from penstock_ledger.model import Feed, FeedKind, JobState
-from penstock_ledger.storable import json_text
+from penstock_ledger.stored_values import json_text
 from penstock_ledger.tables import feeds, jobs, spool
 
 
@@ -30,7 +30,7 @@ class FeedStore:
         return self._db.read(lambda connection: [feed_of(row) for row in connection.execute(query)])
 
     def lease_feed(self, job_id: str, generation: int, owner: str, ttl_s: float) -> Feed | None:
-        """Become or stay the leader for ``ttl_s`` seconds; None when somebody else is, or there is no such feed."""
+        """Become or stay the leader for ``ttl_s`` seconds; None when another process is, or there is no such feed."""
         which = (feeds.c.job_id == job_id) & (feeds.c.generation == generation)
 
         def lease(connection: Connection) -> Feed | None:
@@ -38,7 +38,7 @@ class FeedStore:
             now = self._db.now(connection)
             if row is None or (row.owner not in (None, owner) and row.lease_until > now):
                 return None
-            fence = row.fence + (row.owner != owner)
+            fence = row.fence if row.owner == owner else row.fence + 1
             connection.execute(update(feeds).where(which).values(owner=owner, lease_until=now + ttl_s, fence=fence))
             return feed_of(row, fence=fence)
 
@@ -57,18 +57,18 @@ class FeedStore:
         self._db.write(lambda connection: connection.execute(query))
 
     def release_feed(self, feed: Feed, owner: str) -> None:
-        """Let the next leader start at once. Nothing happens when the feed is no longer ours."""
-        query = update(feeds).where(*_ours(feed, owner)).values(owner=None, lease_until=None)
+        """Let the next leader start at once. Nothing happens when ``owner`` no longer leads it."""
+        query = update(feeds).where(*_led_by(feed, owner)).values(owner=None, lease_until=None)
         self._db.write(lambda connection: connection.execute(query))
 
     def advance_feed(self, feed: Feed, owner: str, *, cursor: dict[str, Any], exhausted: bool) -> None:
         """Make the reading position durable. Raises FeedLost when another feeder took over, or the feed was rewound."""
-        query = update(feeds).where(*_ours(feed, owner)).values(cursor=json_text(cursor), exhausted=exhausted)
+        query = update(feeds).where(*_led_by(feed, owner)).values(cursor=json_text(cursor), exhausted=exhausted)
         if self._db.write(lambda connection: connection.execute(query).rowcount) == 0:
             raise FeedLost(feed.job_id, feed.generation, feed.fence)
 
     def rewind_feeds(self, job_id: str) -> None:
-        """Read everything of the job again from the start; whoever leads a feed now must lease it anew."""
+        """Read everything of the job again from the start; the leader of a feed must lease it anew."""
         back = update(feeds).where(feeds.c.job_id == job_id)
         unfed = update(spool).where(spool.c.job_id == job_id, spool.c.fed)
 
@@ -101,7 +101,7 @@ def add_feed(
     return feed
 
 
-def _ours(feed: Feed, owner: str) -> tuple[Any, ...]:
+def _led_by(feed: Feed, owner: str) -> tuple[Any, ...]:
     return (
         feeds.c.job_id == feed.job_id,
         feeds.c.generation == feed.generation,

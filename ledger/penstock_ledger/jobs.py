@@ -15,7 +15,7 @@ from penstock_ledger.feeds import FeedStore, add_feed
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob
 from penstock_ledger.outcome_insert import insert_outcomes
 from penstock_ledger.outcome_rows import letter_row
-from penstock_ledger.storable import json_text
+from penstock_ledger.stored_values import json_text
 from penstock_ledger.tables import jobs, outcomes, spool
 from penstock_ledger.tallies import grouped, subtract
 
@@ -66,7 +66,7 @@ class JobStore(FeedStore):
     ) -> bool:
         """Move a job to ``to`` if it is in one of ``expect``; False when it is not (or there is no such job).
 
-        ``resume_at`` (Unix seconds) is when a pause ends by itself; whoever steers the job sees to it.
+        ``resume_at`` (Unix seconds) is when a pause ends by itself: the control loop resumes the job then.
         """
         query = (
             update(jobs)
@@ -76,7 +76,7 @@ class JobStore(FeedStore):
         return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
 
     def amend(self, job_id: str, spec: Mapping[str, Any], digest: str, *, expect: str) -> bool:
-        """Replace the spec of a job whose digest still is ``expect``; False when somebody else was first.
+        """Replace the spec of a job whose digest still is ``expect``; False when another process was first.
 
         For limits of the job as a whole only: workers keep what they have read of a spec.
         """
@@ -126,17 +126,17 @@ class JobStore(FeedStore):
 
 def _differences(known: Job, new: NewJob) -> list[str]:
     """In what a submit differs from the job that has its key: each field with both values, cut to some characters."""
-    told = [
+    differences = [
         f"{name} was {_shown(known.spec.get(name))}, is now {_shown(new.spec.get(name))}"
         for name in sorted(known.spec.keys() | new.spec.keys())
         if known.spec.get(name) != new.spec.get(name)
     ]
     places = [str(source.get("uri", source.get("kind"))) for source in (known.source, new.source)]
     if places[0] != places[1]:
-        told.append(f"source was {places[0]}, is now {places[1]}")
+        differences.append(f"source was {places[0]}, is now {places[1]}")
     elif any(known.source.get(name) != new.source.get(name) for name in ("sha256", "etag", "size")):
-        told.append(f"the content of {places[0]} has changed")
-    return told
+        differences.append(f"the content of {places[0]} has changed")
+    return differences
 
 
 def _shown(value: Any) -> str:

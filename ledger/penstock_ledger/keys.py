@@ -10,7 +10,7 @@ penstock:epoch:rebuilt              string  short-lived: Redis was rebuilt latel
 penstock:<job>:<gen>:done:<n>       hash    completed set, bucket n = crc32(doc) % buckets; field = document id (its
                                             sha256 when longer than 64 bytes), value "" done, "!" dead
 penstock:<job>:<gen>:window         hash    document id -> position in the source: fed and not settled
-penstock:<job>:<gen>:starts         hash    document id -> starts that nobody has concluded yet
+penstock:<job>:<gen>:starts         hash    document id -> starts without a conclusion so far
 penstock:<job>:stats                hash    counters: succeeded, succeeded_after_retry, dead, dead:<reason>, calls,
                                             retries, rate_limited, prompt_tokens, completion_tokens, cost_microusd, skipped
 penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running
@@ -31,7 +31,7 @@ penstock:door:<digest of task id>   string  how often a remote door has begun th
 penstock:sweep:<unacked key>        string  short-lived: some worker has looked for ended leases of a lane just now
 penstock:sweep:<unacked key>:ahead  string  since when leases of a time to come were seen: this server's clock stepped back
 penstock:relayed:<queue>            zset    tag -> since when its message lies in RabbitMQ (Unix seconds, this server's
-                                            clock) and nobody has taken it; it is in `unacked` all the while
+                                            clock) and no worker has taken it; it is in `unacked` all the while
 penstock:shovel:<queue>             string  short-lived: the process that moves the queue's messages to RabbitMQ
 <queue>                             list    kombu's own: raw messages
 unacked.<lane>                      hash    kombu's own, and so are the next: tag -> message that a worker holds
@@ -52,6 +52,42 @@ from math import ceil
 from typing import Final
 
 from penstock_ledger.model import FeedKind, Job
+
+__all__ = [
+    "DEAD",
+    "DONE",
+    "EPOCH",
+    "EPOCH_REBUILT",
+    "EPOCH_RUN",
+    "MAX_FIELD_BYTES",
+    "OLDER_UNACKED",
+    "OLDER_UNACKED_INDEX",
+    "PARKED_UNKNOWN",
+    "PER_BUCKET",
+    "PREFIX",
+    "QUEUE_PREFIX",
+    "REFUSED",
+    "UNKNOWN_BUCKETS",
+    "WORKERS",
+    "bucket_count",
+    "buckets_for",
+    "delayed",
+    "delayed_clock",
+    "delayed_raw",
+    "done_bucket",
+    "done_field",
+    "door_starts",
+    "drains",
+    "failing",
+    "feed_scope",
+    "job_scope",
+    "relayed",
+    "shovel",
+    "unacked",
+    "unacked_index",
+    "unacked_mutex",
+    "worker",
+]
 
 PREFIX: Final = "penstock:"
 QUEUE_PREFIX: Final = "penstock."  # of a lane's queue

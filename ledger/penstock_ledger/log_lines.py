@@ -1,4 +1,4 @@
-"""How every process of ours writes its log: one record, one line; no secrets, and nothing that steers a terminal."""
+"""How every Penstock process writes its log: one record, one line; no secrets, and nothing that steers a terminal."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any, Final
 
 from penstock_ledger.redaction import redact
 
+__all__ = ["LineFormatter", "log_to_stderr", "make_safe", "one_line", "several_lines"]
+
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-INDENT: Final = "    "  # before the lines of a traceback: only a record of ours starts in the first column
+INDENT: Final = "    "  # before the lines of a traceback: only a record starts in the first column
 
 # C0 and C1 controls but the tab, DEL, the bidirectional overrides and the line separators: everything that moves a
 # cursor, colours, hides or reorders text, or begins a line.
@@ -63,7 +65,7 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 
 
 def make_safe(logger: logging.Logger) -> None:
-    """Give the handlers of a logger that somebody else has set up our formatter."""
+    """Give this module's formatter to the handlers of a logger that other code has set up."""
     for handler in logger.handlers:
         if not isinstance(handler.formatter, LineFormatter):
             handler.setFormatter(LineFormatter())

@@ -1,4 +1,4 @@
-"""Which fed documents are nowhere: in no place where a message can be.
+"""Which fed documents have no message: not in any place where one can be.
 
 Places are read in the direction in which messages move, queue -> unacked -> delayed -> parked, so that one that moves
 during the look is seen at its next place. A message that goes back to the queue meanwhile can still be missed.
@@ -16,7 +16,7 @@ from penstock_ledger.redis_scripts import BATCH_MAX, TAGS_MAX, Scripts
 
 
 def find_missing(client: Any, scripts: Scripts, queue: str, wanted: dict[str, ItemKey]) -> list[ItemKey]:
-    """The items among ``wanted`` (by tag) whose message is nowhere. Time grows with the window and the queue."""
+    """The items among ``wanted`` (by tag) without a message. Time grows with the window and the queue."""
     lost = dict(wanted)
     _drop(lost, _listed_tags(scripts, queue))
     for unacked in (keys.unacked(queue), keys.OLDER_UNACKED):  # workers of before the last upgrade may hold some
@@ -33,9 +33,9 @@ def _drop(lost: dict[str, ItemKey], found: Iterable[str]) -> None:
 
 
 def _listed_tags(scripts: Scripts, name: str) -> Iterator[str]:
-    """Tags of a list that grows at its left while it is read: messages shift towards us, so none is passed over.
+    """Tags of a list that grows at its left while it is read: messages shift towards the reader, so none is passed over.
 
-    The end is where it was when the walk began or later; kombu consumes there and our walk just ends earlier.
+    The end is where it was when the walk began or later; kombu consumes there, and then the walk ends earlier.
     """
     first = 0
     while True:

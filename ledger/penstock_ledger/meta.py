@@ -14,7 +14,7 @@ _EPOCH = "epoch"
 
 
 class Meta:
-    """The epoch names what Redis must remember: a Redis without it knows nothing of this database."""
+    """The epoch is the sentinel that Redis holds for this database: a Redis without it has lost what it held."""
 
     def __init__(self, db: Database) -> None:
         self._db = db

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+__all__ = ["Counts", "DeadLetter", "Feed", "FeedKind", "ItemKey", "Job", "JobState", "NewJob", "Result"]
+
 
 class ItemKey(NamedTuple):
     """Names one execution history of one document: replaying a document makes a new generation, never an overwrite."""

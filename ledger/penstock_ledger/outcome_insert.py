@@ -1,4 +1,4 @@
-"""The group commit's insert: first writer wins, hundreds of rows per statement, and the losers by name.
+"""The group commit's insert: first writer wins, hundreds of rows per statement, and which rows lost.
 
 The statements are compiled once and handed to the driver with flat tuples: SQLAlchemy's per-row work would cost more
 than the database does.
@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, literal_column, select
 from penstock_ledger.array_literals import ARRAY_TYPES, array_literals
 from penstock_ledger.model import ItemKey
 from penstock_ledger.outcome_rows import COLUMNS, KEY_COLUMNS, OutcomeRow, key_of
-from penstock_ledger.storable import Words
+from penstock_ledger.stored_values import Words
 from penstock_ledger.tables import outcomes
 from penstock_ledger.tallies import add_rows
 
@@ -28,7 +28,7 @@ _BLOBS: Final = (COLUMNS.index("request"), COLUMNS.index("body"))
 
 # A worker that was frozen may come back with outcomes of a job that has been purged meanwhile: its rows go nowhere.
 _SQLITE_INSERT: Final = (
-    f"INSERT INTO outcomes ({', '.join(COLUMNS)})"  # noqa: S608  # made of our own column names
+    f"INSERT INTO outcomes ({', '.join(COLUMNS)})"  # noqa: S608  # made of column names
     f" SELECT {', '.join(f'?{place}' for place in range(1, len(COLUMNS) + 1))}"
     " WHERE EXISTS (SELECT 1 FROM jobs WHERE jobs.job_id = ?1) ON CONFLICT DO NOTHING"
 )
@@ -62,7 +62,7 @@ def terminal_keys(connection: Connection, keys: Iterable[ItemKey], *conditions: 
 
 
 def _insert_sqlite(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
-    """The write lock is ours, so rows above today's highest rowid are our own: the others lost.
+    """The transaction holds the write lock, so rows above the highest rowid so far are its own: the others lost.
 
     A savepoint to undo and look first would cost a copy of every page that the rows touch.
     """
@@ -106,7 +106,7 @@ _COLUMN_TYPES: Final = tuple(
 )
 # One statement of constant text and one array per column, whatever the number of rows: nothing is parsed anew.
 _POSTGRESQL_INSERT: Final = (
-    f"INSERT INTO outcomes ({', '.join(COLUMNS)}) SELECT new.* FROM unnest("  # noqa: S608  # made of our own column names
+    f"INSERT INTO outcomes ({', '.join(COLUMNS)}) SELECT new.* FROM unnest("  # noqa: S608  # made of column names
     + ", ".join(f"%s::{ARRAY_TYPES[kind][0]}" for kind in _COLUMN_TYPES)
     + f") AS new ({', '.join(COLUMNS)}) WHERE EXISTS (SELECT FROM jobs WHERE jobs.job_id = new.job_id)"
     + " ON CONFLICT DO NOTHING RETURNING job_id, generation, doc_id"

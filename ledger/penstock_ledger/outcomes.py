@@ -13,6 +13,7 @@ from penstock_ledger.model import Counts, DeadLetter, ItemKey, Result
 from penstock_ledger.outcome_insert import insert_outcomes, terminal_keys
 from penstock_ledger.outcome_rows import (
     KEY_COLUMNS,
+    RESULT_COLUMNS,
     OutcomeRow,
     letter_from,
     letter_row,
@@ -89,7 +90,7 @@ class OutcomeStore:
 
     def results(self, job_id: str, page: int = PAGE) -> Iterator[Result]:
         """Visible results by generation and document id."""
-        query = _visible(job_id).where(_IS_RESULT)
+        query = select(*RESULT_COLUMNS).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
         return self._paged(query, page, result_from)
 
     def dead_letters(
@@ -129,6 +130,13 @@ class OutcomeStore:
             if len(rows) < page:
                 return
             after = rows[-1].doc_id
+
+    def refused_lines(self, job_id: str) -> frozenset[int]:
+        """The lines of a job's source whose rows were refused when it was submitted."""
+        query = select(outcomes.c.line).where(
+            outcomes.c.job_id == job_id, outcomes.c.generation == 1, _IS_DEAD, outcomes.c.line.is_not(None)
+        )
+        return frozenset(row.line for row in self._rows(query))
 
     def terminal_docs(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[list[tuple[str, bool]]]:
         """Pages of (document id, is dead) of one generation: what the completed set is rebuilt from.

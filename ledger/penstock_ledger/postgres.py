@@ -1,4 +1,4 @@
-"""How PostgreSQL is connected to: bounded waits, connections with names, and nothing that needs a session of our own.
+"""How PostgreSQL is connected to: bounded waits, connections with names, and nothing that needs a session of its own.
 
 Behind PgBouncer in transaction mode each transaction may have another server connection. So nothing is prepared, no SET
 outlives its transaction, locks are the transaction's, and start-up parameters are only those that PgBouncer knows.
@@ -16,7 +16,7 @@ from sqlalchemy.engine import ExceptionContext
 
 APPLICATION: Final = "penstock"  # what our connections' names start with, in pg_stat_activity
 POOL_SIZE: Final = 4  # two threads that settle and begin, and two reads of large documents beside them
-POOL_WAIT_S: Final = 30.0  # for a connection of our own pool to come free
+POOL_WAIT_S: Final = 30.0  # for a connection of this process's pool to come free
 CONNECT_TIMEOUT_S: Final = 10
 IDLE_IN_TRANSACTION_S: Final = 60.0  # a process that was frozen in a transaction loses its locks after this
 # A server that vanished without a word is noticed within half a minute, not after the two hours of most systems.
@@ -35,13 +35,13 @@ class Connections(NamedTuple):
     """Of a PostgreSQL server, to all its databases."""
 
     used: int
-    ours: int  # of Penstock's, by their names; behind a pooler they are counted as it last named them
+    by_penstock: int  # by their names; behind a pooler they are counted as it last named them
     limit: int
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long the server may spend for us on one statement, and in it on one lock, in seconds; 0 is without end."""
+    """How long the server may spend on one statement, and in it on one lock, in seconds; 0 is without end."""
 
     statement_s: float = 60.0
     lock_s: float = 10.0  # a lock that is not had by then fails the transaction, which is tried again
@@ -98,7 +98,7 @@ def _bounded_by(waits: Waits) -> Any:
 
 
 def _limits(statement_s: float, lock_s: float) -> str:
-    """One round trip. SET LOCAL ends with the transaction: a pooler gives the connection to somebody else then."""
+    """One round trip. SET LOCAL ends with the transaction: a pooler gives the connection to another client then."""
     limits = {
         "statement_timeout": statement_s,
         "lock_timeout": lock_s,

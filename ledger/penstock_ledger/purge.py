@@ -13,7 +13,7 @@ ROWS_PER_STEP: Final = 1_000  # with bodies of some kilobytes, a step writes som
 
 
 def purge_job(database: Database, job_id: str) -> int:
-    """Delete all of a job; returns how many outcomes it had. For jobs that are final: nothing here looks.
+    """Delete all of a job; returns how many outcomes it had. Only for jobs that are final, which the caller has to see to.
 
     The job's own row goes last, so that an interrupted purge can be repeated.
     """

@@ -1,7 +1,7 @@
-"""Secrets out of everything that is shown, stored, logged or sent on: the one place that knows them.
+"""Keeps secrets out of everything that is shown, stored, logged or sent on: the one place that knows them.
 
 Two kinds are known. Values that this process was given (API keys, passwords inside URLs, variables with names such as
-``…_TOKEN``), which whoever reads them says with ``remember``; and the shapes of keys that providers hand out, wherever
+``…_TOKEN``), which the code that reads them passes to ``remember``; and the shapes of keys that providers hand out, wherever
 they come from. A text without any costs about a microsecond.
 """
 
@@ -13,6 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+__all__ = [
+    "HIDDEN",
+    "hide",
+    "is_secret_name",
+    "looks_secret",
+    "redact",
+    "redact_bytes",
+    "remember",
+    "remember_url",
+    "remember_variables",
+]
 
 HIDDEN: Final = "[redacted]"
 MIN_CHARS: Final = 6  # a shorter value is part of ordinary words: hiding it would make texts unreadable

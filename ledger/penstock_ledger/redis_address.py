@@ -1,7 +1,7 @@
 """Where Redis is: the one reading of ``redis_url``, and clients for it.
 
     redis://[user:password@]host[:6379][/db]               one server
-    rediss://…?ssl_ca_certs=/ca.pem                        the same over TLS; certificates are checked unless told otherwise
+    rediss://…?ssl_ca_certs=/ca.pem                        the same over TLS; certificates are checked by default
     unix:///run/redis.sock?db=0                            a unix socket
     sentinel://[user:password@]host[:26379][,host2[:port]…][/db]?service=mymaster
                                                            whichever server these Sentinels call the master
@@ -72,7 +72,7 @@ class RedisAddress:
             raise ValueError("name at least one Sentinel: sentinel://host:26379,host2:26379/0?service=mymaster")
         host, port = sentinels[0]
         rest = urlencode({name: value for name, value in query.items() if name not in _OWN_OPTIONS})
-        netloc = f"{login}@" * bool(login) + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        netloc = (f"{login}@" if login else "") + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         server = urlunsplit(("rediss" if parts.scheme == "sentinels" else "redis", netloc, parts.path, rest, ""))
         _read(server)
         named = {"username": query.get("sentinel_username"), "password": query.get("sentinel_password")}

@@ -1,4 +1,4 @@
-"""Whether a Redis is fit to be worked with, and whether it still is the one that we know."""
+"""Whether a Redis is fit to be worked with, and whether it still is the one that was set up."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ def run_id(client: redis.Redis) -> str:
 def check(client: redis.Redis) -> None:
     """Raises RedisUnfit with the fix. Only INFO is asked: managed services often forbid CONFIG.
 
-    What a server does not tell is warned of: nobody but its operator can know it.
+    A value that the server does not report is a warning: only its operator can know it.
     """
     server = _info(client, "server")
     version = tuple(int(part) for part in str(server["redis_version"]).split(".")[:2])
     if version < MIN_VERSION:
         wanted = ".".join(map(str, MIN_VERSION))
         raise RedisUnfit(f"redis_version is {server['redis_version']}; use Redis {wanted} or newer, or Valkey")
-    if mode(server) == "cluster":
+    if is_cluster(server):
         raise RedisUnfit("redis_mode is cluster: one step touches keys of several slots; use one Redis with replicas")
-    told = _info(client, "memory")
-    if "maxmemory_policy" not in told:
+    memory_info = _info(client, "memory")
+    if "maxmemory_policy" not in memory_info:
         log.warning(
-            "Redis does not tell its maxmemory-policy: make sure that it is noeviction, or a full one drops queued work"
+            "Redis does not report its maxmemory-policy: make sure that it is noeviction, or a full one drops queued work"
         )
-    elif int(told.get("maxmemory", 0)) and told["maxmemory_policy"] != "noeviction":
+    elif int(memory_info.get("maxmemory", 0)) and memory_info["maxmemory_policy"] != "noeviction":
         raise RedisUnfit(
-            f"maxmemory-policy is {told['maxmemory_policy']}: a full Redis would drop queued work in silence; set it to "
+            f"maxmemory-policy is {memory_info['maxmemory_policy']}: a full Redis would drop queued work in silence; set it to "
             "noeviction (CONFIG SET maxmemory-policy noeviction, and in redis.conf or the service's parameter group)"
         )
 
 
-def mode(server: Mapping[str, Any]) -> str:
-    """`standalone`, `sentinel` or `cluster`, from an INFO. Valkey calls the field by another name."""
-    return str(server.get("server_mode") or server.get("redis_mode") or "standalone")
+def is_cluster(server: Mapping[str, Any]) -> bool:
+    """Whether the INFO of a server says that it is one of a cluster. Valkey calls the field by another name."""
+    return "cluster" in (server.get("server_mode"), server.get("redis_mode"))
 
 
 def _info(client: redis.Redis, section: str) -> dict[str, Any]:

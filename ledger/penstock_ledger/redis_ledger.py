@@ -34,12 +34,12 @@ from penstock_ledger.model import ItemKey, Job, JobState
 from penstock_ledger.redis_scripts import BATCH_MAX, Scripts
 from penstock_ledger.settle_chunks import settle_chunks
 
-PUBLISH_BYTES_MAX: Final = 4 * 1024 * 1024  # of messages per call: Redis copies them while everyone else waits
+PUBLISH_BYTES_MAX: Final = 4 * 1024 * 1024  # of messages per call: Redis copies them while all other clients wait
 SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
-LONGEST_DELAY_S: Final = 90_000.0  # of a retry, where the caller knows no better: no setting allows more than a day
+LONGEST_DELAY_S: Final = 90_000.0  # of a retry, as a default: no setting allows more than a day
 HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
 REBUILT_S: Final = 300  # workers lose what they held from before within a visibility timeout, a minute by default
-WORKER_FORGOTTEN_S: Final = 60  # a worker that was silent for so long is not listed
+WORKER_FORGOTTEN_S: Final = 60  # a worker without a heartbeat for so long is not listed
 FOREIGN_TO_SQL: Final = ("skipped", "rate_limited")  # counters that only Redis has: a reset keeps them
 
 _STATES: Final = {
@@ -71,13 +71,14 @@ class RedisLedger:
     # -- the life of an item -------------------------------------------------------------------------------------------
 
     def publish(
-        self, queue: str, docs: Sequence[Publish], buckets: int, *, urgent: bool = False, again: bool = False
+        self, queue: str, docs: Iterable[Publish], buckets: int, *, urgent: bool = False, again: bool = False
     ) -> PublishReport:
-        """Queue documents that are neither finished nor in the window.
+        """Queue documents that are neither finished nor in the window, in calls of at most BATCH_MAX documents and
+        PUBLISH_BYTES_MAX bytes.
 
         ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming end. ``again`` is for
         documents in the window whose message is lost: they are queued again and stay in the window all the while.
-        Raises RedisForgot when the sentinel is not ours; calls before the one that found out have been published.
+        Raises RedisForgot when the sentinel is missing or another; earlier calls have been published then.
         """
         published = done = in_window = 0
         for feed, chunk in _feed_chunks(docs):
@@ -142,7 +143,7 @@ class RedisLedger:
     ) -> list[tuple[str, str]]:
         """(document id, position) of those in the window that are neither queued nor unacked, delayed or parked.
 
-        A document that moves between two places during the look may be named wrongly: believe it the second time.
+        A document that moves between two places during the look may be named by mistake: act on those that are named twice.
         """
         window = {ItemKey(job_id, generation, doc): position for doc, position in self.window(job_id, generation)}
         lost = find_missing(self._client, self._scripts, queue, {tag_of(key): key for key in window})
@@ -185,7 +186,7 @@ class RedisLedger:
             return Depth(*pipe.execute())
 
     def stats(self, job_id: str) -> dict[str, int]:
-        """Counters since the job started, as far as Redis remembers. They decorate; SQL decides."""
+        """Counters since the job started, as far as Redis remembers. They are for people; what decides is counted in SQL."""
         found = self._client.hgetall(_stats(job_id))
         return {name.decode(): max(0, int(value)) for name, value in found.items()}
 
@@ -215,7 +216,7 @@ class RedisLedger:
         return int(self._client.llen(keys.PARKED_UNKNOWN))
 
     def note_drain(self, drained: Drained) -> None:
-        """A worker says how it ended, for the fleet's figures."""
+        """Count how a worker stopped, for the fleet's figures."""
         lane, finished, requeued = drained
         with self._client.pipeline(transaction=True) as pipe:
             pipe.hincrby(keys.drains(lane), "items_finished", finished)
@@ -230,7 +231,7 @@ class RedisLedger:
         return redis_health.memory(self._redis)
 
     def heartbeat(self, worker: str, info: Mapping[str, str]) -> None:
-        """A worker says that it lives, and something about itself (a few short texts)."""
+        """Note that a worker lives, with a few short texts about it."""
         self._scripts.heartbeat(worker, WORKER_FORGOTTEN_S, info or {"name": worker})
 
     def workers(self) -> list[WorkerSeen]:
@@ -250,14 +251,14 @@ class RedisLedger:
             for (name, at), info in zip(seen, infos, strict=True)
         )
 
-    # -- what Redis knows of itself, and its cure ----------------------------------------------------------------------
+    # -- whether Redis lost what it held ------------------------------------------------------------------------------
 
     def preflight(self) -> None:
         """Raises RedisUnfit, with the fix, for a Redis that would lose work."""
         redis_health.check(self._redis)
 
     def check_epoch(self) -> bool:
-        """Whether Redis still is what we knew: it holds our epoch and has not restarted since that was written."""
+        """Whether Redis still holds this database's epoch and has not restarted since that was written."""
         self._run_seen = redis_health.run_id(self._redis)
         epoch, run = self._client.mget(keys.EPOCH, keys.EPOCH_RUN)
         return bool(epoch == self._epoch.encode() and run == self._run_seen.encode())
@@ -265,7 +266,7 @@ class RedisLedger:
     def install_epoch(self) -> None:
         """Declare Redis rebuilt, as of the server that ``check_epoch`` saw: a restart since then is found next time."""
         run = self._run_seen or redis_health.run_id(self._redis)
-        self._client.set(keys.EPOCH_REBUILT, "1", ex=REBUILT_S)  # first: windows must not be believed before
+        self._client.set(keys.EPOCH_REBUILT, "1", ex=REBUILT_S)  # first: until then, windows may not be complete
         self._client.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
 
     def rehydrate(self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int) -> int:
@@ -274,7 +275,7 @@ class RedisLedger:
         return sum(self._scripts.rehydrate(feed, chunk, buckets) for chunk in _chunks(docs, BATCH_MAX))
 
     def set_job_state(self, job_id: str, state: JobState) -> None:
-        """Tell workers. A job in a state that they need not know of has no key."""
+        """Write the state that workers see at begin. A job in a state that is nothing to them has no key."""
         seen_as = _STATES.get(state)
         if seen_as is None:
             self._client.delete(f"{keys.job_scope(job_id)}:state")

@@ -7,12 +7,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
+import msgspec
 import redis
 
 from penstock_ledger import keys
 from penstock_ledger.batches import (
     Begin,
-    BeginVerdict,
+    BeginReply,
     Begun,
     Publish,
     PublishReport,
@@ -57,11 +58,11 @@ class Scripts:
     ) -> PublishReport | bytes:
         """One feed's documents. Returns the epoch found instead when it is not ``epoch``."""
         scope = keys.feed_scope(*feed)
-        arguments: list[Argument] = [epoch, f"{scope}:done:", int(urgent), int(again)]
-        for key, position, _, raw in docs:
-            field = keys.done_field(key.doc_id)
-            arguments += (keys.done_bucket(field, buckets), field, key.doc_id, position, raw)
-        answer = self._publish([keys.EPOCH, queue, f"{scope}:window"], arguments)
+        entries, fields = _publish_entries(docs, buckets)
+        arguments = [epoch, f"{scope}:done:", int(urgent), int(again), msgspec.msgpack.encode(entries)]
+        answer = self._publish(
+            [keys.EPOCH, queue, f"{scope}:window"], [*arguments, *(doc.raw for doc in docs), *fields]
+        )
         return answer if isinstance(answer, bytes) else PublishReport(*answer)
 
     def begin(self, items: Sequence[Begin], epoch: str) -> list[Begun]:
@@ -69,7 +70,7 @@ class Scripts:
         for key, buckets in items:
             arguments += _place(key, buckets)
         answer = self._begin([keys.EPOCH, keys.EPOCH_REBUILT], arguments)
-        return [Begun(BeginVerdict(answer[i]), answer[i + 1]) for i in range(0, len(answer), 2)]
+        return [Begun(BeginReply(answer[i]), answer[i + 1]) for i in range(0, len(answer), 2)]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
         finished = len(batch.done) + len(batch.dead)
@@ -123,6 +124,25 @@ class Scripts:
         arguments: list[Argument] = [keep_s, gap_s, most, *(value for entry in entries for value in entry)]
         kept: int = self._causes([keys.failing(provider)], arguments)
         return kept
+
+
+_PUBLISH_HEAD: Final = 5  # arguments of publish.lua before the messages
+
+
+def _publish_entries(docs: Sequence[Publish], buckets: int) -> tuple[list[tuple[str | int, ...]], list[bytes]]:
+    """What publish.lua gets for each document beside its message, and the fields of those that need one of their own."""
+    entries: list[tuple[str | int, ...]] = []
+    fields: list[bytes] = []
+    for key, position, _ in docs:
+        doc_id = key.doc_id
+        field = keys.done_field(doc_id)
+        bucket = keys.done_bucket(field, buckets)
+        if field == doc_id.encode():
+            entries.append((doc_id, position, bucket))
+        else:
+            fields.append(field)
+            entries.append((doc_id, position, bucket, _PUBLISH_HEAD + len(docs) + len(fields)))
+    return entries, fields
 
 
 def _place(key: ItemKey, buckets: int) -> tuple[Argument, ...]:

@@ -90,7 +90,7 @@ def _distinct(docs: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], dict
 
 
 def _check_open(connection: Connection, job_id: str, docs: Iterable[str]) -> None:
-    """The row stays share-locked until we commit, so that a concurrent close counts our documents too."""
+    """The row stays share-locked until the commit, so that a concurrent close counts these documents too."""
     query = select(jobs.c.total).where(jobs.c.job_id == job_id).with_for_update(read=True)
     row = connection.execute(query).one_or_none()
     if row is None:

@@ -1,4 +1,4 @@
-"""The write lock of an SQLite file: taken when a transaction begins, and spoken of when it does not come.
+"""The write lock of an SQLite file: taken when a transaction begins, and logged when it does not come.
 
 Each holder keeps it for milliseconds, so a wait of seconds has a cause that a person may want to know: a backup, a shell
 that left a transaction open, a process that was stopped in the middle of one.
@@ -64,6 +64,6 @@ class WriteLock:
 
 
 def is_busy(error: BaseException | None) -> bool:
-    """Whether SQLite said that somebody else has the file."""
+    """Whether SQLite said that another connection has the file."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

@@ -1,9 +1,9 @@
 """What a failure of a store means for what was being written: the one place that tells one kind from another.
 
-``REFUSED``: the same again gets the same answer, so whoever writes a group looks for the culprit in it. ``AWAY``: the store
-cannot be reached, has no room, or somebody else holds it; waiting helps, a restart of ours does not. ``FAULTY``: it answers,
-with something that is none of these: waiting may help, and so may a restart (a password that was changed, a pool of
-connections that never comes free).
+``REFUSED``: the same again gets the same answer, so the caller looks for the one row of its group that is refused.
+``AWAY``: the store cannot be reached, has no room, or is locked by another process; waiting helps, restarting this process
+does not. ``FAULTY``: it answers, with something that is none of these: waiting may help, and so may a restart (a password
+that was changed, a pool of connections that never comes free).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS_MAX: Final = 300  # characters of an error in a log line
 
 
 class Trouble(Enum):
-    """See the module's own words."""
+    """The three kinds that the top of this module explains."""
 
     REFUSED = "refused"
     AWAY = "away"
@@ -95,9 +95,9 @@ def trouble_of(error: BaseException) -> Trouble:
 
 def in_words(error: BaseException) -> str:
     """``error`` for a log line: its class and its first line, which holds no values of a row."""
-    told = error.orig if isinstance(error, StatementError) and error.orig is not None else error
-    first = str(told).strip().partition("\n")[0]
-    words = f"{type(told).__name__}: {first}" if first else type(told).__name__
+    cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
+    first = str(cause).strip().partition("\n")[0]
+    words = f"{type(cause).__name__}: {first}" if first else type(cause).__name__
     return words if len(words) <= WORDS_MAX else words[: WORDS_MAX - 1] + "…"
 
 

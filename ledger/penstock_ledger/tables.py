@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-from penstock_ledger.storable import Words
+from penstock_ledger.stored_values import Words
 
 HEAD: Final = "0002"  # the newest migration; revisions sort by their number
 
@@ -61,7 +61,7 @@ feeds = Table(
     Column("cursor", Words, nullable=False),
     Column("exhausted", Boolean, nullable=False),
     Column("fence", BigInteger, nullable=False),
-    Column("owner", Words),  # written by the leader; read by everyone who would like to be it
+    Column("owner", Words),  # written by the leader; read by the others
     Column("lease_until", Double),  # on the database server's clock
     Column("selection", Words, nullable=False),
     Column("overrides", Words, nullable=False),

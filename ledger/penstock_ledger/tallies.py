@@ -107,7 +107,7 @@ def _grow(on_sqlite: bool) -> Any:
 
 def _sums(rows: Sequence[OutcomeRow]) -> list[int]:
     columns = list(zip(*rows, strict=True))
-    after_retry = sum(attempts > 1 for attempts in columns[_ATTEMPTS])
+    after_retry = len([attempts for attempts in columns[_ATTEMPTS] if attempts > 1])
     return [len(rows), after_retry, *(sum(filter(None, columns[place])) for place in _SUMMED)]
 
 

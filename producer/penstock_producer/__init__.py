@@ -1,147 +1,76 @@
 """Accept work: job specs, sources, validation, the wire message and the feeder.
 
 The names below are the public ones: the doors, the values that they return, and everything that they raise
-(`PenstockError` is the root). They load on first use, so that importing the package costs a service nothing.
+(`PenstockError` is the root). They load on first use, so that importing the package costs a service nothing. Other packages
+of this distribution may also import what `INTERNAL_SURFACE` in tests/contract/test_boundaries.py lists, from each module
+what its `__all__` names.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock_ledger.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from penstock_ledger.errors import (
-        DatabaseUnavailable,
-        DatabaseUnusable,
-        JobClosed,
-        JobConflict,
-        JobError,
-        JobNotFound,
-        JobNotReplayable,
-        LedgerError,
-        NothingToReplay,
-        PenstockError,
-        SchemaError,
-        SchemaMissing,
-        SchemaTooNew,
-        SpoolConflict,
+    from penstock_ledger.errors import DatabaseUnavailable as DatabaseUnavailable
+    from penstock_ledger.errors import DatabaseUnusable as DatabaseUnusable
+    from penstock_ledger.errors import JobClosed as JobClosed
+    from penstock_ledger.errors import JobConflict as JobConflict
+    from penstock_ledger.errors import JobError as JobError
+    from penstock_ledger.errors import JobNotFound as JobNotFound
+    from penstock_ledger.errors import JobNotReplayable as JobNotReplayable
+    from penstock_ledger.errors import LedgerError as LedgerError
+    from penstock_ledger.errors import NothingToReplay as NothingToReplay
+    from penstock_ledger.errors import PenstockError as PenstockError
+    from penstock_ledger.errors import SchemaError as SchemaError
+    from penstock_ledger.errors import SchemaMissing as SchemaMissing
+    from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
+    from penstock_ledger.errors import SpoolConflict as SpoolConflict
+    from penstock_ledger.model import Counts as Counts
+    from penstock_ledger.model import DeadLetter as DeadLetter
+    from penstock_ledger.model import ItemKey as ItemKey
+    from penstock_ledger.model import Job as Job
+    from penstock_ledger.model import JobState as JobState
+    from penstock_ledger.model import Result as Result
+    from penstock_producer.async_producer import AsyncOpenJob as AsyncOpenJob
+    from penstock_producer.async_producer import AsyncProducer as AsyncProducer
+    from penstock_producer.errors import InvalidDocument as InvalidDocument
+    from penstock_producer.errors import JobCancelled as JobCancelled
+    from penstock_producer.errors import Problem as Problem
+    from penstock_producer.errors import ProducerError as ProducerError
+    from penstock_producer.errors import SettingsError as SettingsError
+    from penstock_producer.errors import SinkError as SinkError
+    from penstock_producer.errors import SourceChanged as SourceChanged
+    from penstock_producer.errors import SourceError as SourceError
+    from penstock_producer.errors import SourceForbidden as SourceForbidden
+    from penstock_producer.errors import SourceUnavailable as SourceUnavailable
+    from penstock_producer.errors import SpecError as SpecError
+    from penstock_producer.errors import TemplateError as TemplateError
+    from penstock_producer.errors import TooManyBadRows as TooManyBadRows
+    from penstock_producer.open_job import OpenJob as OpenJob
+    from penstock_producer.producer import JobStatus as JobStatus
+    from penstock_producer.producer import Producer as Producer
+    from penstock_producer.settings import ProducerSettings as ProducerSettings
+    from penstock_producer.spec import JobSpec as JobSpec
+else:
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "penstock_ledger.errors": (
+                "DatabaseUnavailable DatabaseUnusable JobClosed JobConflict JobError JobNotFound "
+                "JobNotReplayable LedgerError NothingToReplay PenstockError SchemaError SchemaMissing "
+                "SchemaTooNew SpoolConflict"
+            ),
+            "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
+            "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
+            "penstock_producer.errors": (
+                "InvalidDocument JobCancelled Problem ProducerError SettingsError SinkError SourceChanged "
+                "SourceError SourceForbidden SourceUnavailable SpecError TemplateError TooManyBadRows"
+            ),
+            "penstock_producer.open_job": "OpenJob",
+            "penstock_producer.producer": "JobStatus Producer",
+            "penstock_producer.settings": "ProducerSettings",
+            "penstock_producer.spec": "JobSpec",
+        },
     )
-    from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job, JobState, Result
-    from penstock_producer.async_producer import AsyncOpenJob, AsyncProducer
-    from penstock_producer.errors import (
-        InvalidDocument,
-        JobCancelled,
-        Problem,
-        ProducerError,
-        SettingsError,
-        SinkError,
-        SourceChanged,
-        SourceError,
-        SourceForbidden,
-        SourceUnavailable,
-        SpecError,
-        TemplateError,
-        TooManyBadRows,
-    )
-    from penstock_producer.open_job import OpenJob
-    from penstock_producer.producer import JobStatus, Producer
-    from penstock_producer.settings import ProducerSettings
-    from penstock_producer.spec import JobSpec
-
-__all__ = [
-    "AsyncOpenJob",
-    "AsyncProducer",
-    "Counts",
-    "DatabaseUnavailable",
-    "DatabaseUnusable",
-    "DeadLetter",
-    "InvalidDocument",
-    "ItemKey",
-    "Job",
-    "JobCancelled",
-    "JobClosed",
-    "JobConflict",
-    "JobError",
-    "JobNotFound",
-    "JobNotReplayable",
-    "JobSpec",
-    "JobState",
-    "JobStatus",
-    "LedgerError",
-    "NothingToReplay",
-    "OpenJob",
-    "PenstockError",
-    "Problem",
-    "Producer",
-    "ProducerError",
-    "ProducerSettings",
-    "Result",
-    "SchemaError",
-    "SchemaMissing",
-    "SchemaTooNew",
-    "SettingsError",
-    "SinkError",
-    "SourceChanged",
-    "SourceError",
-    "SourceForbidden",
-    "SourceUnavailable",
-    "SpecError",
-    "SpoolConflict",
-    "TemplateError",
-    "TooManyBadRows",
-]
-
-_HOMES = {
-    "AsyncOpenJob": "penstock_producer.async_producer",
-    "AsyncProducer": "penstock_producer.async_producer",
-    "Counts": "penstock_ledger.model",
-    "DatabaseUnavailable": "penstock_ledger.errors",
-    "DatabaseUnusable": "penstock_ledger.errors",
-    "DeadLetter": "penstock_ledger.model",
-    "InvalidDocument": "penstock_producer.errors",
-    "ItemKey": "penstock_ledger.model",
-    "Job": "penstock_ledger.model",
-    "JobCancelled": "penstock_producer.errors",
-    "JobClosed": "penstock_ledger.errors",
-    "JobConflict": "penstock_ledger.errors",
-    "JobError": "penstock_ledger.errors",
-    "JobNotFound": "penstock_ledger.errors",
-    "JobNotReplayable": "penstock_ledger.errors",
-    "JobSpec": "penstock_producer.spec",
-    "JobState": "penstock_ledger.model",
-    "JobStatus": "penstock_producer.producer",
-    "LedgerError": "penstock_ledger.errors",
-    "NothingToReplay": "penstock_ledger.errors",
-    "OpenJob": "penstock_producer.open_job",
-    "PenstockError": "penstock_ledger.errors",
-    "Problem": "penstock_producer.errors",
-    "Producer": "penstock_producer.producer",
-    "ProducerError": "penstock_producer.errors",
-    "ProducerSettings": "penstock_producer.settings",
-    "Result": "penstock_ledger.model",
-    "SchemaError": "penstock_ledger.errors",
-    "SchemaMissing": "penstock_ledger.errors",
-    "SchemaTooNew": "penstock_ledger.errors",
-    "SettingsError": "penstock_producer.errors",
-    "SinkError": "penstock_producer.errors",
-    "SourceChanged": "penstock_producer.errors",
-    "SourceError": "penstock_producer.errors",
-    "SourceForbidden": "penstock_producer.errors",
-    "SourceUnavailable": "penstock_producer.errors",
-    "SpecError": "penstock_producer.errors",
-    "SpoolConflict": "penstock_ledger.errors",
-    "TemplateError": "penstock_producer.errors",
-    "TooManyBadRows": "penstock_producer.errors",
-}
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
-
-
-def __dir__() -> list[str]:
-    """What completion in a shell or an editor offers: names that nothing has asked for yet, too."""
-    return sorted(__all__)

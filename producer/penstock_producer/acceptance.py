@@ -10,6 +10,8 @@ from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.spec import JobSpec
 
+__all__ = ["check_acceptable"]
+
 
 def check_acceptable(spec: JobSpec, settings: ProducerSettings) -> None:
     """Raises SpecError for a job that would wait for ever, or whose budget would never hold."""

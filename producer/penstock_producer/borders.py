@@ -1,7 +1,7 @@
 """What a job from a remote door may ask for: the operator's caps, each refused with the setting that says so.
 
-Trusted doors (the command line, and `Producer` with credentials of the database) have no borders: who can write into the
-database can write any job. A tenant is a label that a submitter chooses; caps hold for all that come through the door.
+Trusted doors (the command line, and `Producer` with credentials of the database) have no borders: whatever can write into
+the database can write any job. A tenant is a label that a submitter chooses; caps hold for all that come through the door.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.hook_paths import is_allowed
 from penstock_producer.spec import JobSpec
 
+__all__ = ["Borders", "DoorSettings"]
+
 ANY = "*"  # in `doors.urgent_tenants`: whatever tenant a job names, or none
 
 
@@ -25,18 +27,20 @@ class DoorSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     providers: tuple[str, ...] | None = None  # that remote jobs may name; None = all that are configured
-    urgent_tenants: tuple[str, ...] = ()  # whose jobs may be urgent, and so pass everybody else's; "*" = all
-    max_weight: Annotated[float, Field(gt=0, le=100)] = 10.0  # a larger part of the fleet is the operator's to give
+    urgent_tenants: tuple[str, ...] = ()  # whose jobs may be urgent, and so go before all others; "*" = all
+    max_weight: Annotated[float, Field(gt=0, le=100)] = 10.0  # only the operator gives a job a larger part of the fleet
     max_timeout_s: Annotated[float, Field(gt=0)] = 900.0  # a slot is taken for as long as a request may last
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 10  # each may be paid for
     push_into: Literal["remote", "any"] = "remote"  # open jobs that documents may be pushed into: opened here, or any
     submit_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # for one task: reading and checking its source
-    max_crashes: Annotated[int, Field(ge=1, le=100)] = 3  # processes that one task may take with it; then it is parked
+    max_crashes: Annotated[int, Field(ge=1, le=100)] = (
+        3  # processes that may die while they handle one task; then the task is kept aside
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """Held against every spec that comes through a remote door."""
+    """Checks every spec that comes through a remote door."""
 
     doors: DoorSettings = field(default_factory=DoorSettings)
     hook_modules: Sequence[str] = ()

@@ -36,7 +36,7 @@ class DocumentChecker:
             raise InvalidDocument(
                 fault.code,
                 f"document {doc_id!r}:{field} {fault.message}{saw} Fix: {fault.fix}",
-                told=f"document {seen(doc_id)}{f' ({fault.field})' if fault.field else ''}",
+                public=f"document {seen(doc_id)}{f' ({fault.field})' if fault.field else ''}",
             ) from None
 
 
@@ -46,11 +46,11 @@ def _as_json(given: Mapping[str, Any] | bytes | str) -> bytes:
     if isinstance(given, str):
         return given.encode(errors="surrogatepass")
     try:
-        # json and not orjson: orjson would turn NaN into null without a word.
+        # json and not orjson: orjson would turn NaN into null in silence.
         return json.dumps(dict(given), allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidDocument(
             "invalid_json",
             f"{seen(given)} is no JSON object ({error}); pass plain values",
-            told="it is no JSON object; pass plain values",
+            public="it is no JSON object; pass plain values",
         ) from error

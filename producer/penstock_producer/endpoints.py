@@ -1,6 +1,6 @@
 """Which paths of a provider jobs may ask: inference, by the dialect that the provider speaks, and nothing else.
 
-The fleet's key travels with each request, so a path is never the submitter's alone to choose.
+Each request carries the fleet's key, so a submitter may not choose any path.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Collection
 from typing import Final
 
 from penstock_producer.errors import seen
+
+__all__ = ["CHAT", "EMBEDDINGS"]
 
 OPENAI: Final = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations", "/v1/responses",

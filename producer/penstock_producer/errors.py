@@ -15,7 +15,7 @@ PenstockError, of the ledger
     ├── InvalidDocument         one document pushed by a service is unusable
     ├── JobCancelled            a document was pushed into a job that was cancelled or has failed
     └── WireError               a queue message is unusable
-        ├── BadMessage          not a message of ours, or a damaged one
+        ├── BadMessage          not an item message, or a damaged one
         └── UnknownMessageVersion   written by a release that this one does not understand
 """
 
@@ -27,8 +27,33 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_ledger.errors import EXIT_USAGE, PenstockError, shown_ids
 
+__all__ = [
+    "MAX_FAULTS_SHOWN",
+    "MAX_LINES_SHOWN",
+    "MAX_ROWS_KEPT",
+    "MAX_SEEN_CHARS",
+    "BadMessage",
+    "BadReference",
+    "InvalidDocument",
+    "JobCancelled",
+    "Problem",
+    "ProducerError",
+    "SettingsError",
+    "SinkError",
+    "SourceChanged",
+    "SourceError",
+    "SourceForbidden",
+    "SourceUnavailable",
+    "SpecError",
+    "TemplateError",
+    "TooManyBadRows",
+    "UnknownMessageVersion",
+    "WireError",
+    "seen",
+]
+
 if TYPE_CHECKING:
-    from penstock_producer.sources.base import BadRow
+    from penstock_producer.rows import BadRow
 
 MAX_ROWS_KEPT = 20  # of a refused source, in the exception
 MAX_FAULTS_SHOWN = 10  # kinds of faults of a refused source, each with its first row
@@ -65,7 +90,7 @@ class Problem:
         return f"{self.pointer or '/'}: {self.message}; {self.fix}" if self.fix else f"{self.pointer}: {self.message}"
 
     @property
-    def told(self) -> str:
+    def public_message(self) -> str:
         """Without the value seen, where that may be a prompt or a part of a document."""
         if self.pointer.split("/")[1:2] not in _CONFIDENTIAL and self.code != "unknown_field":
             return str(self)
@@ -82,8 +107,8 @@ class SpecError(ProducerError):
         super().__init__("job spec: " + "\n          ".join(str(problem) for problem in self.problems))
 
     @property
-    def told(self) -> str:
-        return "job spec: " + "; ".join(problem.told for problem in self.problems)
+    def public_message(self) -> str:
+        return "job spec: " + "; ".join(problem.public_message for problem in self.problems)
 
 
 class TemplateError(SpecError):
@@ -104,15 +129,15 @@ class SourceError(ProducerError):
 
     exit_status = EXIT_USAGE
 
-    def __init__(self, code: str, message: str, *, told: str | None = None) -> None:
-        """``told`` is the message without content of rows, where ``message`` shows some."""
+    def __init__(self, code: str, message: str, *, public: str | None = None) -> None:
+        """``public`` is the message without content of rows, where ``message`` shows some."""
         self.code = code
-        self._told = message if told is None else told
+        self._public = message if public is None else public
         super().__init__(f"{code}: {message}")
 
     @property
-    def told(self) -> str:
-        return f"{self.code}: {self._told}"
+    def public_message(self) -> str:
+        return f"{self.code}: {self._public}"
 
 
 class SourceUnavailable(SourceError):
@@ -160,7 +185,7 @@ class TooManyBadRows(SourceError):
             "too_many_bad_rows",
             f"{found} of {uri} are unusable and max_bad_rows allows {limit}; correct them, or raise max_bad_rows to make "
             f"them dead letters:{lines}",
-            told=f"{found} of {uri} are unusable and max_bad_rows allows {limit}: "
+            public=f"{found} of {uri} are unusable and max_bad_rows allows {limit}: "
             + "; ".join(f"line {row.line}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows),
         )
 
@@ -191,15 +216,15 @@ class InvalidDocument(ProducerError):
 
     exit_status = EXIT_USAGE
 
-    def __init__(self, code: str, message: str, *, told: str | None = None) -> None:
-        """``told`` is the message without content of the document, where ``message`` shows some."""
+    def __init__(self, code: str, message: str, *, public: str | None = None) -> None:
+        """``public`` is the message without content of the document, where ``message`` shows some."""
         self.code = code
-        self._told = message if told is None else told
+        self._public = message if public is None else public
         super().__init__(f"{code}: {message}")
 
     @property
-    def told(self) -> str:
-        return f"{self.code}: {self._told}"
+    def public_message(self) -> str:
+        return f"{self.code}: {self._public}"
 
 
 class JobCancelled(ProducerError):
@@ -220,15 +245,15 @@ class WireError(ProducerError):
 
 
 class BadMessage(WireError):
-    """The message is not one of ours, or it is damaged."""
+    """The message is no item message, or it is damaged."""
 
 
 class UnknownMessageVersion(WireError):
-    """The message was written by a release that this one does not understand: park it, never drop it."""
+    """The message was written by a release that this one does not understand: keep it aside, never drop it."""
 
     def __init__(self, version: Any) -> None:
         self.version = version
         super().__init__(
             f"message version v={seen(version)} is unknown (this release reads v=1); upgrade the workers, "
-            "the message stays parked until then"
+            "the message is kept until then"
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+__all__ = ["is_allowed"]
+
 
 def is_allowed(path: str, modules: Sequence[str]) -> bool:
     """Whether the hook `package.module:function` comes from one of ``modules`` or from inside one."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
+__all__ = ["LANES", "LANES_WITH_A_MODEL_OF_THEIR_OWN", "Lane"]
+
 Lane = Literal["api", "gpu", "embed", "batch"]
 LANES: Final[tuple[Lane, ...]] = get_args(Lane)
 LANES_WITH_A_MODEL_OF_THEIR_OWN = frozenset({"gpu", "embed"})

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 MAX_BUFFERED_DOCUMENTS = 1_000
 MAX_BUFFERED_BYTES = 4 * 1024 * 1024
 FLUSH_AFTER_S: float = 1.0  # from the first unflushed document on: a trickle costs one small transaction a second
-MAX_CONFLICTS_KEPT: Final = 1_000  # ids of documents that were refused while no call was there to be told
+MAX_CONFLICTS_KEPT: Final = 1_000  # ids of documents that were refused by a flush without a caller
 TAKES_NO_MORE: Final = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED)
 
 
@@ -57,7 +57,9 @@ class OpenJob:
         self._buffered_bytes = 0
         self._timer: threading.Timer | None = None  # one at a time, while anything is unflushed
         self._failing = False  # whether the last flush that no caller asked for failed
-        self._conflicts: list[str] = []  # refused by a flush that no caller asked for; told by the next one
+        self._conflicts: list[
+            str
+        ] = []  # refused by a flush that no caller asked for; raised by the next one that is called
         self._ended: JobError | JobCancelled | None = None  # found out by such a flush
 
     def __enter__(self) -> Self:
@@ -87,7 +89,7 @@ class OpenJob:
         return self._take(self._checker.check(doc_id, document))
 
     def make_room(self) -> None:
-        """Write the buffer. What is wrong with its documents is told by the next ``flush``."""
+        """Write the buffer. What is wrong with its documents is raised by the next ``flush``."""
         self._write(ask=False)
 
     def flush(self) -> int:
@@ -108,7 +110,7 @@ class OpenJob:
         return self._jobs.close(self.job_id)
 
     def flush_quietly(self) -> None:
-        """Flush where no caller can be told: by time, at exit, beside another exception. What fails is logged."""
+        """Flush without a caller: by time, at exit, beside another exception. What fails is logged."""
         try:
             self._write(ask=False)
             self._failing = False
@@ -159,7 +161,7 @@ class OpenJob:
             except SpoolConflict as conflict:  # the others are stored
                 new = conflict.stored
                 self._conflicts = [*self._conflicts, *conflict.doc_ids][:MAX_CONFLICTS_KEPT]
-            except (JobError, JobCancelled) as error:  # nothing would make it take them
+            except (JobError, JobCancelled) as error:  # the job will never take them
                 self._ended = error
             except BaseException:
                 self._put_back(taken)

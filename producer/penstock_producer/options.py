@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from penstock_producer.endpoints import CHAT
 
+__all__ = ["OPTIONS", "Form", "Option"]
+
 
 class Form(StrEnum):
     """How an option is typed on a command line."""

@@ -1,8 +1,8 @@
 """A job's outcomes as files: OpenAI Batch output lines and error lines, streamed from the ledger in flat memory.
 
 Lines are in the ledger's order, which is not that of the source; `custom_id` says whose they are. Writing them again
-gives the same bytes for the same outcomes. A folder and a bucket get both files, empty or not: whether one is
-missing or a job has no dead letters must not look alike.
+gives the same bytes for the same outcomes. A folder and a bucket get both files, empty or not: a missing file and a job
+without dead letters must not look alike.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import orjson
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer.storage import Writer, open_sink
 
+__all__ = ["ERRORS_NAME", "OUTPUT_NAME", "Written", "error_line", "output_line", "probe_sink", "write_outputs"]
+
 OUTPUT_NAME = "output.jsonl"
 ERRORS_NAME = "errors.jsonl"
 
-# Our reasons that OpenAI's Batch API has a word for; the others are their own code.
+# Reasons for which OpenAI's Batch API has a code of its own; of the others, the reason is the code.
 _OPENAI_CODES: Mapping[str, str] = {
     "cancelled": "batch_cancelled",
     "deadline_exceeded": "batch_expired",
@@ -72,7 +74,7 @@ def write_outputs(
 
 
 def probe_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) -> None:
-    """Find out now whether outputs can be written there at the end of the night. Raises SinkError saying what to do."""
+    """Find out now whether outputs can be written there when the job ends. Raises SinkError saying what to do."""
     open_sink(destination, s3_endpoint_url=s3_endpoint_url).probe()
 
 
@@ -86,7 +88,8 @@ def error_line(letter: DeadLetter) -> bytes:
     """One line of `errors.jsonl`, newline included.
 
     As at OpenAI a request that the provider refused has `error` null and the refusal in `response.body.error`;
-    whatever never got such an answer has `response` null and `error.code`. What only we know is under `penstock`.
+    whatever never got such an answer has `response` null and `error.code`. What their format has no field for is under
+    `penstock`.
     """
     more: dict[str, Any] = {
         "reason": letter.reason,

@@ -25,6 +25,8 @@ from penstock_producer.sources.forms import too_large
 from penstock_producer.sources.strict_json import RowFault
 from penstock_producer.template import Template, TextTooLong
 
+__all__ = ["Overrides"]
+
 MAX_MODEL_CHARS: Final = 512  # as of a spec
 _TEXT_FIELDS = ("input", "prompt")  # of requests that have no messages
 _TEXT: Final = "prompt"  # in ``unset``: the text of the request, wherever it is

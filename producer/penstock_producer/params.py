@@ -115,7 +115,7 @@ KNOWN: Final = frozenset().union(*_BY_ENDPOINT.values())
 
 
 def params_of(endpoint: str) -> Mapping[str, Param] | None:
-    """What requests to this endpoint may have; None for an endpoint that we know nothing of."""
+    """What requests to this endpoint may have; None for an endpoint that is not listed here."""
     return next((params for end, params in _BY_ENDPOINT.items() if endpoint.endswith(end)), None)
 
 

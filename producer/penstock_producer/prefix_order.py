@@ -1,4 +1,4 @@
-"""Documents with alike beginnings next to each other: what an inference engine has read of one prompt serves the next.
+"""Puts documents with the same beginning next to each other: what an engine has computed for one serves the next.
 
 An engine keeps the beginnings of recent prompts (its prefix cache), and a worker claims a run of messages at a time. In
 the order of most files a shared beginning is pushed out before it comes again; sorted by prompt it is used by its whole run.
@@ -12,13 +12,12 @@ from operator import itemgetter
 import orjson
 
 from penstock_producer.request_body import text_field
-from penstock_producer.sources.base import Document
+from penstock_producer.rows import Document
 from penstock_producer.spec import JobSpec
 
-ROWS_ORDERED = 5_000  # one step of the control loop; the longest run of one beginning
-BYTES_ORDERED = 16 * 1024 * 1024  # of request bodies held while they are ordered; their sort keys are as much again
-
-_LANES_ORDERED = frozenset({"gpu"})  # the engine is ours and its cache decides the pace; providers see the file's order
+_LANES_ORDERED = frozenset(
+    {"gpu"}
+)  # the worker hosts the engine, whose cache decides the pace; providers see the file's order
 # Rendered before the text wherever they stand in the body. Rare: only bodies that have one of them are parsed.
 _FIRST = {"messages": ("tools",), "input": ("instructions", "tools")}
 

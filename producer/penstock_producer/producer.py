@@ -1,4 +1,4 @@
-"""The door for other services: submit a file as a job, or push documents into an open one, and read what came of it."""
+"""The door for other services: submit a file as a job, or push documents into an open one, and read its outcomes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.spec import JobSpec
+from penstock_producer.survey import survey
 from penstock_producer.tracing import SUBMITTED_BY, callers_span
-from penstock_producer.validate import survey
 
-_JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: nobody guesses or repeats one
+_JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: none is guessed or repeated
 _JOB_ID_CHARS = 20
 _MAX_JOB_KEY_CHARS = 200
 # Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
@@ -69,7 +69,7 @@ class Producer:
         database_url: str | None = None,
         borders: Borders | None = None,
     ) -> None:
-        """``borders`` are for a door that strangers use: their jobs may ask for no more, and read `source_roots` only."""
+        """``borders`` are for a remote door: its jobs may ask for no more, and read `source_roots` only."""
         self._borders = borders
         self._settings = settings or ProducerSettings.load(database_url=database_url)
         url = database_url or self._settings.database_url
@@ -80,7 +80,7 @@ class Producer:
             role="producer",
         )
         if url.startswith("sqlite:"):
-            self._database.migrate()  # a file of our own; a server's schema is changed on purpose, by its operator
+            self._database.migrate()  # an embedded file; the schema of a server is changed by its operator
         self._jobs = JobStore(self._database)
         self._outcomes = OutcomeStore(self._database)
         self._open: weakref.WeakSet[OpenJob] = weakref.WeakSet()
@@ -114,7 +114,7 @@ class Producer:
 
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
         another spec or content, SpecError, SourceError (as when reading takes longer than ``timeout_s``) and
-        TooManyBadRows; nothing is accepted then. ``progress`` hears now and then how many rows were read.
+        TooManyBadRows; nothing is accepted then. ``progress`` is called now and then with the number of rows read.
         """
         spec = self._accepted(spec)
         if not isinstance(source, str | Path):  # a pin is made here, of what was read here
@@ -198,7 +198,7 @@ class Producer:
     def limit(self, job: str, *, budget_usd: float | None, deadline_s: float | None) -> bool:
         """Give a job another budget and deadline; None lifts one. Submitting with them again then is the same job.
 
-        False when the job was changed by somebody else meanwhile. Raises SpecError.
+        False when the job was changed by another process meanwhile. Raises SpecError.
         """
         found = self._jobs.get(job)
         spec = JobSpec.accepted({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})

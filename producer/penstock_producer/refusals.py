@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_ledger.model import DeadLetter, ItemKey
-from penstock_producer.sources.base import BadRow, Document
+from penstock_producer.rows import BadRow, Document
 
 CANCELLED = "cancelled"
 DUPLICATE = "duplicate_custom_id"  # the one refusal that cannot be seen from the row alone

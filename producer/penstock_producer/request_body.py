@@ -20,7 +20,7 @@ _TEXT_FIELDS = {
 
 
 def text_field(endpoint: str) -> str | None:
-    """The field of a request body that holds the text to work on; None for endpoints we do not know."""
+    """The field of a request body that holds the text to work on; None for endpoints that are not listed here."""
     for suffix, field in _TEXT_FIELDS.items():
         if endpoint.endswith(suffix):
             return field

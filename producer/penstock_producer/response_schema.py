@@ -1,4 +1,4 @@
-"""Is a ``response_schema`` one that answers can be checked against? Looked at where a job is submitted, before anything is paid.
+"""Checks at submit whether answers can be checked against a ``response_schema``, before anything is paid.
 
 Nothing is ever fetched for a schema: it may refer to its own parts only.
 """
@@ -20,7 +20,7 @@ SCHEMA_BYTES_MAX = 256 * 1024  # it travels with the job and lies in every worke
 SCHEMA_DEPTH_MAX = 64  # objects and lists inside one another; checking goes down all of them, once per answer
 SCHEMA_VALUES_MAX = 10_000  # names and values: a schema is no place for data
 SCHEMA_LIST_MAX = 1_000  # of enum, required and the like; checking that they differ may take time to the square of this
-PROBLEMS_MAX = 20  # told at once
+PROBLEMS_MAX = 20  # in one error
 SCHEMAS_KEPT = 32  # whose problems are remembered: a service submits many jobs with the same one
 _AT = "/response_schema"
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")

@@ -24,16 +24,20 @@ from penstock_producer.endpoints import check_path, refusal
 from penstock_producer.errors import SettingsError, seen
 from penstock_producer.source_roots import check_root
 
+__all__ = ["ProducerSettings", "ProviderFacts", "check_url", "config_path", "refuse_example_password"]
+
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
 PLACEHOLDER = "CHANGE_ME"  # where .env.example has no password
 DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below what hurts a small machine
-DEFAULT_MAX_BODY_BYTES = 16 * 1024 * 1024  # a template may name a column twice; more often is an amplifier
+DEFAULT_MAX_BODY_BYTES = (
+    16 * 1024 * 1024
+)  # a template may name a column twice; named more often, a short row would fill any memory
 
 
 class ProviderFacts(BaseModel):
-    """What those who submit need to know of a provider; workers know more. A price of 0 stands for an unknown one."""
+    """What the producer needs to know of a provider; workers have more settings of it. A price of 0 stands for an unknown one."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -52,7 +56,7 @@ class ProviderFacts(BaseModel):
 
 
 class ProducerSettings(BaseSettings):
-    """Where the queue, the truth and the sources are. Make one with ``load()``, which explains what it refuses."""
+    """Where the queue, the database and the sources are. Make one with ``load()``, which explains what it refuses."""
 
     model_config = SettingsConfigDict(
         frozen=True, extra="ignore", env_prefix=ENV_PREFIX, env_nested_delimiter="__", protected_namespaces=()
@@ -99,7 +103,7 @@ class ProducerSettings(BaseSettings):
                 f"{redact(str(error))}; nested settings are JSON, or one variable per field with `__`"
             ) from None
         except tomllib.TOMLDecodeError as error:
-            raise SettingsError(f"{config}: not valid TOML: {error}; mend that line") from None
+            raise SettingsError(f"{config}: not valid TOML: {error}; correct that line") from None
         cls._refuse_typos(config)
         for name in cls.model_fields:
             if name.endswith("_url"):
@@ -143,7 +147,7 @@ class ProducerSettings(BaseSettings):
 
     @classmethod
     def _refuse_typos(cls, config: Path | None) -> None:
-        """A misspelt setting would silently mean its default. Names far from all of ours belong to other roles."""
+        """A misspelt setting would silently mean its default. Names unlike any setting belong to other roles."""
         names = list(cls.model_fields)
         for where, name in _given_names(config):
             close = [] if name in names else difflib.get_close_matches(name, names, n=1, cutoff=0.85)
@@ -217,7 +221,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def refuse_example_password(url: str) -> None:
-    """Everybody can read it where we have published it. Raises ValueError."""
+    """The example's password is public. Raises ValueError."""
     if f":{PLACEHOLDER}" in url:
         raise ValueError(
             "this is the example's password: choose your own; `python3 docker/passwords.py` writes random ones into .env"

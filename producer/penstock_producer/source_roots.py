@@ -1,4 +1,4 @@
-"""Where sources may lie that a stranger names: the setting `source_roots`, folders and bucket prefixes.
+"""Where sources may lie that a remote door names: the setting `source_roots`, folders and bucket prefixes.
 
 A file is checked by name, then resolved, then opened from its root one name at a time without following any link: what
 is exchanged between the check and the opening is refused, not read. A path outside is refused before anything there is

@@ -26,6 +26,8 @@ from penstock_producer.params import KNOWN, param_problems
 from penstock_producer.response_schema import schema_problems
 from penstock_producer.template import Template
 
+__all__ = ["JobSpec", "Overflow", "Priority"]
+
 Priority = Literal["urgent", "normal", "low"]
 Overflow = Literal["fail", "shrink", "trim"]
 
@@ -33,7 +35,7 @@ ACCEPTED: Final[dict[str, Any]] = {}  # the context of validation for a spec tha
 
 MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
 MAX_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
-MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is a file given by mistake
+MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
 HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
@@ -163,9 +165,9 @@ def _problems(error: ValidationError) -> Iterable[Problem]:
         yield Problem(kind, pointer, f"{seen(detail['input'])} is refused", _fix(detail["msg"]))
 
 
-def _fix(told: str) -> str:
-    """Pydantic's sentence without its preamble: a message of ours is one already."""
-    return told.removeprefix("Value error, ")
+def _fix(message: str) -> str:
+    """Pydantic's sentence without its preamble: the messages raised in this module are sentences already."""
+    return message.removeprefix("Value error, ")
 
 
 _UNION_BRANCHES = frozenset({"constrained-int", "int", "str"})

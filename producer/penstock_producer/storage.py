@@ -15,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SinkError, seen
 
+__all__ = ["open_sink", "read_object"]
+
 FOLDER_BUFFER_BYTES = 1024 * 1024
 # S3 takes parts of 5 MiB to 5 GiB and at most 10,000 of them; a writer holds one in memory.
 PART_BYTES = 8 * 1024 * 1024
@@ -43,7 +45,7 @@ class Writer(Protocol):
 
 
 class Sink(Protocol):
-    """A place for files whose names are ours: nothing that a document says ever becomes part of a name."""
+    """A place for files with fixed names: nothing from a document ever becomes part of a name."""
 
     def create(self, name: str) -> Writer: ...
 
@@ -91,8 +93,10 @@ class FileWriter:
         self._file = self._part.open("wb", buffering=FOLDER_BUFFER_BYTES)
 
     def write(self, data: bytes) -> None:
-        with _explained_os(self._path):
+        try:  # and no context manager, which costs more than the write: this is called for every document
             self._file.write(data)
+        except OSError as error:
+            raise _os_problem(self._path, error) from error
 
     def finish(self) -> None:
         with _explained_os(self._path):
@@ -246,6 +250,10 @@ def _explained_os(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SinkError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that can be written and has room"
-        ) from error
+        raise _os_problem(path, error) from error
+
+
+def _os_problem(path: Path, error: OSError) -> SinkError:
+    return SinkError(
+        f"cannot write {path}: {error.strerror or error}; choose a folder that can be written and has room"
+    )

@@ -1,8 +1,8 @@
 """One item is one trace: its ids, whether it is traced, and the header that says so. Nothing here needs OpenTelemetry.
 
 The ids are a digest of the item's key. So every process knows them without asking, and a message that is fed again,
-given back, retried or taken over by another worker stays in its trace. Whether an item is traced is told by its trace id,
-as OpenTelemetry's TraceIdRatioBased does, and travels in the W3C header of the message.
+given back, retried or taken over by another worker stays in its trace. Whether an item is traced follows from its trace id,
+as with OpenTelemetry's TraceIdRatioBased, and travels in the W3C header of the message.
 """
 
 from __future__ import annotations
@@ -16,9 +16,19 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock_ledger.model import ItemKey
 
+__all__ = [
+    "SUBMITTED_BY",
+    "TRACEPARENT_HEADER",
+    "Sampler",
+    "SpanContext",
+    "parse_traceparent",
+    "trace_of",
+    "traceparent",
+]
+
 TRACEPARENT_HEADER = "traceparent"  # https://www.w3.org/TR/trace-context/
 SUBMITTED_BY = "traceparent"  # in a job's source: the span in which it was submitted
-_TRACES_KEPT = 1_024  # digests of the documents of one publish, asked for twice
+_TRACES_KEPT = 5_000  # digests of the documents that a feeder publishes at a time; each is asked for twice
 _LOWER_64 = (1 << 64) - 1
 _SAMPLED = 0x01
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -32,7 +42,7 @@ class SpanContext(NamedTuple):
 
 
 class SendSpans(Protocol):
-    """What a feeder asks of whoever traces its items."""
+    """What a feeder asks of the tracing of its items."""
 
     def header(self, key: ItemKey) -> str | None:
         """The item's ``traceparent``; None when it is not traced."""
@@ -44,7 +54,7 @@ class SendSpans(Protocol):
 
 @lru_cache(maxsize=_TRACES_KEPT)
 def trace_of(key: ItemKey) -> SpanContext:
-    """The trace of an item, and the span that is its root: that of its being sent."""
+    """The trace of an item, and the span that is its root: that of its publishing."""
     job_id, generation, doc_id = key
     digest = hashlib.blake2b(f"{job_id}\0{generation}\0{doc_id}".encode(), digest_size=24, person=b"penstock-trace")
     drawn = digest.digest()
@@ -67,7 +77,7 @@ def traceparent(context: SpanContext) -> str:
 
 
 def parse_traceparent(header: object) -> tuple[SpanContext, bool] | None:
-    """The span and whether it is sampled; None for what is no such header. Headers come from outside."""
+    """The span and whether it is sampled; None for any other text: headers come from outside."""
     found = _TRACEPARENT.fullmatch(header) if isinstance(header, str) else None
     if found is None:
         return None
@@ -77,7 +87,7 @@ def parse_traceparent(header: object) -> tuple[SpanContext, bool] | None:
 
 def callers_span() -> str | None:
     """The ``traceparent`` of the span in which this is called, if the program uses OpenTelemetry and has one open."""
-    loaded: Any = sys.modules.get("opentelemetry.trace")  # who has a span open has imported it
+    loaded: Any = sys.modules.get("opentelemetry.trace")  # a program with an open span has imported it
     if loaded is None:
         return None
     context = loaded.get_current_span().get_span_context()

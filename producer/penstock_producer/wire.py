@@ -24,21 +24,34 @@ from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
 from penstock_producer.tracing import TRACEPARENT_HEADER
 
+__all__ = [
+    "CALLS_HEADER",
+    "FED_HEADER",
+    "SPENT_HEADER",
+    "TASK_NAME",
+    "URGENT_HEADER",
+    "ItemMessage",
+    "decode_item",
+    "encode_item",
+    "item_tag",
+    "queue_name",
+]
+
 TASK_NAME = "penstock.item"
 MESSAGE_VERSION = 1
 GENERATION_HEADER = "x-penstock-gen"
-CALLS_HEADER = "x-penstock-calls"  # requests sent for the item in earlier tries; absent in a message that is new
+CALLS_HEADER = "x-penstock-calls"  # requests sent for the item in earlier attempts; absent in a message that is new
 SPENT_HEADER = (
-    "x-penstock-spent"  # [prompt tokens, completion tokens, microdollars] of refused answers of earlier tries
+    "x-penstock-spent"  # [prompt tokens, completion tokens, microdollars] of refused answers of earlier attempts
 )
 URGENT_HEADER = "x-penstock-urgent"  # true in messages that wait at the consuming end; absent in all others
-RETRIES_HEADER = "retries"  # Celery's own: tries that counted
+RETRIES_HEADER = "retries"  # Celery's own: attempts that counted
 FED_HEADER = "x-penstock-fed"  # Unix seconds, rounded down to 10, when the item first came into a queue
 ORIGIN = "penstock"
 # Above this a message carries the document's position instead of its body: a window of 20,000 messages then stays
 # below 320 MB of Redis whatever the documents are.
 MAX_INLINE_BODY_BYTES = 16 * 1024
-COUNT_MAX = 2**31 - 1  # of generations, tries and calls in messages: their columns have 32 bits
+COUNT_MAX = 2**31 - 1  # of generations, attempts and calls in messages: their columns have 32 bits
 SECONDS_MAX = 2**40  # of times in messages: far beyond any clock
 MAX_REF_CHARS = 1024  # a byte range, a row's number, or a document id
 _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
@@ -87,7 +100,7 @@ def encode_item(
 ) -> bytes:
     """The raw message to LPUSH. ``body`` must be valid JSON: it is embedded as it is, not parsed again.
 
-    ``retries`` are tries that counted, ``calls`` all requests that were sent; ``fed`` as ``fed_now`` gives it; ``trace``
+    ``retries`` are attempts that counted, ``calls`` all requests that were sent; ``fed`` as ``fed_now`` gives it; ``trace``
     is the `traceparent` of an item that is traced; ``spent`` is what answers cost that the job refused, for ``SPENT_HEADER``.
 
     Raises ValueError unless exactly one of ``body`` and ``ref`` is given.
@@ -116,10 +129,10 @@ def fed_now() -> int:
 
 
 def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
-    """The item named by a task message that Celery has parsed, of whatever shape that may be.
+    """The item named by a task message that Celery has parsed, of any shape.
 
     Raises UnknownMessageVersion for another version and BadMessage for anything else that is not of the promised shape:
-    ids that no database takes, numbers beyond what is honest, a body that is no JSON object.
+    ids that no database takes, numbers beyond what is possible, a body that is no JSON object.
     """
     if not isinstance(kwargs, Mapping):
         raise BadMessage(f"kwargs is {seen(kwargs)}; it must be a JSON object")
@@ -207,7 +220,7 @@ def _number(name: str, value: Any, least: int, most: int) -> int:
 def _dump(body: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(body)
-    except TypeError:  # integers beyond 64 bit, from a producer that is not ours
+    except TypeError:  # integers beyond 64 bit, from another producer than Penstock's
         pass
     try:
         return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()

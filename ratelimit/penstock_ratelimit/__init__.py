@@ -1,7 +1,7 @@
 """Pace work: one shared quota of requests and tokens, tickets, a breaker and backoff. Usable alone: docs/ratelimit.md."""
 
 from penstock_ratelimit.backoff import full_jitter
-from penstock_ratelimit.blocking import BlockingLimiter
+from penstock_ratelimit.blocking.limiter import BlockingLimiter
 from penstock_ratelimit.errors import (
     BadCost,
     BadQuota,
@@ -11,16 +11,17 @@ from penstock_ratelimit.errors import (
     RateLimitError,
     UnknownQuota,
 )
-from penstock_ratelimit.estimate import Estimator
+from penstock_ratelimit.estimates.estimator import Estimator
+from penstock_ratelimit.estimates.learned import Learned
 from penstock_ratelimit.fairness import Flow, Priority
-from penstock_ratelimit.headers import parse_retry_after
-from penstock_ratelimit.learned import Learned
 from penstock_ratelimit.limiter import BoundQuota, Limiter, TicketScope
-from penstock_ratelimit.limits import PerMinute, PerSecond, Quota, Rate, Slope
 from penstock_ratelimit.local import LocalLimiter
-from penstock_ratelimit.profiles import PROFILES, Profile, Usage, profile_for
-from penstock_ratelimit.refusals import Refusal, Signal, classify
-from penstock_ratelimit.shared import SharedLimiter
+from penstock_ratelimit.provider.headers import parse_retry_after
+from penstock_ratelimit.provider.profiles import PROFILES, Profile, Usage, profile_for
+from penstock_ratelimit.provider.refusals import Refusal, Signal, classify
+from penstock_ratelimit.quota import Quota
+from penstock_ratelimit.rates import PerMinute, PerSecond, Rate, Slope
+from penstock_ratelimit.shared.limiter import SharedLimiter
 from penstock_ratelimit.tickets import QuotaStats, Ticket
 
 __all__ = [

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
-from penstock_ratelimit.limits import pause_seconds
+from penstock_ratelimit.rates import pause_seconds
 from penstock_ratelimit.tickets import Account, QuotaStats, Ticket
 
 
+class StartOptions(TypedDict, total=False):
+    """What may be said of a request beside its costs. The one place that names it: every limiter takes these keywords."""
+
+    certain: Mapping[str, float] | None
+    flow: Flow
+    retry: bool
+
+
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What a caller wants to start."""
+class StartRequest:
+    """What a caller wants to start; the fields are explained here, and their names are those of ``StartOptions``."""
 
     costs: Mapping[str, float]
     """Units per dimension, estimated; clipped to what can ever fit."""
@@ -26,10 +34,10 @@ class Ask:
     """True when it was sent before: retries live on a budget."""
 
 
-class Lane(Account, Protocol):
+class QuotaLimiter(Account, Protocol):
     """One quota inside a limiter."""
 
-    async def acquire(self, ask: Ask) -> Ticket: ...
+    async def acquire(self, ask: StartRequest) -> Ticket: ...
 
     def not_before(self, seconds: float) -> None: ...
 
@@ -46,13 +54,7 @@ class Limiter(Protocol):
     """What every limiter does, shared or local. Held by one conformance suite."""
 
     def acquire(
-        self,
-        quota_id: str,
-        costs: Mapping[str, float],
-        *,
-        certain: Mapping[str, float] | None = None,
-        flow: Flow = DEFAULT_FLOW,
-        retry: bool = False,
+        self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]
     ) -> Coroutine[Any, Any, Ticket]:
         """Sleep until the start time of a ticket for ``costs`` (estimates, clipped to the cap) and return it.
 
@@ -63,15 +65,7 @@ class Limiter(Protocol):
         """
         ...
 
-    def ticket(
-        self,
-        quota_id: str,
-        costs: Mapping[str, float],
-        *,
-        certain: Mapping[str, float] | None = None,
-        flow: Flow = DEFAULT_FLOW,
-        retry: bool = False,
-    ) -> TicketScope:
+    def ticket(self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]) -> TicketScope:
         """``async with`` around one send. Leaving the block charges the ticket, unless the block released it."""
         ...
 
@@ -105,13 +99,13 @@ class Limiter(Protocol):
 class TicketScope:
     """``async with limiter.ticket(…) as t``: in doubt the ticket is charged, because something may have been sent."""
 
-    __slots__ = ("_ask", "_lane", "_ticket")
+    __slots__ = ("_ask", "_quota", "_ticket")
 
-    def __init__(self, lane: Lane, ask: Ask) -> None:
-        self._lane, self._ask = lane, ask
+    def __init__(self, quota: QuotaLimiter, ask: StartRequest) -> None:
+        self._quota, self._ask = quota, ask
 
     async def __aenter__(self) -> Ticket:
-        self._ticket = await self._lane.acquire(self._ask)
+        self._ticket = await self._quota.acquire(self._ask)
         return self._ticket
 
     async def __aexit__(
@@ -124,10 +118,10 @@ class TicketScope:
 class BoundQuota:
     """One quota of a limiter, for code that knows no other."""
 
-    __slots__ = ("_lane",)
+    __slots__ = ("_quota",)
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, quota: QuotaLimiter) -> None:
+        self._quota = quota
 
     def ticket(
         self,
@@ -138,68 +132,54 @@ class BoundQuota:
         **costs: float,
     ) -> TicketScope:
         """As ``Limiter.ticket``, with the costs by name: ``quota.ticket(requests=1, tokens=500)``."""
-        return TicketScope(self._lane, Ask(costs, certain, flow, retry))
+        return TicketScope(self._quota, StartRequest(costs, certain, flow, retry))
 
     def not_before(self, seconds: float) -> None:
-        self._lane.not_before(pause_seconds(seconds))
+        self._quota.not_before(pause_seconds(seconds))
 
     def may_retry(self) -> bool:
-        return self._lane.may_retry()
+        return self._quota.may_retry()
 
     async def lift(self) -> None:
-        await self._lane.lift()
+        await self._quota.lift()
 
     def stats(self) -> QuotaStats:
-        return self._lane.stats()
+        return self._quota.stats()
 
 
-class LaneLimiter:
-    """The part of a ``Limiter`` that is the same for all: finding the lane of a quota and passing the call on."""
+class QuotasLimiter:
+    """The part of a ``Limiter`` that is the same for all: finding the quota of a quota and passing the call on."""
 
-    def _lane(self, quota_id: str) -> Lane:
+    def _quota_limiter(self, quota_id: str) -> QuotaLimiter:
         """Raises ``UnknownQuota`` and ``LimiterClosed``."""
         raise NotImplementedError
 
     def acquire(
-        self,
-        quota_id: str,
-        costs: Mapping[str, float],
-        *,
-        certain: Mapping[str, float] | None = None,
-        flow: Flow = DEFAULT_FLOW,
-        retry: bool = False,
+        self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]
     ) -> Coroutine[Any, Any, Ticket]:
         """See ``Limiter``."""
-        return self._lane(quota_id).acquire(Ask(costs, certain, flow, retry))
+        return self._quota_limiter(quota_id).acquire(StartRequest(costs, **options))
 
-    def ticket(
-        self,
-        quota_id: str,
-        costs: Mapping[str, float],
-        *,
-        certain: Mapping[str, float] | None = None,
-        flow: Flow = DEFAULT_FLOW,
-        retry: bool = False,
-    ) -> TicketScope:
+    def ticket(self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]) -> TicketScope:
         """See ``Limiter``."""
-        return TicketScope(self._lane(quota_id), Ask(costs, certain, flow, retry))
+        return TicketScope(self._quota_limiter(quota_id), StartRequest(costs, **options))
 
     def quota(self, quota_id: str) -> BoundQuota:
         """See ``Limiter``."""
-        return BoundQuota(self._lane(quota_id))
+        return BoundQuota(self._quota_limiter(quota_id))
 
     def not_before(self, quota_id: str, seconds: float) -> None:
         """See ``Limiter``."""
-        self._lane(quota_id).not_before(pause_seconds(seconds))
+        self._quota_limiter(quota_id).not_before(pause_seconds(seconds))
 
     def may_retry(self, quota_id: str) -> bool:
         """See ``Limiter``."""
-        return self._lane(quota_id).may_retry()
+        return self._quota_limiter(quota_id).may_retry()
 
     async def lift(self, quota_id: str) -> None:
         """See ``Limiter``."""
-        await self._lane(quota_id).lift()
+        await self._quota_limiter(quota_id).lift()
 
     def gauge(self, quota_id: str, running: float, waiting: float) -> None:
         """See ``Limiter``."""
-        self._lane(quota_id).gauge(running, waiting)
+        self._quota_limiter(quota_id).gauge(running, waiting)

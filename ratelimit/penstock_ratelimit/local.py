@@ -9,10 +9,14 @@ from collections.abc import Iterable
 from aiolimiter import AsyncLimiter
 
 from penstock_ratelimit.errors import LimiterClosed, QuotaHeld, UnknownQuota
-from penstock_ratelimit.limiter import Ask, LaneLimiter
-from penstock_ratelimit.limits import Quota, Terms, by_id, pause_seconds
-from penstock_ratelimit.profiles import PROFILES, Profile
-from penstock_ratelimit.tickets import Heard, QuotaStats, Tally, Ticket
+from penstock_ratelimit.limiter import QuotasLimiter, StartRequest
+from penstock_ratelimit.provider.profiles import PROFILES, Profile
+from penstock_ratelimit.provider.refusals import WINS
+from penstock_ratelimit.provider.strays import LIMITED_S, Patience, may_be_stray
+from penstock_ratelimit.quota import Quota, by_id
+from penstock_ratelimit.rates import pause_seconds
+from penstock_ratelimit.terms import Terms
+from penstock_ratelimit.tickets import Feedback, QuotaStats, Tally, Ticket
 
 
 class Bucket(AsyncLimiter):
@@ -32,7 +36,7 @@ class Bucket(AsyncLimiter):
         self.adjust(-amount)
 
 
-class LocalLane:
+class LocalQuota:
     """One quota in one process. Starts with no burst, as the shared one does, so that a restart never doubles it."""
 
     def __init__(self, terms: Terms, profile: Profile) -> None:
@@ -44,11 +48,13 @@ class LocalLane:
         self._held = ""
         self._failure: LimiterClosed | None = None
         self._paused_until = 0.0  # loop time
+        self._patience = Patience()
+        self._limited_at = -math.inf  # loop time: the last start that the limits put off
         self._resume = asyncio.Event()
         self._head = asyncio.Lock()  # only the head waits at the buckets: aiolimiter would serve small amounts first
         self._buckets: tuple[Bucket, ...] = ()
 
-    async def acquire(self, ask: Ask) -> Ticket:
+    async def acquire(self, ask: StartRequest) -> Ticket:
         if self._failure is not None:
             raise self._failure
         if self._held:
@@ -87,6 +93,7 @@ class LocalLane:
             need = min(amount, bucket.max_rate)
             if not bucket.has_capacity(need):
                 await bucket.wait_for(need)
+                self._limited_at = self.now()
                 return False
         return True
 
@@ -113,14 +120,23 @@ class LocalLane:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def ended(self, ticket: Ticket, heard: Heard | None) -> None:
+    def ended(self, ticket: Ticket, feedback: Feedback | None) -> None:
         self._in_flight -= 1
-        if heard is None:
+        if feedback is None:
             return
-        if heard.pause_s is not None:
-            self.not_before(pause_seconds(heard.pause_s))
-        if heard.hold:
-            self._held = heard.hold
+        if feedback.signal in WINS:
+            self._patience.answered_well(self._in_flight)
+        if self._is_stray(ticket, feedback):
+            self.tally.throttled += 1
+        elif feedback.pause_s is not None:
+            self.not_before(pause_seconds(feedback.pause_s))
+        if feedback.hold:
+            self._held = feedback.hold
+
+    def _is_stray(self, ticket: Ticket, feedback: Feedback) -> bool:
+        """See ``strays``."""
+        limited = ticket.since <= self._limited_at + LIMITED_S
+        return may_be_stray(feedback) and not limited and self._patience.is_stray()
 
     def not_before(self, seconds: float) -> None:
         self.tally.throttled += 1
@@ -160,21 +176,23 @@ class LocalLane:
             bucket.adjust(-math.inf)
 
 
-class LocalLimiter(LaneLimiter):
+class LocalLimiter(QuotasLimiter):
     """A ``Limiter`` for one process: no Redis. One instance per event loop."""
 
     def __init__(self, quotas: Iterable[Quota]) -> None:
-        self._lanes = {quota.id: LocalLane(quota.terms(), PROFILES[quota.profile]) for quota in by_id(quotas).values()}
+        self._limiters = {
+            quota.id: LocalQuota(quota.terms(), PROFILES[quota.profile]) for quota in by_id(quotas).values()
+        }
 
     def stats(self) -> dict[str, QuotaStats]:
-        return {quota_id: lane.stats() for quota_id, lane in self._lanes.items()}
+        return {quota_id: quota.stats() for quota_id, quota in self._limiters.items()}
 
     async def aclose(self) -> None:
-        for lane in self._lanes.values():
-            lane.close()
+        for quota in self._limiters.values():
+            quota.close()
 
-    def _lane(self, quota_id: str) -> LocalLane:
+    def _quota_limiter(self, quota_id: str) -> LocalQuota:
         try:
-            return self._lanes[quota_id]
+            return self._limiters[quota_id]
         except KeyError:
-            raise UnknownQuota(quota_id, self._lanes) from None
+            raise UnknownQuota(quota_id, self._limiters) from None

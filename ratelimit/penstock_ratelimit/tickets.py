@@ -11,8 +11,8 @@ from typing import Final, Protocol
 
 from penstock_ratelimit.backoff import THROTTLED_BASE_S
 from penstock_ratelimit.errors import BadCost
-from penstock_ratelimit.profiles import Profile, Usage
-from penstock_ratelimit.refusals import Signal
+from penstock_ratelimit.provider.profiles import Profile, Usage
+from penstock_ratelimit.provider.refusals import Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ _SUMMARY: Final = (
 
 @dataclass(slots=True)
 class Tally:
-    """Counters of one lane, written by its limiter and its tickets, read by ``stats``."""
+    """Counters of one quota, written by its limiter and its tickets, read by ``stats``."""
 
     used: dict[str, float] = field(default_factory=dict)
     granted: int = 0
@@ -75,7 +75,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Feedback:
     """What came back for one request, as far as pacing cares."""
 
     signal: Signal
@@ -115,8 +115,8 @@ class Account(Protocol):
         """Charge ``delta`` more units (a refund when negative)."""
         ...
 
-    def ended(self, ticket: Ticket, heard: Heard | None) -> None:
-        """The ticket's request is over, or was never sent; ``heard`` is None when nobody says how it went."""
+    def ended(self, ticket: Ticket, feedback: Feedback | None) -> None:
+        """The ticket's request is over, or was never sent; ``feedback`` is None when nobody says how it went."""
         ...
 
 
@@ -188,7 +188,7 @@ class Ticket:
         self._sent()
         if usage is not None and self._dims:
             self.settle(self._account.profile.settle(usage))
-        self._end(Heard(Signal.OK, headers=headers, output_tokens=usage.output_tokens if usage else 0.0))
+        self._end(Feedback(Signal.OK, headers=headers, output_tokens=usage.output_tokens if usage else 0.0))
 
     def failed(
         self,
@@ -205,7 +205,7 @@ class Ticket:
         self._sent()
         if signal not in (Signal.OK, Signal.REFUSED) and not self._account.profile.charges_failed:
             self.settle({dim: 0.0 for dim in self._dims if not dim.startswith("requests")})
-        self._end(Heard(signal, retry_after_s, reason, headers))
+        self._end(Feedback(signal, retry_after_s, reason, headers))
 
     def settle(self, actual: Mapping[str, float]) -> None:
         """Replace the reservation by what was used. Dimensions left out stay as reserved; call again to correct."""
@@ -232,10 +232,10 @@ class Ticket:
         self._charged = tuple(0.0 for _ in self._dims)
         self._account.ended(self, None)
 
-    def _end(self, heard: Heard | None) -> None:
+    def _end(self, feedback: Feedback | None) -> None:
         if self.state is TicketState.STARTED:
             self.state = TicketState.ENDED
-            self._account.ended(self, heard)
+            self._account.ended(self, feedback)
 
 
 def refund(account: Account, dims: tuple[str, ...], amounts: tuple[float, ...]) -> None:

@@ -1,4 +1,8 @@
-"""Whole renders of four examples, kept in git: a change of a template shows in its review as a change of manifests."""
+"""One whole render, of the smallest installation, kept in git: a change of a template shows in its review as one of manifests.
+
+It holds the stores, two pools and their policies. What else the chart can emit is held by assertions: test_rendered_values.py
+and the tests of each subject.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,8 @@ from pathlib import Path
 import yaml
 from chart.helm_library import Release
 
-FOLDER = Path(__file__).parent / "golden"
-EXAMPLES = ("minimal", "karpenter", "gpu", "gpu-sidecar")
-
-
-def path(name: str) -> Path:
-    return FOLDER / f"{name}.yaml"
+EXAMPLE = "minimal"
+PATH = Path(__file__).parent / "golden" / f"{EXAMPLE}.yaml"
 
 
 def text(release: Release) -> str:
@@ -24,4 +24,5 @@ def text(release: Release) -> str:
         else manifest
         for manifest in manifests
     ]
-    return yaml.dump_all(shown, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True, width=120)
+    dumped: str = yaml.dump_all(shown, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True, width=120)
+    return dumped

@@ -1,4 +1,4 @@
-"""`make chart`: write the golden files and the README's table anew. Look at the diff before you commit it."""
+"""`make chart`: write the golden file and the README's table anew. Look at the diff before you commit it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from chart.conftest import CHART, example
 
 
 def main() -> None:
-    golden.FOLDER.mkdir(exist_ok=True)
-    for name in golden.EXAMPLES:
-        golden.path(name).write_text(golden.text(helm_library.render(CHART, example(name))), "utf-8")
+    golden.PATH.write_text(golden.text(helm_library.render(CHART, example(golden.EXAMPLE))), "utf-8")
     readme = CHART / "README.md"
     values = (CHART / "values.yaml").read_text("utf-8")
     readme.write_text(values_table.with_table(readme.read_text("utf-8"), values), "utf-8")

@@ -74,7 +74,7 @@ def test_all_commands_are_followed() -> None:
 
 def _made() -> dict[str, set[str]]:
     """Secrets that docs/kubernetes.md has its reader make, and their keys."""
-    found = defaultdict(set)
+    found: defaultdict[str, set[str]] = defaultdict(set)
     for words in commands(DOCS["docs/kubernetes.md"], "kubectl .*create secret generic "):
         keys = (word.removeprefix("--from-literal=").partition("=")[0] for word in words if "--from-literal" in word)
         found[words[words.index("generic") + 1]].update(keys)

@@ -1,6 +1,6 @@
 """The chart's pods, run: its own commands, variables and probes on a real Redis, a real PostgreSQL and a simulated provider.
 
-What makes processes of pods is kubelet/. Secrets name the servers of here in place of the cluster's; a vLLM image is played
+What makes processes of pods is tests/kubelet. Secrets name the servers of here in place of the cluster's; a vLLM image is played
 by `penstock simulate`. Nothing else of the manifests is changed but by values.
 """
 
@@ -16,12 +16,10 @@ from pathlib import Path
 import pytest
 from chart.conftest import Render
 from chart.helm_library import Release, Values
-from chart.kubelet.journal import Did
-from chart.kubelet.kubelet import Kubelet, RunningPod
-from chart.kubelet.namespace import Namespace
-from chart.kubelet.workloads import one_pod
+from chart.images import IMAGES
 from chart.pods import container, pod_spec, pool
 from fleet import Fleet, Provider, until
+from kubelet import Did, Kubelet, Namespace, RunningPod, one_pod
 from servers import Postgres
 
 from penstock_ledger.model import Job, JobState
@@ -51,7 +49,7 @@ class Cluster:
         namespace.put("Secret", "penstock-database", url=database or fleet.database_url)
         namespace.put("Secret", "provider-keys", openai=KEY, anthropic="another")
         namespace.put("Secret", "huggingface", token="hf_x")
-        self.kubelet = Kubelet(folder, namespace, pace=pace)
+        self.kubelet = Kubelet(folder, namespace, images=IMAGES, pace=pace)
         self._pods: dict[str, RunningPod] = {}
 
     def start(self, *names: str) -> None:

@@ -54,7 +54,7 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
                                "keda.enabled=false"),
     "minimum above maximum": ("karpenter", _pool(keda={"minReplicas": 9}), "above maxReplicas, 8", "raise maxReplicas"),
     "control scaled": ("karpenter", _pool("control", keda=KEDA), "no queue to scale by", "set replicas"),
-    "nobody wakes": ("karpenter", _pool("control", enabled=False), "no control pool runs",
+    "no control pool": ("karpenter", _pool("control", enabled=False), "no control pool runs",
                      "workerPools.control.enabled=true"),
     "a queue that is forgotten": ("minimal", {"keda": KEDA, "redis": {"persistence": {"enabled": False}},
                                               "workerPools": {"api": {"keda": {"minReplicas": 0}}}},
@@ -79,7 +79,7 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
                                      "use broker.existingSecret"),
     "a pool's setting twice": ("minimal", _pool(settings={"drain_seconds": 3}), "settings.drain_seconds",
                                "use workerPools.<name>.drainSeconds"),
-    "traces for nobody": ("minimal", {"tracing": {"share": 0.01}}, "nobody takes the traces", "set tracing.endpoint"),
+    "traces without a collector": ("minimal", {"tracing": {"share": 0.01}}, "nobody takes the traces", "set tracing.endpoint"),
     "a setting as variable": ("minimal", _pool(env={"PENSTOCK_WINDOW": "5"}), "env.PENSTOCK_WINDOW",
                               "workerPools.api.settings.window"),
 }  # fmt: skip
@@ -113,7 +113,7 @@ def test_what_cannot_work_is_refused_with_its_fix(case: str, message: Callable[[
 
 
 def test_every_refusal_is_told_at_once(render: Render) -> None:
-    """Nobody has to mend one value to learn of the next."""
+    """All refusals of a set of values are named at once."""
     with pytest.raises(Refused) as refused:
         render("gke", {"flower": {"enabled": True}, **_pool(drainSeconds=20)})
     assert "flower.auth.existingSecret" in str(refused.value)

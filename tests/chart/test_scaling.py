@@ -19,7 +19,7 @@ def _scaled(render: Render, name: str = "karpenter", changes: dict[str, Any] | N
 
 
 def test_scaling_is_off_unless_asked_for(render: Render) -> None:
-    """Nobody's cluster needs KEDA."""
+    """Without `keda.enabled` no object of KEDA is rendered."""
     release = render("minimal")
     assert not release.all("ScaledObject")
     assert not release.all("TriggerAuthentication")

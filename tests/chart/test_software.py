@@ -11,6 +11,7 @@ import pytest
 from chart.conftest import EXAMPLES, ROOT, Render
 from chart.pods import containers, env, pods
 from flower import options as flower_options
+from pydantic import BaseModel
 from tornado.options import options as tornado_options
 from typer.main import get_command
 
@@ -34,7 +35,8 @@ def _our_containers(render: Render, name: str) -> list[dict[str, Any]]:
 
 def _is_setting(variable: str) -> bool:
     name, _, nested = variable.removeprefix("PENSTOCK_").lower().partition("__")
-    inner = {"gpu": GpuSettings, "embed": EmbedSettings}.get(name)
+    nests: dict[str, type[BaseModel]] = {"gpu": GpuSettings, "embed": EmbedSettings}
+    inner = nests.get(name)
     if nested:
         return inner is not None and nested in inner.model_fields
     return name in WorkerSettings.model_fields or name == "config"

@@ -98,7 +98,7 @@ def test_without_a_provider_nothing_is_derived(render: Render) -> None:
 
 def test_users_have_the_last_word_on_nodes(render: Render) -> None:
     """A pool's own affinity replaces what spot derives, its tolerations add to it."""
-    own = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+    own: Values = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
     mine = {"key": "team", "operator": "Exists"}
     spec = pod_spec(pool(render("gke", {"workerPools": {"api": {"affinity": own, "tolerations": [mine]}}}), "api"))
     assert spec["affinity"] == own

@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 from chart.conftest import Render
 from chart.helm_library import NAMESPACE, Manifest, Release, Values
-from chart.kubelet.api import Api, ApiError
-from chart.kubelet.kubelet import Kubelet
-from chart.kubelet.namespace import Namespace
-from chart.kubelet.node import MARK, Node
+from chart.images import IMAGES
 from fleet import Fleet, until
+from kubelet import MARK, Api, ApiError, Kubelet, Namespace, Node
 
 from penstock_ledger.model import JobState
 
@@ -42,7 +40,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Api]:
-    """A namespace of its own; one that is there already may be somebody's fleet, and stays alone."""
+    """A namespace of its own; one that is there already may be a fleet at work: the test then fails, and leaves it as it is."""
     api = Api.of(Path(KUBECONFIG), tmp_path)
     api.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     yield api
@@ -52,7 +50,7 @@ def api(tmp_path: Path) -> Iterator[Api]:
 @pytest.fixture
 def node(api: Api, tmp_path: Path) -> Iterator[Node]:
     with (
-        Kubelet(tmp_path / "kubelet", Namespace()) as kubelet,
+        Kubelet(tmp_path / "kubelet", Namespace(), images=IMAGES) as kubelet,
         Node(api, kubelet, NAMESPACE, f"p{os.getpid()}") as node,
     ):
         yield node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -49,7 +49,7 @@ def claimed(client: redis.Redis, queue: str = QUEUE, lane: str = "api") -> tuple
     """What a shovel does first; the messages as RabbitMQ will deliver them."""
     script = ClaimScript()
     command = script.command(lane_keys(lane, visibility_timeout_s=TIMEOUT_S), [(queue, queue)], (), 64)
-    claim: Claim = script.read(client.execute_command(*command))
+    claim: Claim = script.read(cast(Any, client).execute_command(*command))
     leases = [Lease(message.tag, claim.score) for message in claim.messages]
     return leases, [Arrived(queue, message.tag, message.raw) for message in claim.messages]
 
@@ -72,7 +72,7 @@ def test_a_message_that_no_worker_could_hold_is_parked_by_redis(client: redis.Re
 
 
 def score(client: redis.Redis, tag: str) -> float | None:
-    found: Any = client.zscore(WHERE.unacked_index, tag)
+    found: float | None = cast(Any, client).zscore(WHERE.unacked_index, tag)
     return found
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection
+from kombu.connection import Connection
+from kombu.entity import Exchange, Queue
 from servers import RedisServer
 
 from penstock_ledger.model import ItemKey
@@ -38,8 +39,8 @@ def claim(client: redis.Redis, room: int = 64, *queues: str, record: bool = True
     """Runs claim.lua; returns what is held now, and its reply."""
     lists = queues or (QUEUE,)
     names = [json.dumps(queue) if record else "" for queue in lists]
-    arguments = [3 + len(lists), "unacked.api", "unacked_index.api", PARKED_KEY, *lists, room, *names]
-    reply: Any = client.eval(script_text("claim"), *arguments)
+    arguments = ["unacked.api", "unacked_index.api", PARKED_KEY, *lists, str(room), *names]
+    reply: Any = client.eval(script_text("claim"), 3 + len(lists), *arguments)
     return [Lease(tag.decode(), reply[0].decode()) for tag in reply[4::3]], reply
 
 
@@ -217,7 +218,7 @@ class TestFence:
         assert client.exists(QUEUE, PARKED_KEY) == 0
 
     def test_what_is_gone_is_lost(self, scripts: LeaseScripts) -> None:
-        """A record that somebody else has concluded is reported, not recreated."""
+        """A record that another worker has concluded is reported, not recreated."""
         gone = [Lease("job:gone", "1700000000.000000")]
         assert scripts.renew(gone)[1] == scripts.ack(gone) == scripts.give_back(gone) == ["job:gone"]
 
@@ -307,8 +308,8 @@ class TestReturn:
         urgent = message("a").replace(b'"priority":0', b'"priority":7')
         name = QUEUE + "\x06\x166"
         client.lpush(name, urgent)
-        arguments = [4, "unacked.api", "unacked_index.api", PARKED_KEY, name, 1, json.dumps(QUEUE)]
-        reply: Any = client.eval(script_text("claim"), *arguments)
+        arguments = ["unacked.api", "unacked_index.api", PARKED_KEY, name, "1", json.dumps(QUEUE)]
+        reply: Any = client.eval(script_text("claim"), 4, *arguments)
         steps.give_back([Lease("job:a", reply[0].decode())])
         assert client.llen(name) == 1
 
@@ -319,7 +320,8 @@ class TestStockKombu:
         client.lpush(QUEUE, message("a", body=b'{"empty":[]}'))
         claim(client)
         with Connection(redis_server.url, transport_options=KEY_OPTIONS) as connection:
-            connection.default_channel.qos.restore_by_tag("job:a", client)
+            channel: Any = connection.default_channel
+            channel.qos.restore_by_tag("job:a", client)
         (text,) = queue(client)
         restored = json.loads(text)
         assert restored["properties"]["delivery_info"]["redelivered"] is True
@@ -330,8 +332,6 @@ class TestStockKombu:
         self, client: redis.Redis, scripts: LeaseScripts, redis_server: RedisServer, exchange: str
     ) -> None:
         """Our sweep returns what a stock consumer held, sent through the default exchange or a bound one."""
-        from kombu import Exchange, Queue
-
         with Connection(redis_server.url, transport_options=KEY_OPTIONS) as connection:
             bound = Queue("stock", Exchange(exchange, type="direct"), routing_key="stock")
             with connection.SimpleQueue(bound) as simple:

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 from celery.worker import request as celery_request
 from celery.worker import state, strategy
-from celery_worker import Settings
+from celery_worker import Settings, no_engine
 from outcomes import dead
 
 from penstock_ledger.model import ItemKey
@@ -38,7 +38,7 @@ class Pool:
 
 @pytest.fixture(scope="module")
 def app() -> Celery:
-    return create_app(Settings("redis://127.0.0.1:1/0"), lambda _app, _settings: None)
+    return create_app(Settings("redis://127.0.0.1:1/0").for_app(), no_engine)
 
 
 @pytest.fixture

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 from celery.events.dispatcher import EventDispatcher
 from celery.worker import request as celery_request
 from celery.worker import state
 from celery.worker.consumer import Consumer
-from kombu import Connection
 from kombu.asynchronous import Hub
+from kombu.connection import Connection
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from outcomes import dead
@@ -37,7 +38,7 @@ class TestRedisTransport:
     def test_the_poller_consumes_through_two_methods(self, redis_server: RedisServer) -> None:
         """kombu's poller sends with `_brpop_start`, reads with `_brpop_read`, and knows by `_in_poll` what is under way."""
         with Connection(redis_server.url) as connection:
-            channel = connection.default_channel
+            channel: Any = connection.default_channel
             assert channel.handlers["BRPOP"] == channel._brpop_read
             assert not channel._in_poll
         source = inspect.getsource(kombu_redis.MultiChannelPoller)
@@ -47,14 +48,15 @@ class TestRedisTransport:
     def test_the_connection_parameters_can_be_asked_for(self, redis_server: RedisServer) -> None:
         """`_connparams` returns what redis-py's connection pool takes."""
         with Connection(redis_server.url) as connection:
-            parameters = connection.default_channel._connparams()
+            channel: Any = connection.default_channel
+            parameters = channel._connparams()
         assert (parameters["host"], parameters["port"], parameters["db"]) == ("127.0.0.1", redis_server.port, 0)
         assert {"socket_timeout", "connection_class"} <= parameters.keys()
 
     def test_prefetch_is_counted_in_two_fields(self, redis_server: RedisServer) -> None:
         """On the stock transport a message counts from `_delivered` until its tag is in `_dirty`."""
         with Connection(redis_server.url) as connection:
-            qos = virtual.QoS(connection.default_channel, prefetch_count=1)
+            qos: Any = virtual.QoS(connection.default_channel, prefetch_count=1)
             qos._delivered["tag"] = object()
             assert not qos.can_consume()
             virtual.QoS.ack(qos, "tag")
@@ -73,7 +75,8 @@ class TestRedisTransport:
         transport.register()
         for url in (f"penstock+{redis_server.url}", redis_server.url.replace("redis", "redisbulk", 1)):
             with Connection(url) as connection:
-                parameters = connection.default_channel._connparams()
+                channel: Any = connection.default_channel
+                parameters = channel._connparams()
                 assert isinstance(connection.transport, transport.Transport)
                 assert (parameters["port"], parameters["db"]) == (redis_server.port, 0)
 
@@ -88,9 +91,10 @@ class TestRedisTransport:
     )
     def test_urls_become_parameters(self, url: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         """Every form of broker URL reaches redis-py as it was meant."""
-        monkeypatch.setattr(kombu_redis.redis.Redis, "ping", lambda _self: True)
+        monkeypatch.setattr(redis.Redis, "ping", lambda _self: True)
         transport.register()
-        parameters = Connection(url).default_channel._connparams()
+        channel: Any = Connection(url).default_channel
+        parameters = channel._connparams()
         assert {name: parameters[name] for name in expected} == expected
 
 
@@ -124,11 +128,13 @@ class TestRequest:
         def apply_async(_target: Any, **options: Any) -> None:
             calls.append(options)
 
-        @app.task(name="surfaces.task", acks_late=True, shared=False)
-        def task() -> None: ...
+        def body() -> None: ...
+
+        task = app.task(name="surfaces.task", acks_late=True, shared=False)(body)
 
         pool = SimpleNamespace(apply_async=apply_async)
-        request_class = celery_request.create_request_cls(celery_request.Request, task, pool, "host", None, app=app)
+        create: Any = celery_request.create_request_cls  # Celery's types know no app but its proxy
+        request_class = create(celery_request.Request, task, pool, "host", None, app=app)
         pool.apply_async = None  # captured already
         message = SimpleNamespace(
             headers={"id": "i", "task": "surfaces.task"}, body="", content_type=None, content_encoding=None,
@@ -178,7 +184,7 @@ class TestConsumer:
     def test_it_flushes_the_pool_when_its_connection_is_lost(self) -> None:
         """`Consumer.on_close` forgets what it has not handed over and calls `pool.flush`."""
         flushed: list[bool] = []
-        consumer = SimpleNamespace(
+        consumer: Any = SimpleNamespace(
             controller=None, task_buckets={}, timer=None, pool=SimpleNamespace(flush=lambda: flushed.append(True))
         )
         Consumer.on_close(consumer)
@@ -202,7 +208,7 @@ class TestEvents:
         """Without `on_send_buffered`, task events wait for a flush or for `buffer_limit` of them."""
         sent: list[int] = []
         with app.connection() as connection:
-            dispatcher = EventDispatcher(connection, app=app, buffer_group=["task"])
+            dispatcher: Any = EventDispatcher(connection, app=app, buffer_group=["task"])
             dispatcher.buffer_limit, dispatcher.on_send_buffered = 3, None
             dispatcher._publish = lambda events, *_: sent.append(len(events))
             for _ in range(4):
@@ -218,7 +224,7 @@ class TestEvents:
             receiver = app.events.Receiver(receiving, handlers={"*": seen.append})
             capture = receiver.itercapture(timeout=5, wakeup=False)
             next(capture, None)
-            dispatcher = EventDispatcher(sending, app=app, buffer_group=["task"])
+            dispatcher: Any = EventDispatcher(sending, app=app, buffer_group=["task"])
             dispatcher.buffer_limit, dispatcher.on_send_buffered = 100, None
             client = sending.default_channel.client
             before = client.info("commandstats").get("cmdstat_publish", {}).get("calls", 0)
@@ -236,8 +242,8 @@ class TestEvents:
         """Groups that could not be published are kept in `_outbound_buffer`, which we bound: the oldest go first."""
         timers: list[Any] = []
         with app.connection() as connection:
-            dispatcher = EventDispatcher(connection, app=app, buffer_group=["task"], groups=["worker", "task"])
-            consumer = SimpleNamespace(
+            dispatcher: Any = EventDispatcher(connection, app=app, buffer_group=["task"], groups=["worker", "task"])
+            consumer: Any = SimpleNamespace(
                 event_dispatcher=dispatcher, timer=SimpleNamespace(call_repeatedly=lambda *call: timers.append(call))
             )
             events.gather_events(consumer, EventSample(None))

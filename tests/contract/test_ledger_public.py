@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
+from importlib import import_module
 from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import penstock_ledger
+import penstock_producer
 from penstock_ledger import keys, redis_scripts
 from penstock_ledger.errors import LedgerError
 
@@ -26,6 +31,19 @@ def test_public_names_exist_and_are_sorted_out() -> None:
     assert {name for name in errors if issubclass(getattr(penstock_ledger.errors, name), LedgerError)} <= set(
         penstock_ledger.__all__
     )
+
+
+@pytest.mark.parametrize("package", [penstock_ledger, penstock_producer])
+def test_type_checkers_see_the_names_that_load_at_run_time(package: ModuleType) -> None:
+    """The imports under TYPE_CHECKING are those of the list from which names are loaded on first use."""
+    tree = ast.parse(Path(str(package.__file__)).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert sorted(map(str, seen)) == package.__all__ == dir(package)
+    for name, module in seen.items():
+        assert getattr(package, str(name)) is getattr(import_module(str(module)), str(name))
 
 
 def test_importing_the_ledger_does_not_load_alembic_or_a_driver() -> None:

@@ -43,8 +43,9 @@ def sent_by_celery(app: Celery, redis_server: RedisServer) -> dict[str, Any]:
     """The envelope of the same item as `apply_async` puts it into Redis."""
     kwargs = json.loads(json.loads(ours())["body"])[1]
 
-    @app.task(name=wire.TASK_NAME, shared=False)
-    def item(**_: Any) -> None: ...
+    def body(**_: Any) -> None: ...
+
+    item: Any = app.task(name=wire.TASK_NAME, shared=False)(body)
 
     item.apply_async(
         (), kwargs, task_id=wire.item_tag(KEY), queue=QUEUE, root_id=KEY.job_id, priority=0,
@@ -94,13 +95,14 @@ def test_a_stock_worker_runs_it(app: Celery, redis_server: RedisServer) -> None:
     ran = threading.Event()
     received: list[tuple[str, wire.ItemMessage]] = []
 
-    @app.task(name=wire.TASK_NAME, bind=True, shared=False)
     def item(self: Any, **kwargs: Any) -> None:
         received.append((self.request.id, wire.decode_item(kwargs, {})))
         ran.set()
 
+    app.task(name=wire.TASK_NAME, bind=True, shared=False)(item)
     app.conf.task_default_queue = QUEUE
     redis_server.client().lpush(QUEUE, ours())
-    with start_worker(app, loglevel="WARNING", pool="solo", perform_ping_check=False, shutdown_timeout=30):
+    started: Any = start_worker  # a context manager, which Celery types as an iterable
+    with started(app, loglevel="WARNING", pool="solo", perform_ping_check=False, shutdown_timeout=30):
         assert ran.wait(20)
     assert received == [(wire.item_tag(KEY), wire.ItemMessage(KEY, BODY, None))]

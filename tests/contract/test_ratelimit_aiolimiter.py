@@ -27,7 +27,7 @@ def test_aiolimiter_still_keeps_its_level_where_we_correct_it() -> None:
 
 
 def test_a_refund_wakes_who_waits() -> None:
-    """Whoever waits for room goes as soon as a refund makes it, and a charge makes him wait longer."""
+    """A caller that waits for room goes as soon as a refund makes it, and a charge makes it wait longer."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -25,10 +25,10 @@ from penstock_ratelimit import (
     Ticket,
     UnknownQuota,
     Usage,
-    blocking,
 )
-from penstock_ratelimit.blocking import BlockingLimiter
-from penstock_ratelimit.limiter import Ask, Lane
+from penstock_ratelimit.blocking import limiter as blocking_limiter
+from penstock_ratelimit.blocking.limiter import BlockingLimiter
+from penstock_ratelimit.limiter import QuotaLimiter, StartRequest
 from penstock_ratelimit.tickets import TicketState
 
 QUICK = Quota("quick", {"requests": PerSecond(100_000), "tokens": PerSecond(1e9)})
@@ -60,6 +60,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 def test_a_ticket_is_charged_when_its_block_ends(limiter: BlockingLimiter) -> None:
+    """A ticket settled inside its block is charged what it used, and nothing of it stays in flight."""
     with limiter.ticket("quick", {"requests": 1, "tokens": 500}, timeout=PATIENCE_S) as ticket:
         assert ticket.charged == {"requests": 1, "tokens": 500}
         ticket.settle({"tokens": 300})
@@ -68,6 +69,7 @@ def test_a_ticket_is_charged_when_its_block_ends(limiter: BlockingLimiter) -> No
 
 
 def test_a_released_ticket_costs_nothing(limiter: BlockingLimiter) -> None:
+    """A ticket that is released before it was used gives all its units back."""
     ticket = limiter.acquire("quick", {"requests": 1, "tokens": 500}, timeout=PATIENCE_S)
     ticket.release()
     assert ticket.state is TicketState.RELEASED
@@ -75,6 +77,7 @@ def test_a_released_ticket_costs_nothing(limiter: BlockingLimiter) -> None:
 
 
 def test_an_answer_settles_by_the_profile(limiter: BlockingLimiter) -> None:
+    """`answered` with a usage charges its tokens, input and output together, as the quota's profile says."""
     ticket = limiter.quota("quick").ticket(requests=1, tokens=500, timeout=PATIENCE_S)
     with ticket as one:
         one.answered({}, usage=Usage(70, 30))
@@ -82,7 +85,7 @@ def test_an_answer_settles_by_the_profile(limiter: BlockingLimiter) -> None:
 
 
 def test_a_wait_that_takes_too_long_raises_and_costs_nothing(limiter: BlockingLimiter) -> None:
-    """The error names the quota and the time; nobody waits any more and nothing was charged."""
+    """The error names the quota and the time; afterwards no caller waits, and nothing was charged."""
     with pytest.raises(TimeoutError, match=r"quota 'stuck': no start within 0\.05 s"):
         limiter.acquire("stuck", {"requests": 1}, timeout=SOON_S)
     with pytest.raises(TimeoutError), limiter.ticket("stuck", {"requests": 1}, timeout=SOON_S):
@@ -116,10 +119,11 @@ def test_one_ticket_may_be_told_from_many_threads(limiter: BlockingLimiter) -> N
 
 
 def test_errors_reach_the_thread_that_asked(limiter: BlockingLimiter) -> None:
+    """An unknown quota, a request that never fits and an impossible cost are raised in the calling thread."""
     with pytest.raises(UnknownQuota):
-        limiter.acquire("nobody's", {})
+        limiter.acquire("undeclared", {})
     with pytest.raises(UnknownQuota):
-        limiter.quota("nobody's")
+        limiter.quota("undeclared")
     with pytest.raises(NeverFits):
         limiter.acquire("quick", {"requests": 1}, certain={"tokens": 1e12})
     ticket = limiter.acquire("quick", {"requests": 1}, timeout=PATIENCE_S)
@@ -128,6 +132,7 @@ def test_errors_reach_the_thread_that_asked(limiter: BlockingLimiter) -> None:
 
 
 def test_a_held_account_stops_every_thread_until_it_is_lifted(limiter: BlockingLimiter) -> None:
+    """An account without money refuses every ticket with its reason, and grants them again once it is lifted."""
     limiter.acquire("free", {}, timeout=PATIENCE_S).failed(Signal.OUT_OF_MONEY, reason="no credit")
     wait_until(lambda: limiter.stats()["free"].held == "no credit")
     with pytest.raises(QuotaHeld, match="no credit"):
@@ -137,6 +142,7 @@ def test_a_held_account_stops_every_thread_until_it_is_lifted(limiter: BlockingL
 
 
 def test_a_refusal_keeps_other_threads_from_starting(limiter: BlockingLimiter) -> None:
+    """A 429 with a wait that one thread reports holds back the tickets of the others."""
     with limiter.quota("quick").ticket(requests=1, timeout=PATIENCE_S) as ticket:
         ticket.failed(Signal.THROTTLED, retry_after_s=3600)
     with pytest.raises(TimeoutError):
@@ -146,6 +152,7 @@ def test_a_refusal_keeps_other_threads_from_starting(limiter: BlockingLimiter) -
 
 
 def test_a_pause_is_told_from_outside_of_a_ticket(limiter: BlockingLimiter) -> None:
+    """`not_before` pauses the quota without a ticket."""
     limiter.quota("quick").not_before(3600)
     with pytest.raises(TimeoutError):
         limiter.acquire("quick", {"requests": 1}, timeout=SOON_S)
@@ -195,34 +202,34 @@ def test_a_signal_ends_the_wait_and_nothing_is_charged(limiter: BlockingLimiter)
 
 def test_what_is_asked_goes_on_to_the_limiter_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flow, certain part and retry decide there, not here."""
-    asked: list[Ask] = []
+    asked: list[StartRequest] = []
 
     class Spying(LocalLimiter):
-        def _lane(self, quota_id: str) -> Lane:
-            lane = super()._lane(quota_id)
+        def _quota_limiter(self, quota_id: str) -> QuotaLimiter:
+            lane = super()._quota_limiter(quota_id)
             acquire = lane.acquire
 
-            async def spy(ask: Ask) -> Ticket:
+            async def spy(ask: StartRequest) -> Ticket:
                 asked.append(ask)
                 return await acquire(ask)
 
             lane.acquire = spy  # type: ignore[method-assign]
             return lane
 
-    monkeypatch.setattr(blocking, "LocalLimiter", Spying)
+    monkeypatch.setattr(blocking_limiter, "LocalLimiter", Spying)
     flow = Flow(tenant="search", job="nightly")
     with BlockingLimiter([QUICK]) as limiter:
         limiter.acquire("quick", {"requests": 1}, certain={"tokens": 5}, flow=flow, retry=True).release()
         with limiter.quota("quick").ticket(requests=1, flow=flow, retry=True):
             pass
-    assert asked[0] == Ask({"requests": 1}, {"tokens": 5}, flow, True)
-    assert asked[-1] == Ask({"requests": 1}, None, flow, True)
+    assert asked[0] == StartRequest({"requests": 1}, {"tokens": 5}, flow, True)
+    assert asked[-1] == StartRequest({"requests": 1}, None, flow, True)
 
 
 FORKS = """
 import os, sys
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.blocking import BlockingLimiter
+from penstock_ratelimit.blocking.limiter import BlockingLimiter
 
 limiter = BlockingLimiter([Quota("q", {"requests": PerSecond(1000)})], sys.argv[1])
 mine = limiter.acquire("q", {"requests": 1}, timeout=20)
@@ -271,7 +278,7 @@ FORGETS_TO_CLOSE = """
 import logging
 import sys
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.blocking import BlockingLimiter
+from penstock_ratelimit.blocking.limiter import BlockingLimiter
 
 logging.getLogger("asyncio").setLevel(logging.ERROR)  # below it, development mode tells of steps that a busy machine took
 limiter = BlockingLimiter([Quota("q", {"requests": PerSecond(1000)})], sys.argv[1])
@@ -303,5 +310,6 @@ def test_nothing_runs_before_the_first_use() -> None:
 
 
 def test_a_url_that_cannot_be_is_said_to_whoever_asks() -> None:
+    """A URL that is none of Redis fails the first call with the forms that are possible."""
     with BlockingLimiter([QUICK], "http://nowhere") as limiter, pytest.raises(ValueError, match="redis://"):
         limiter.acquire("quick", {"requests": 1})

@@ -6,7 +6,7 @@ import pytest
 from one_quota import Redis, tokens
 from servers import RedisServer
 
-from penstock_ratelimit.quota_hash import Breaker, Health, Report
+from penstock_ratelimit.store.quota_hash import Breaker, Health, Report
 
 OPEN, HALF_OPEN, CLOSED = Breaker.OPEN, Breaker.HALF_OPEN, Breaker.CLOSED
 
@@ -78,7 +78,8 @@ def test_an_open_breaker_grants_nothing_and_takes_everything_in(redis_server: Re
     left_s = fail(redis).left_s
     assert 1 <= left_s <= 5
     reply = redis.reserve((10,), settle={"tokens": 70})
-    assert (reply.waits_s, reply.retry_s) == ([], pytest.approx(left_s))
+    assert reply.waits_s == []
+    assert reply.retry_s == pytest.approx(left_s)
     assert redis.reserve().counters == (70,)
     redis.sleep(left_s - 0.001)
     assert redis.reserve((10,)).waits_s == []

@@ -9,8 +9,8 @@ import pytest
 from limiter_fleet import QUOTA, Fleet, Play, now
 
 from penstock_ratelimit import NeverFits, PerSecond, Quota
-from penstock_ratelimit.degraded import GRACE_S
-from penstock_ratelimit.dispatcher import HEARTBEAT_S
+from penstock_ratelimit.shared.degraded import GRACE_S
+from penstock_ratelimit.shared.dispatcher import HEARTBEAT_S
 
 GONE = ConnectionError("the test took Redis away")
 
@@ -55,7 +55,7 @@ def test_idle_processes_leave_the_whole_to_the_busy_one(play: Callable[[Play], N
 
 
 def test_a_429_in_one_process_stops_all(play: Callable[[Play], None]) -> None:
-    """When one process is told to wait, the others stop as soon as they next ask, and then nobody bursts."""
+    """When one process is told to wait, the others stop as soon as they next ask, and none starts with a burst after it."""
 
     async def body(fleet: Fleet) -> None:
         limiters = [fleet.process() for _ in range(4)]
@@ -108,7 +108,7 @@ def test_a_redis_that_forgets_costs_one_burst_of_patience(play: Callable[[Play],
 
 
 def test_a_redis_that_forgets_a_pause_is_told_again(play: Callable[[Play], None]) -> None:
-    """A pause outlives FLUSHALL: whoever knows of it says so with its next call."""
+    """A pause outlives FLUSHALL: a process that knows of it repeats it with its next call."""
 
     async def body(fleet: Fleet) -> None:
         limiter, other = fleet.process(), fleet.process()
@@ -127,7 +127,7 @@ def test_a_redis_that_forgets_a_pause_is_told_again(play: Callable[[Play], None]
 
 
 def test_a_short_outage_makes_callers_wait_and_then_go_on(play: Callable[[Play], None]) -> None:
-    """While Redis is away for less than the grace, nobody starts beyond the tickets in hand; then the pace goes on."""
+    """While Redis is away for less than the grace, nothing starts beyond the tickets in hand; then the pace goes on."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process()
@@ -201,7 +201,7 @@ def test_new_limits_reach_running_processes(play: Callable[[Play], None]) -> Non
 
 
 def test_a_cost_that_new_limits_rule_out_fails_its_caller_only(play: Callable[[Play], None]) -> None:
-    """Whoever waits with a certain cost above a lowered cap gets NeverFits; the others go on."""
+    """A waiter whose certain cost is above a lowered cap gets NeverFits; the others go on."""
 
     async def body(fleet: Fleet) -> None:
         old = fleet.process()
@@ -252,7 +252,7 @@ def test_a_limiter_at_rest_calls_nobody(play: Callable[[Play], None]) -> None:
 
 
 def test_a_broken_script_fails_callers_instead_of_hanging_them(play: Callable[[Play], None]) -> None:
-    """A mistake in our own code reaches whoever waits, now and later."""
+    """An unexpected exception reaches every waiter, now and later."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process()

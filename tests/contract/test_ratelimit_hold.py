@@ -1,4 +1,4 @@
-"""A held account: no money, or no right. Nothing is sent until somebody says that it is in order again."""
+"""A held account: no money, or no right. Nothing is sent until an operator lifts the hold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from one_quota import Redis, both, run, tokens
 from servers import RedisServer
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.quota_hash import Report
+from penstock_ratelimit.store.quota_hash import Report
 
 NO_MONEY = Report(hold="out_of_credit")
 

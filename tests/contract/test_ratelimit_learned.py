@@ -9,8 +9,8 @@ import pytest
 import redis
 from servers import RedisServer
 
-from penstock_ratelimit.estimate import Estimator, Sketch
-from penstock_ratelimit.learned import KEYS_PER_FLUSH, MAX_FIELDS, SHARED_MEMORY, TTL_S, Learned, field_name
+from penstock_ratelimit.estimates.estimator import Estimator, Sketch
+from penstock_ratelimit.estimates.learned import KEYS_PER_FLUSH, MAX_FIELDS, SHARED_MEMORY, TTL_S, Learned, field_name
 from penstock_ratelimit.testing import BlockingScripts
 
 KEY = ("job-1", "model-a")
@@ -95,7 +95,7 @@ def test_a_flush_without_news_does_not_call_redis(redis_server: RedisServer) -> 
 def test_a_redis_that_is_away_costs_only_the_sharing(redis_server: RedisServer) -> None:
     """Nothing is raised, the own estimates work on, and nothing observed meanwhile is lost."""
     process, other = Process(redis_server), Process(redis_server)
-    process.redis.fault = redis.exceptions.ConnectionError("gone")
+    process.redis.fault = redis.ConnectionError("gone")
     process.see(3, 2000)
     process.flush()
     process.redis.fault = TimeoutError()
@@ -167,7 +167,7 @@ def test_more_keys_than_fit_in_a_call_go_with_the_next(redis_server: RedisServer
     ],
 )
 def test_a_value_that_nobody_can_read_counts_as_unknown(redis_server: RedisServer, junk: str) -> None:
-    """Somebody else's bytes under our key neither break the script nor poison the estimate; the next lesson mends it."""
+    """Foreign bytes under our key neither break the script nor change the estimate; the next observation replaces them."""
     process = Process(redis_server)
     process.raw.hset(process.learned.key, field_name(KEY), junk)
     process.prompt()

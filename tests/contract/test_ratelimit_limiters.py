@@ -19,6 +19,7 @@ from penstock_ratelimit import (
     PerSecond,
     Quota,
     SharedLimiter,
+    Signal,
     Ticket,
     UnknownQuota,
 )
@@ -223,7 +224,7 @@ def test_a_failing_block_is_charged(check: Check) -> None:
 
 
 def test_a_cancelled_wait_costs_nothing(check: Check) -> None:
-    """Whoever gives up while waiting frees all dimensions for those who come later."""
+    """A waiter that gives up frees all dimensions for those who come later."""
 
     async def body(limiter: Limiter) -> None:
         first = asyncio.create_task(limiter.acquire("q", {"requests": 1, "tokens": 50}))
@@ -295,6 +296,91 @@ def test_no_limits_means_no_waiting_but_a_pause_still_holds(check: Check) -> Non
     check(FREE, body)
 
 
+async def answered(limiter: Limiter, times: int) -> None:
+    """So many good answers, one after the other."""
+    for _ in range(times):
+        async with limiter.ticket("q", {"requests": 1}) as ticket:
+            ticket.answered()
+
+
+async def refused(limiter: Limiter, times: int, *, retry_after_s: float) -> None:
+    """So many 429s of one flight."""
+    tickets = [await limiter.acquire("q", {"requests": 1}) for _ in range(times)]
+    for ticket in tickets:
+        ticket.failed(Signal.THROTTLED, retry_after_s=retry_after_s)
+
+
+@pytest.mark.parametrize(
+    ("good", "refusals", "retry_after_s", "held_s"),
+    [
+        (20, 1, 10.0, 0.0),  # a lone one among many good answers
+        (19, 1, 10.0, 10.0),  # too few good answers
+        (20, 2, 10.0, 10.0),  # the second of a flight
+        (500, 2, 10.0, 10.0),  # patience is not saved up
+        (500, 1, 60.0, 0.0),
+        (500, 1, 61.0, 61.0),  # longer than a minute: not a limit per minute
+    ],
+)
+def test_a_stray_429_holds_back_nobody_else(
+    check: Check, good: int, refusals: int, retry_after_s: float, held_s: float
+) -> None:
+    """One refusal among twenty good answers stops nobody; everybody pauses from the second of a flight (E3)."""
+
+    async def body(limiter: Limiter) -> None:
+        await answered(limiter, good)
+        began = now()
+        await refused(limiter, refusals, retry_after_s=retry_after_s)
+        await answered(limiter, 1)
+        assert [now() - began] == about(held_s)
+        assert limiter.stats()["q"].throttled == refusals
+
+    check(FREE, body)
+
+
+def test_a_large_flight_may_have_several_stray_429s(check: Check) -> None:
+    """With 100 under way five refusals are one in twenty; the sixth stops everybody (E3)."""
+
+    async def body(limiter: Limiter) -> None:
+        flight = [await limiter.acquire("q", {"requests": 1}) for _ in range(206)]
+        for ticket in flight[:100]:
+            ticket.answered()
+        for ticket, paused in zip(flight[100:], [False] * 5 + [True], strict=False):
+            ticket.failed(Signal.THROTTLED, retry_after_s=1.0)
+            began = now()
+            await answered(limiter, 1)
+            assert now() - began == pytest.approx(1.0 if paused else 0.0, abs=1e-5)
+
+    check(FREE, body)
+
+
+def test_a_429_while_the_limits_make_others_wait_stops_everybody(check: Check) -> None:
+    """At the limit a refusal says that the provider's bucket is empty, however good the answers before it were (E3)."""
+
+    async def body(limiter: Limiter) -> None:
+        await answered(limiter, 100)
+        began = now()
+        await refused(limiter, 1, retry_after_s=10.0)
+        await answered(limiter, 1)
+        assert now() - began >= 10.0
+
+    check(REQUESTS, body)
+
+
+def test_a_429_well_inside_the_limits_is_stray(check: Check) -> None:
+    """Where nobody has waited for the limits for five seconds, a lone refusal is not about them (E3)."""
+
+    async def body(limiter: Limiter) -> None:
+        for _ in range(100):
+            await answered(limiter, 1)
+            await asyncio.sleep(0.5)
+        began = now()
+        await refused(limiter, 1, retry_after_s=10.0)
+        await answered(limiter, 1)
+        assert [now() - began] == about(0.0)
+
+    check(REQUESTS, body)
+
+
 def test_costs_without_a_limit_are_free(check: Check) -> None:
     """A caller may always name requests and tokens; only limited dimensions count."""
 
@@ -329,7 +415,7 @@ def test_an_undeclared_quota_is_named(check: Check) -> None:
 
 
 def test_closing_wakes_those_who_wait(check: Check) -> None:
-    """Nobody hangs on a closed limiter, whether he waited before or asks afterwards."""
+    """No caller hangs on a closed limiter, neither one that waited before nor one that asks afterwards."""
 
     async def body(limiter: Limiter) -> None:
         waiting = [asyncio.create_task(limiter.acquire("q", {"tokens": 100})) for _ in range(50)]

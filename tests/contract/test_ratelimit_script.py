@@ -7,7 +7,7 @@ from one_quota import Redis, both, run, tokens, without_limits
 from servers import RedisServer
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.quota_hash import Breaker, Report, Verdict
+from penstock_ratelimit.store.quota_hash import Breaker, Report, ReserveStatus
 
 
 def test_an_item_takes_from_all_dimensions_or_from_none(redis_server: RedisServer) -> None:
@@ -32,17 +32,18 @@ def test_settling_alone_needs_no_items(redis_server: RedisServer) -> None:
     redis = Redis(redis_server, tokens())
     before = redis.field("t:tokens")
     reply = redis.reserve(settle={"tokens": 250})
-    assert (reply.verdict, reply.waits_s) == (Verdict.OK, [])
+    assert (reply.verdict, reply.waits_s) == (ReserveStatus.OK, [])
     assert redis.field("t:tokens") - before == pytest.approx(250_000)
 
 
 def test_a_pause_is_shared_and_only_grows(redis_server: RedisServer) -> None:
-    """After a pause nobody starts before its end; a shorter one later changes nothing."""
+    """After a pause nothing starts before its end; a shorter one later changes nothing."""
     redis = Redis(redis_server, tokens())
     first = redis.reserve(pause_s=5.0)
     second = redis.reserve((1,), pause_s=1.0)
-    assert second.waits_s == [pytest.approx(5.0)]
-    assert (second.pause_left_s, second.pause_id) == (pytest.approx(5.0), first.pause_id)
+    assert second.waits_s == pytest.approx([5.0])
+    assert second.pause_left_s == pytest.approx(5.0)
+    assert second.pause_id == first.pause_id
     redis.sleep(6)
     assert redis.reserve((1,)).waits_s == [0]
 
@@ -53,9 +54,9 @@ def test_a_small_step_back_of_the_clock_hands_out_nothing_twice(redis_server: Re
     redis.sleep(100)
     assert redis.reserve((500,)).waits_s == [0]
     redis.sleep(-0.9)
-    assert redis.reserve((500,)).waits_s == [pytest.approx(0.5)]
+    assert redis.reserve((500,)).waits_s == pytest.approx([0.5])
     redis.sleep(0.9)
-    assert redis.reserve((500,)).waits_s == [pytest.approx(1.0)]
+    assert redis.reserve((500,)).waits_s == pytest.approx([1.0])
 
 
 def test_a_large_step_back_of_the_clock_stalls_nobody(redis_server: RedisServer) -> None:
@@ -65,7 +66,7 @@ def test_a_large_step_back_of_the_clock_stalls_nobody(redis_server: RedisServer)
     redis.sleep(-3600)
     reply = redis.reserve((500,))
     assert reply.pause_left_s == pytest.approx(2.0)
-    assert reply.waits_s == [pytest.approx(3.0)]
+    assert reply.waits_s == pytest.approx([3.0])
 
 
 def test_a_step_forward_of_the_clock_gives_one_burst(redis_server: RedisServer) -> None:
@@ -80,9 +81,9 @@ def test_a_quota_that_redis_forgot_comes_back_empty(redis_server: RedisServer) -
     redis = Redis(redis_server, tokens())
     redis.sleep(100)
     redis.raw.flushall()
-    assert redis.reserve((1,)).verdict is Verdict.MISSING
+    assert redis.reserve((1,)).verdict is ReserveStatus.MISSING
     redis.version = redis.install(replaces="")
-    assert redis.reserve((500,)).waits_s == [pytest.approx(0.5)]
+    assert redis.reserve((500,)).waits_s == pytest.approx([0.5])
 
 
 def test_installing_again_changes_nothing(redis_server: RedisServer) -> None:
@@ -94,12 +95,12 @@ def test_installing_again_changes_nothing(redis_server: RedisServer) -> None:
 
 
 def test_coming_back_after_an_outage_empties_the_bucket(redis_server: RedisServer) -> None:
-    """What was done without Redis is unknown: nobody who comes back finds a burst, and coming twice costs no more."""
+    """What was done without Redis is unknown: a process that comes back finds no burst, and coming twice costs no more."""
     redis = Redis(redis_server, tokens())
     redis.sleep(100)
     redis.install(empty=True)
     redis.install(empty=True)
-    assert redis.reserve((500,)).waits_s == [pytest.approx(0.5)]
+    assert redis.reserve((500,)).waits_s == pytest.approx([0.5])
 
 
 def test_new_limits_keep_the_level(redis_server: RedisServer) -> None:
@@ -113,7 +114,7 @@ def test_new_limits_keep_the_level(redis_server: RedisServer) -> None:
     redis.sleep(0.1)
     double = Quota(redis.quota.id, {"tokens": PerSecond(2000)}, burst_s=0.5, margin=1.0)
     redis.version, redis.terms = redis.install(double), double.terms()
-    assert redis.reserve((200,)).waits_s == [pytest.approx(0.1)]
+    assert redis.reserve((200,)).waits_s == pytest.approx([0.1])
 
 
 def test_other_limits_in_force_are_told_and_nothing_is_done(redis_server: RedisServer) -> None:
@@ -123,7 +124,7 @@ def test_other_limits_in_force_are_told_and_nothing_is_done(redis_server: RedisS
     version = redis.install(changed)
     before = redis.field("t:tokens")
     reply = redis.reserve((1,), settle={"tokens": 100})
-    assert reply.verdict is Verdict.CHANGED
+    assert reply.verdict is ReserveStatus.CHANGED
     assert reply.in_force is not None
     assert (reply.in_force.version, reply.in_force.terms) == (version, changed.terms())
     assert redis.field("t:tokens") == before
@@ -177,6 +178,7 @@ def test_the_fleet_learns_one_pace(redis_server: RedisServer) -> None:
     assert redis.reserve((0, 0)).pace_s == 1e-6
     redis = Redis(redis_server, both())
     assert redis.reserve((1, 10)).pace_s == pytest.approx(0.1)
+    pace_s = 0.0
     for _ in range(10):
         pace_s = redis.reserve(*[(1, 500)] * 50).pace_s
     assert pace_s == pytest.approx(0.5, rel=0.01)
@@ -187,7 +189,7 @@ def test_counters_tell_what_was_charged_before_each_batch(redis_server: RedisSer
     redis = Redis(redis_server, both())
     assert redis.reserve((1, 100), (1, 50.25)).counters == (0, 0)
     reply = redis.reserve((2, 7), settle={"tokens": -0.25})
-    assert reply.counters == (2, 150)
+    assert list(reply.counters) == [2, 150]
     assert redis.reserve().counters == (4, 157)
     assert redis.field("n") == 3
 
@@ -244,7 +246,7 @@ def test_a_margin_declared_low_stays(redis_server: RedisServer) -> None:
     assert redis.report(Report(throttled=1)).share == 0.8
     redis.sleep(100)
     redis.reserve(*[(100,)] * 4)
-    assert redis.reserve((400,)).waits_s == [pytest.approx(0.5)]  # 400 of 800 a second
+    assert redis.reserve((400,)).waits_s == pytest.approx([0.5])  # 400 of 800 a second
 
 
 def test_starts_keep_to_the_margin_in_force(redis_server: RedisServer) -> None:
@@ -261,7 +263,7 @@ def test_nobody_bursts_right_after_a_refusal(redis_server: RedisServer) -> None:
     redis = Redis(redis_server, tokens(margin=0.9))
     redis.sleep(100)
     redis.reserve(report=Report(throttled=1), pause_s=2)
-    assert redis.reserve((90,), (90,)).waits_s == [pytest.approx(2.1), pytest.approx(2.2)]
+    assert redis.reserve((90,), (90,)).waits_s == pytest.approx([2.1, 2.2])
 
 
 def test_retries_draw_on_a_budget_that_good_answers_refill(redis_server: RedisServer) -> None:
@@ -290,12 +292,12 @@ def test_a_quota_without_limits_never_waits_unless_told(redis_server: RedisServe
     redis = Redis(redis_server, without_limits())
     reply = redis.reserve((), (), ())
     assert (reply.waits_s, reply.counters, reply.pace_s) == ([0, 0, 0], (), 0)
-    assert redis.reserve((), pause_s=2).waits_s == [pytest.approx(2)]
+    assert redis.reserve((), pause_s=2).waits_s == pytest.approx([2])
     assert redis.report(Report(losses=8)).breaker is Breaker.OPEN
     assert redis.reserve(()).waits_s == []
     assert redis.field("n") == 4
     redis.raw.flushall()
-    assert redis.reserve(()).verdict is Verdict.MISSING
+    assert redis.reserve(()).verdict is ReserveStatus.MISSING
 
 
 def test_a_process_leaves_its_stats_for_readers_until_it_goes(redis_server: RedisServer) -> None:
@@ -325,4 +327,4 @@ def test_a_hash_of_an_older_release_starts_over(redis_server: RedisServer) -> No
     redis.raw.delete(redis.hash.key)
     redis.raw.hset(redis.hash.key, mapping={"v": "7:abc", "config": '{"tokens": [1, 2, 3]}', "lt": redis.clock.us})
     redis.version = redis.install(replaces="")
-    assert redis.reserve((500,)).waits_s == [pytest.approx(0.5)]
+    assert redis.reserve((500,)).waits_s == pytest.approx([0.5])

@@ -8,8 +8,8 @@ import pytest
 from one_quota import BURST_S, Redis, both, tokens
 from servers import RedisServer
 
-from penstock_ratelimit.limits import Slope
-from penstock_ratelimit.quota_hash import Report
+from penstock_ratelimit.rates import Slope
+from penstock_ratelimit.store.quota_hash import Report
 
 LONG = 11.0
 """A pause that is a restart."""
@@ -27,7 +27,7 @@ def paused(server: RedisServer, slope: Slope | None = None, *, pause_s: float = 
 
 
 def started(redis: Redis, seconds: float, cost: float = 10.0) -> float:
-    """Tokens that start within so many seconds from now, when there is always somebody who waits."""
+    """Tokens that start within so many seconds from now, when there is always a waiter."""
     waits = redis.reserve(*[(cost,)] * 2500).waits_s
     return cost * sum(wait <= seconds for wait in waits)
 

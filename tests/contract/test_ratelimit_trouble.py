@@ -12,8 +12,8 @@ import pytest
 from limiter_fleet import Fleet, Play, now
 
 from penstock_ratelimit import PerMinute, PerSecond, Quota, QuotaHeld, SharedLimiter, Signal, Slope, Usage
-from penstock_ratelimit.dispatcher import ASK_AGAIN_S
-from penstock_ratelimit.gate import PROBE_S
+from penstock_ratelimit.concurrency.in_flight import PROBE_S
+from penstock_ratelimit.shared.dispatcher import ASK_AGAIN_S
 
 FREE = Quota("q")
 PACED = Quota("q", {"requests": PerSecond(40)}, burst_s=0.5, horizon_s=1.0, margin=1.0)
@@ -32,7 +32,7 @@ async def send(limiter: SharedLimiter, signal: Signal = Signal.OK, **options: An
 @pytest.mark.parametrize("quota", [FREE, PACED], ids=["without limits", "paced"])
 @pytest.mark.parametrize("signal", [Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED])
 def test_an_account_in_trouble_is_held_for_all(play: Run, quota: Quota, signal: Signal) -> None:
-    """Who waits and who comes later gets the reason, in every process, until somebody lifts the hold."""
+    """Who waits and who comes later gets the reason, in every process, until the hold is lifted."""
 
     async def body(fleet: Fleet) -> None:
         one, other = fleet.process(quota), fleet.process(quota)
@@ -304,7 +304,7 @@ def test_an_overestimate_is_settled_by_the_profile(play: Run) -> None:
 
 
 def test_the_retry_budget_runs_out_and_recovers(play: Run) -> None:
-    """Fifty retries without a success are enough while others wait; nobody waits, nobody is put off; successes earn more."""
+    """Fifty retries without a success are enough while others wait; with none waiting all may; successes earn more."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process(PACED)
@@ -322,6 +322,75 @@ def test_the_retry_budget_runs_out_and_recovers(play: Run) -> None:
             await send(limiter)
         await asyncio.sleep(2)
         assert limiter.may_retry("q")
+
+    play(body)
+
+
+def test_nothing_is_put_off_when_only_retries_are_left(play: Run) -> None:
+    """With a spent budget a retry gives way to requests that were never sent, not to other retries (E4)."""
+
+    async def body(fleet: Fleet) -> None:
+        limiter = fleet.process(PACED)
+        for number in range(60):
+            async with limiter.ticket("q", {"requests": 1}, retry=True) as ticket:
+                ticket.failed(Signal.TRANSIENT if number % 2 else Signal.REFUSED)
+        retries = [asyncio.create_task(limiter.acquire("q", {"requests": 1}, retry=True)) for _ in range(200)]
+        await asyncio.sleep(1)
+        assert limiter.stats()["q"].waiting > 0
+        assert limiter.may_retry("q")
+        first = asyncio.create_task(limiter.acquire("q", {"requests": 1}))
+        await asyncio.sleep(0)
+        assert not limiter.may_retry("q")
+        for task in (*retries, first):
+            task.cancel()
+        await asyncio.gather(*retries, first, return_exceptions=True)
+
+    play(body)
+
+
+def test_a_start_fills_256_slots_in_six_round_trips(play: Run) -> None:
+    """One for the probe and five for the doublings: at 200 ms per call all slots are taken after 1.2 s (E5)."""
+
+    async def body(fleet: Fleet) -> None:
+        limiter = fleet.process(Quota("q", concurrency=256, probe=True))
+        full_at: list[float] = []
+
+        async def work() -> None:
+            while not full_at:
+                async with limiter.ticket("q", {"requests": 1}) as ticket:
+                    if limiter.stats()["q"].in_flight == 256:
+                        full_at.append(now())
+                    await asyncio.sleep(0.2)
+                    ticket.answered(usage=Usage(10, 10))
+
+        await asyncio.gather(*(work() for _ in range(300)))
+        assert full_at[0] == pytest.approx(1.2, abs=0.01)
+
+    play(body)
+
+
+def test_stray_429s_cost_a_job_next_to_nothing(play: Run) -> None:
+    """2,000 requests of 30 ms, one in two hundred refused with a Retry-After of 1 s, take as long as without refusals (E3)."""
+
+    async def took(fleet: Fleet, refuse_every: int) -> float:
+        limiter = fleet.process(Quota("q", concurrency=256, probe=True))
+        began, numbers = now(), iter(range(1, 2001))
+
+        async def work() -> None:
+            for number in numbers:
+                async with limiter.ticket("q", {"requests": 1}) as ticket:
+                    await asyncio.sleep(0.03)
+                    if number % refuse_every == 0:
+                        ticket.failed(Signal.THROTTLED, retry_after_s=1.0)
+                    else:
+                        ticket.answered(usage=Usage(10, 10))
+
+        await asyncio.gather(*(work() for _ in range(256)))
+        return now() - began
+
+    async def body(fleet: Fleet) -> None:
+        undisturbed = await took(fleet, refuse_every=10_000)
+        assert await took(fleet, refuse_every=200) == pytest.approx(undisturbed, rel=0.1)
 
     play(body)
 
@@ -467,7 +536,7 @@ def test_a_limit_that_is_told_no_more_is_forgotten(play: Run, quota: Quota) -> N
 
 
 def test_a_limit_so_low_that_nothing_starts_is_forgotten_too(play: Run) -> None:
-    """ "limit-tokens: 10" for requests of 241 tokens is no stall of minutes, and nobody's request is too large (A11)."""
+    """ "limit-tokens: 10" for requests of 241 tokens is no stall of minutes, and no request is refused as too large (A11)."""
 
     async def body(fleet: Fleet) -> None:
         limiter = fleet.process(DISCOVERS)

@@ -11,9 +11,9 @@ from one_quota import Redis, both, run, tokens, without_limits
 from servers import RedisServer
 
 from penstock_ratelimit import Estimator, Learned, Quota
-from penstock_ratelimit.quota_hash import Breaker, QuotaHash, Report, Sighting
+from penstock_ratelimit.store.quota_hash import Breaker, QuotaHash, Remaining, Report
+from penstock_ratelimit.store.watch import QuotaView, read_quotas
 from penstock_ratelimit.testing import BlockingScripts
-from penstock_ratelimit.watch import QuotaView, read_quotas
 
 
 def look(quota: Redis) -> QuotaView:
@@ -29,9 +29,9 @@ def test_a_quota_in_use_is_seen_with_all_of_its_limits(redis_server: RedisServer
     view = look(quota)
     requests, of_tokens = view.dimensions
     assert (view.granted, view.margin, view.declared_margin, view.share) == (2, 0.8, 0.8, 1.0)
-    assert (requests.name, requests.limit, requests.allowed, requests.charged) == ("requests", 10, pytest.approx(8), 2)
-    assert (of_tokens.allowed, of_tokens.burst, of_tokens.charged) == (pytest.approx(800), pytest.approx(400), 300)
-    assert (of_tokens.level, requests.level) == (pytest.approx(100), pytest.approx(2))
+    assert (requests.name, requests.limit, requests.allowed, requests.charged) == pytest.approx(("requests", 10, 8, 2))
+    assert (of_tokens.allowed, of_tokens.burst, of_tokens.charged) == pytest.approx((800, 400, 300))
+    assert (of_tokens.level, requests.level) == pytest.approx((100, 2))
 
 
 def test_the_level_is_what_starts_at_once(redis_server: RedisServer) -> None:
@@ -52,7 +52,7 @@ def test_the_level_is_what_starts_at_once(redis_server: RedisServer) -> None:
 
 
 def test_looking_changes_nothing(redis_server: RedisServer) -> None:
-    """Not even after the clock stepped back, which moves the stored times of whoever writes."""
+    """Not even after the clock stepped back, which moves the times that are written."""
     quota = Redis(redis_server, both())
     quota.reserve((1, 200), report=Report(losses=3, throttled=1))
     before = quota.raw.hgetall(quota.hash.key)
@@ -64,6 +64,7 @@ def test_looking_changes_nothing(redis_server: RedisServer) -> None:
 
 
 def test_two_looks_show_what_went_through(redis_server: RedisServer) -> None:
+    """The difference of two looks is the time between them, and the tickets and units granted in it."""
     quota = Redis(redis_server, both())
     quota.sleep(100)
     first = look(quota)
@@ -113,6 +114,7 @@ def test_trouble_is_seen(redis_server: RedisServer) -> None:
 
 
 def test_a_hold_is_seen_with_its_reason(redis_server: RedisServer) -> None:
+    """A view of a held quota has the reason and the seconds since, and neither once it is lifted."""
     quota = Redis(redis_server, without_limits())
     quota.report(Report(hold="out_of_credit"))
     quota.sleep(90)
@@ -127,7 +129,7 @@ def test_somebody_else_at_the_key_is_seen(redis_server: RedisServer) -> None:
     quota = Redis(redis_server, tokens())
     quota.sleep(100)
     for second in range(1, 6):
-        quota.reserve(sightings={"tokens": Sighting(60_000 - 1300.0 * second, 0, 0)})
+        quota.reserve(remaining={"tokens": Remaining(60_000 - 1300.0 * second, 0, 0)})
         quota.sleep(1)
     assert look(quota).dimensions[0].others > 100
 
@@ -170,7 +172,7 @@ def test_all_quotas_are_found_in_two_round_trips(redis_server: RedisServer) -> N
     assert [view.quota_id for view in read_quotas(redis_server.client(), clock_us=quotas[0].clock)] == ["a", "b", "c"]
     stats = raw.info("commandstats")
     assert (stats["cmdstat_srandmember"]["calls"], stats["cmdstat_eval"]["calls"]) == (1, 5)
-    assert [view.quota_id for view in read_quotas(raw, quota_ids=["c", "nobody's"])] == ["c"]
+    assert [view.quota_id for view in read_quotas(raw, quota_ids=["c", "undeclared"])] == ["c"]
     assert read_quotas(raw, prefix="other:") == []
 
 
@@ -178,7 +180,7 @@ def test_a_cluster_is_read_as_well(tmp_path: Path) -> None:
     """All keys of one quota are in one slot, and no call spans two."""
     server = RedisServer.start_cluster(tmp_path / "cluster")
     try:
-        asked = (server.client().execute_command("CLUSTER", "INFO") for _ in range(100_000))
+        asked = (server.command("CLUSTER", "INFO") for _ in range(100_000))
         assert any(b"cluster_state:ok" in state for state in asked)
         client = redis.RedisCluster(host="127.0.0.1", port=server.port)
         for name in ("a", "b", "c"):

@@ -17,7 +17,7 @@ import orjson
 import psutil
 import pytest
 
-from penstock_workers.item.answer import Answer, NoAnswer
+from penstock_workers.item.answer import Answer
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed import EmbedLane
 from penstock_workers.lanes.embed.encoder import SentenceTransformersEncoder
@@ -66,15 +66,13 @@ async def embed(lane: EmbedLane, body: dict[str, Any], **more: Any) -> dict[str,
 
 
 def vectors(body: dict[str, Any]) -> Any:
-    import numpy
-
+    numpy = pytest.importorskip("numpy")
     return numpy.array([entry["embedding"] for entry in body["data"]], dtype=numpy.float32)
 
 
 async def test_vectors_are_those_of_the_library(lane: EmbedLane, encoder: SentenceTransformersEncoder) -> None:
     """However they were batched and padded: equal to `SentenceTransformer.encode` to 1e-5, each in its place."""
-    import numpy
-
+    numpy = pytest.importorskip("numpy")
     expected = encoder._model.encode(TEXTS, batch_size=1, show_progress_bar=False)
     bodies = await asyncio.gather(*(embed(lane, {"input": text}) for text in TEXTS))
     numpy.testing.assert_allclose(numpy.concatenate([vectors(body) for body in bodies]), expected, atol=1e-5)
@@ -86,8 +84,7 @@ async def test_vectors_are_those_of_the_library(lane: EmbedLane, encoder: Senten
 
 async def test_trimming_is_the_librarys_own(lane: EmbedLane, encoder: SentenceTransformersEncoder) -> None:
     """A text cut by on_overflow = trim gives the vector that the library gives of the whole text."""
-    import numpy
-
+    numpy = pytest.importorskip("numpy")
     long = "penstock turbine water pressure " * 200
     body = await embed(lane, {"input": long}, on_overflow="trim")
     assert body["usage"]["prompt_tokens"] == encoder.max_tokens
@@ -101,13 +98,15 @@ async def test_alike_texts_are_near(lane: EmbedLane) -> None:
 
 
 async def test_a_token_that_the_model_does_not_have_is_refused(lane: EmbedLane) -> None:
+    """A token id beyond the vocabulary is refused with an answer before it reaches the model."""
     request = Request("tag", "default", "/v1/embeddings", b'{"input": [101, 99999999, 102]}', 60.0)
     prepared = await lane.prepare(request)
     assert prepared.refused is not None
-    assert not isinstance(prepared.refused, NoAnswer)
+    assert isinstance(prepared.refused, Answer)
 
 
 async def test_lengths_of_all_kinds_pad_little(lane: EmbedLane) -> None:
+    """Texts of very different lengths at once leave more than three quarters of each batch unpadded."""
     await asyncio.gather(*(embed(lane, {"input": text}) for text in TEXTS * 4))
     assert float(lane.gauges()["padding_efficiency"]) > 0.75
 
@@ -152,7 +151,7 @@ def kill_worker_in_the_middle(run: subprocess.Popen[bytes], folder: Path) -> boo
         time.sleep(0.05)
         try:
             with sqlite3.connect(f"file:{ledger}?mode=ro", uri=True, timeout=5) as database:
-                stored = database.execute("select count(*) from results").fetchone()[0]
+                stored: int = database.execute("select count(*) from results").fetchone()[0]
         except sqlite3.OperationalError:
             continue  # not made yet
         if stored >= 20:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -82,8 +83,13 @@ def test_an_item_that_kills_engines_is_found_and_the_others_have_their_results(f
     """A real one: in this CPU build of vLLM a seed with a temperature and a chunked prompt ends the engine."""
     fleet.control()
     worker = gpu_worker(fleet, tiny_llama, in_process=True, batched=128)
-    culprit = {"seed": 1, "temperature": 1.0, "max_tokens": 8, "messages": [{"role": "user", "content": "word " * 300}]}
-    plain = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+    culprit: dict[str, Any] = {
+        "seed": 1,
+        "temperature": 1.0,
+        "max_tokens": 8,
+        "messages": [{"role": "user", "content": "word " * 300}],
+    }
+    plain: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
     lines = []
     for n in range(80):
         body = dict(culprit) if n == 7 else plain | {"messages": [{"role": "user", "content": f"review {n}"}]}

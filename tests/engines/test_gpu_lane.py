@@ -101,6 +101,7 @@ async def test_hundreds_at_once_each_get_their_own_answer(lane: GpuLane) -> None
 
 
 async def test_the_same_greedy_request_has_the_same_answer(lane: GpuLane) -> None:
+    """Two equal requests without temperature, run side by side, have equal answers."""
     first, second = await asyncio.gather(*(body_of(lane, request(chat(7))) for _ in range(2)))
     assert first["choices"][0]["message"] == second["choices"][0]["message"]
 
@@ -161,6 +162,7 @@ async def test_too_long_a_prompt_fails_shrinks_or_is_trimmed(lane: GpuLane) -> N
 
 
 async def test_completions_take_text_and_token_ids(lane: GpuLane) -> None:
+    """The completions endpoint takes a prompt as text or as token ids, and counts the ids."""
     fields = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
     text, ids = await asyncio.gather(
         body_of(lane, request({"prompt": "import os", **fields}, "/v1/completions")),
@@ -172,6 +174,7 @@ async def test_completions_take_text_and_token_ids(lane: GpuLane) -> None:
 
 
 async def test_several_choices_and_logprobs(lane: GpuLane) -> None:
+    """`n` gives as many choices, counted together in the usage, and `top_logprobs` gives as many per token."""
     several = await body_of(lane, request(chat(5, n=3, temperature=1.0, max_tokens=2)))
     assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
     assert several["usage"]["completion_tokens"] == 6
@@ -182,6 +185,7 @@ async def test_several_choices_and_logprobs(lane: GpuLane) -> None:
 
 
 async def test_a_cancelled_item_leaves_the_engine_to_the_others(lane: GpuLane) -> None:
+    """Cancelled items leave no place taken, and the engine answers the next request."""
     tasks = [asyncio.create_task(tried(lane, request(chat(number, max_tokens=900)))) for number in range(30)]
     while lane.gauges()["running"] == 0:  # noqa: ASYNC110 -- the engine says so at its next step, by no event of ours
         await asyncio.sleep(0.01)
@@ -193,6 +197,7 @@ async def test_a_cancelled_item_leaves_the_engine_to_the_others(lane: GpuLane) -
 
 
 async def test_an_item_that_takes_too_long_is_a_timeout(lane: GpuLane) -> None:
+    """A request that outlasts its own time limit ends as the failure `timeout`."""
     slow = Request("job:slow", "default", "/v1/chat/completions", json.dumps(chat(8, max_tokens=900)).encode(), 0.05)
     answer = await tried(lane, slow)
     assert isinstance(answer, NoAnswer)
@@ -213,12 +218,14 @@ async def test_a_shared_prefix_is_found_again_and_gauges_say_so(lane: GpuLane) -
 
 
 async def test_a_generative_engine_refuses_embeddings(lane: GpuLane) -> None:
+    """A request for embeddings fails with words that say that this model does not embed."""
     refused = await named(lane, request({"input": "a"}, "/v1/embeddings"))
     assert isinstance(refused, Failure)
     assert "does not embed" in refused.detail
 
 
 async def test_a_misspelt_engine_argument_names_the_right_one(tiny_llama: Path) -> None:
+    """An engine argument that vLLM does not know is refused with the name that it resembles."""
     from penstock_workers.errors import BadEngineSettings
 
     misspelt = GpuLane(settings(tiny_llama, engine={"tensor_paralel_size": 2}))
@@ -227,6 +234,7 @@ async def test_a_misspelt_engine_argument_names_the_right_one(tiny_llama: Path) 
 
 
 async def test_a_missing_model_is_told_with_its_path(tmp_path: Path) -> None:
+    """A model folder that does not exist fails the start with its path."""
     from penstock_workers.errors import BadEngineSettings
 
     with pytest.raises(BadEngineSettings, match="no-such-model"):
@@ -307,7 +315,8 @@ async def test_a_worker_that_cannot_build_its_engine_anew_ends(tiny_llama: Path,
     await lane.start()
     try:
         shutil.rmtree(model)
-        with patch.object(lane._engine._llm, "step", side_effect=RuntimeError("CUDA error: out of memory")):
+        engine: Any = lane._engine
+        with patch.object(engine._llm, "step", side_effect=RuntimeError("CUDA error: out of memory")):
             died = await tried(lane, request(chat()))
         assert isinstance(died, NoAnswer)
         assert died.failure == "engine_died"

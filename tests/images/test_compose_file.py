@@ -11,10 +11,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from compose_file import EXAMPLE, FILES, ROOT, Service, VariableMissing, example_environment, raw, services
+from jsonschema.validators import validator_for
 
 ALL = list(chain.from_iterable(services(file).values() for file in FILES))
 PINNED = re.compile(r"^[\w./-]+:v?\d+\.\d+[\w.-]*$")
@@ -29,7 +29,7 @@ def names(service: Service) -> str:
 def specification() -> Any:
     """The compose specification's own schema, as a package carries it."""
     found = resources.files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
-    return jsonschema.validators.validator_for(schema := json.loads(found.read_text()))(schema)
+    return validator_for(schema := json.loads(found.read_text()))(schema)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -78,7 +78,7 @@ def test_ports_are_open_on_this_machine_only(service: Service) -> None:
 
 @pytest.mark.parametrize("service", [one for one in ALL if "PENSTOCK_DRAIN_SECONDS" in one.environment], ids=names)
 def test_a_drain_fits_into_its_grace(service: Service) -> None:
-    """Docker kills after stop_grace_period: whoever drains has the time to, and then to conclude."""
+    """Docker kills after stop_grace_period: a service that drains has the time to, and then to conclude."""
     if service.argv[3] in ("worker", "control"):
         assert service.seconds("stop_grace_period") >= float(service.environment["PENSTOCK_DRAIN_SECONDS"]) + CLOSING_S
 
@@ -155,7 +155,7 @@ def test_what_is_waited_for_comes(files: tuple[Path, ...]) -> None:
 
 @pytest.mark.parametrize("service", [one for one in ALL if one.is_ours], ids=names)
 def test_nobody_starts_on_a_database_without_tables(service: Service) -> None:
-    """Whoever has the database's address waits for the migration, which waits for the database alone."""
+    """A service that has the database's address waits for the migration, which waits for the database alone."""
     waited = dependencies(service)
     if service.name == "migrate":
         assert waited == {"postgres": "service_healthy"}

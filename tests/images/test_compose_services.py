@@ -57,6 +57,10 @@ class Machine:
         url = self._here(self.services["worker-api"].environment["PENSTOCK_REDIS_URL"])
         return redis.Redis.from_url(url, decode_responses=True)
 
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+
     def redis_answers(self) -> bool:
         try:
             return bool(self.redis().ping())
@@ -99,7 +103,7 @@ class Machine:
 def machine(tmp_path: Path, postgres_url: str) -> Iterator[Machine]:
     machine = Machine(tmp_path, postgres_url)
     with ExitStack() as ends:
-        ends.callback(lambda: [process.kill() for process in machine.processes])
+        ends.callback(machine.end)
         yield machine
 
 
@@ -145,7 +149,7 @@ def test_the_command_line_of_the_file_reaches_the_fleet(machine: Machine) -> Non
 
 
 def test_flower_starts_with_the_files_settings_and_asks_who_is_there(machine: Machine) -> None:
-    """Its page is closed to whoever does not know the password of the environment's example."""
+    """Its page is closed without the password of the environment's example."""
     import urllib.error
     import urllib.request
 

@@ -31,7 +31,7 @@ def test_the_linter_finds_nothing(file: Path) -> None:
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
 def test_the_process_is_the_first_to_hear_a_signal(file: Path) -> None:
-    """tini hands SIGTERM on to our command, in exec form; nobody is root; the version is the project's."""
+    """tini hands SIGTERM on to our command, in exec form; no user is root; the version is the project's."""
     text = file.read_text()
     assert 'ENTRYPOINT ["tini", "--", "penstock"]' in text
     assert re.search(r"^CMD \[", text, re.MULTILINE)

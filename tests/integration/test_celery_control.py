@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery_worker import QUEUE, Fleet, Settings, fleet_on, until
-from servers import RedisServer
+from celery_worker import QUEUE, Fleet, Settings, fleet_on, no_engine, until
+from servers import RedisServer, as_bytes
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
@@ -37,7 +37,7 @@ def client_app(redis_server: RedisServer) -> Celery:
 
 
 def parked(fleet: Fleet) -> list[bytes]:
-    return fleet.server.client().lrange(PARKED_KEY, 0, -1)
+    return [as_bytes(raw) for raw in fleet.server.client().lrange(PARKED_KEY, 0, -1)]
 
 
 def test_flower_sees_every_fate(fleet: Fleet, client_app: Celery) -> None:
@@ -148,14 +148,14 @@ def odd_messages() -> dict[str, str]:
         "headers are missing": item(headers=None),
         "headers are a list": item(headers=[1]),
         "task has no name": item(headers__task={"a": 1}),
-        "task is not registered": item(headers__task="somebody.elses"),
+        "task is not registered": item(headers__task="another.task"),
         "id is missing": item(headers={"task": "penstock.item"}),
         "eta is nonsense": item(headers__eta="tomorrow-ish"),
     }
 
 
 def test_odd_messages_are_kept_and_harm_nobody(fleet: Fleet) -> None:
-    """Whatever somebody pushes into a queue: the worker goes on, and the text of the message is kept aside."""
+    """Whatever is pushed into a queue: the worker goes on, and the text of the message is kept aside."""
     worker = fleet.start()
     odd = odd_messages()
     for text in odd.values():
@@ -183,7 +183,7 @@ def test_odd_kwargs_reach_the_engine(fleet: Fleet) -> None:
 def test_replies_are_not_recorded_as_unacked(fleet: Fleet, redis_server: RedisServer) -> None:
     """Our own app can ask workers things over its transport, and leaves nothing behind in the broker."""
     fleet.start()
-    app = create_app(Settings(redis_server.url), lambda _app, _settings: None)
+    app = create_app(Settings(redis_server.url).for_app(), no_engine)
     assert len(app.control.ping(timeout=3)) == 1
     until(fleet.is_empty)
 
@@ -195,7 +195,7 @@ def test_other_pools_are_refused_with_the_fix(fleet: Fleet, tmp_path: Path) -> N
 
 
 def test_an_engine_that_cannot_start_ends_the_worker(fleet: Fleet) -> None:
-    """The worker exits with a failure that names the cause, instead of claiming messages that nobody runs."""
+    """The worker exits with a failure that names the cause, instead of claiming messages that it does not run."""
     fleet.publish(3)
     with pytest.raises(AssertionError, match="the engine has no key"):
         fleet.start(fails_to_start=True)

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from celery_worker import until
-from kombu import Connection, Consumer, Queue
+from kombu.connection import Connection
+from kombu.entity import Queue
+from kombu.messaging import Consumer
 from servers import RedisServer
 
 from penstock_workers.broker import transport

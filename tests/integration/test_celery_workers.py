@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery_worker import DONE, QUEUE, Fleet, WorkerProcess, fleet_on, until
 from envelopes import decode_envelope
-from servers import RedisServer
+from servers import RedisServer, as_bytes
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
@@ -77,7 +78,8 @@ def test_what_an_older_worker_held_comes_back(fleet: Fleet) -> None:
     """A worker from before lanes had keys of their own died in the middle of an upgrade: any worker returns its messages."""
     client = fleet.server.client()
     tags = fleet.publish(3)
-    for raw in client.rpop(QUEUE, 3):
+    popped: Any = client.rpop(QUEUE, 3)
+    for raw in map(as_bytes, popped):
         client.hset("unacked", decode_envelope(raw).tag, b'[%b,"","%b"]' % (raw, QUEUE.encode()))
     client.zadd("unacked_index", dict.fromkeys(tags, time.time() - 2))
     fleet.start(name="heir")
@@ -86,7 +88,7 @@ def test_what_an_older_worker_held_comes_back(fleet: Fleet) -> None:
 
 
 def test_lanes_do_not_count_each_other(fleet: Fleet) -> None:
-    """What a lane's workers hold lies under its own key: whoever scales by queued + unacked counts this lane only."""
+    """What a lane's workers hold lies under its own key: a scaler that adds queued and unacked counts this lane only."""
     client = fleet.server.client()
     other = encode_item(ItemKey("other", 1, "d"), queue="penstock.gpu", body=b"{}", ref=None)
     client.lpush("penstock.gpu", other)
@@ -136,7 +138,8 @@ def test_sigterm_returns_everything_at_once(fleet: Fleet) -> None:
     assert worker.process.wait(10) == 0
     assert fleet.queued() == 100
     assert fleet.held() == 0
-    assert b'"delivery_info":{"redelivered":true,' in (fleet.server.client().lrange(QUEUE, -1, -1)[0])
+    (last,) = fleet.server.client().lrange(QUEUE, -1, -1)
+    assert b'"delivery_info":{"redelivered":true,' in as_bytes(last)
 
 
 def test_sigterm_lets_running_items_end(fleet: Fleet) -> None:
@@ -174,6 +177,10 @@ def test_a_cold_shutdown_returns_everything(fleet: Fleet) -> None:
     assert (fleet.queued(), fleet.held()) == (50, 0), worker.text()
 
 
+def _has_run(fleet: Fleet, worker: WorkerProcess, items: int) -> bool:
+    return worker.is_alive() and len(fleet.runs()) >= items
+
+
 def kill_connections(fleet: Fleet, worker: WorkerProcess, times: int) -> None:
     """Each time all of them, and not again before the worker has started another item."""
     client = fleet.server.client()
@@ -181,7 +188,7 @@ def kill_connections(fleet: Fleet, worker: WorkerProcess, times: int) -> None:
         ran = len(fleet.runs())
         client.client_kill_filter(_type="normal", skipme=True)
         client.client_kill_filter(_type="pubsub", skipme=True)
-        until(lambda ran=ran: worker.is_alive() and len(fleet.runs()) > ran, 20, worker.text)
+        until(partial(_has_run, fleet, worker, ran + 1), 20, worker.text)
 
 
 def test_lost_connections_cost_nothing(fleet: Fleet) -> None:

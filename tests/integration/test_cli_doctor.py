@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_an_evicting_redis_without_aof_is_named(tmp_path: Path) -> None:
 
 
 def test_a_silent_redis_is_one_finding_with_the_setting() -> None:
-    """Nobody there: the address without its password, and the setting that names it."""
+    """No server there: the address without its password, and the setting that names it."""
     findings = list(checks._redis(f"redis://:hunter2@127.0.0.1:{free_port()}/0", private=False))
     assert [finding.verdict for finding in findings] == [Verdict.BAD]
     assert "hunter2" not in findings[0].seen
@@ -45,8 +46,8 @@ def test_a_silent_redis_is_one_finding_with_the_setting() -> None:
 
 def test_a_wrong_clock_is_bad(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than five seconds apart is named with its direction."""
-    real = checks.time.time
-    monkeypatch.setattr(checks.time, "time", lambda: real() + 60)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 60)
     finding = checks._clock(own_redis.client(decode_responses=True))
     assert finding.verdict is Verdict.BAD
     assert "60.0 s behind" in finding.seen

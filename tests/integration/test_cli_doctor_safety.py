@@ -122,7 +122,7 @@ def answering(status: int) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(said)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             """Not into the test's output."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)

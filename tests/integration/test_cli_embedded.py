@@ -83,7 +83,7 @@ def test_a_stale_pidfile_is_no_obstacle(folder: Path) -> None:
 
 
 def test_a_server_without_its_socket_file_is_ended_first(folder: Path) -> None:
-    """A server of ours that nobody can reach any more is ended before another one opens the same AOF."""
+    """An embedded server that can no longer be reached is ended before another one opens the same AOF."""
     first = EmbeddedRedis.start(folder)
     first.client.set("kept", "yes")
     (folder / "redis.sock").unlink()

@@ -11,8 +11,7 @@ from fleet import PENSTOCK
 from servers import Postgres, free_port
 from sqlalchemy import create_engine, text
 
-from penstock_ledger import open_database
-from penstock_ledger.tables import HEAD
+from penstock_ledger import HEAD, open_database
 
 
 class Migration:

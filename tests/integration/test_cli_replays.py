@@ -15,7 +15,7 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.main import command_line
 from penstock_ledger.model import DeadLetter, ItemKey
 from penstock_producer import Producer, ProducerSettings
-from penstock_producer.sources.base import Document
+from penstock_producer.sources import Document
 from penstock_producer.sources.of_feed import open_feed_source
 
 LONG_ID = "the-document-whose-id-is-longer-than-any-column-of-a-terminal-" + "x" * 40

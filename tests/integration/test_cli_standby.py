@@ -47,7 +47,7 @@ def test_a_process_gets_exactly_the_settings_that_are_handed_over(
 def test_processes_that_are_not_needed_end_with_the_command(tmp_path: Path) -> None:
     """A command that ends before its workers start (bad usage, a finished job) leaves no process behind."""
     with Standby("api", 2) as standby:
-        waiting = [process for process in standby._waiting.values()]
+        waiting = list(standby._waiting.values())
         assert len(waiting) == 2
     assert all(process.poll() is not None for process in waiting)
 

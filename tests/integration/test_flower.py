@@ -178,7 +178,7 @@ def test_workers_are_shown(watched: Watched) -> None:
 
 
 def test_queues_are_shown_with_what_is_held(watched: Watched) -> None:
-    """Waiting, claimed and put-off messages, and consumers; a full queue that nobody consumes stands out."""
+    """Waiting, claimed and put-off messages, and consumers; a full queue without a consumer stands out."""
     client = watched.fleet.server.client()
     client.lpush("penstock.gpu", *range(7))
     client.hset(keys.unacked("penstock.gpu"), mapping={"a": "1", "b": "2"})
@@ -206,7 +206,7 @@ def test_nothing_is_shown_without_the_login(watched: Watched, path: str) -> None
 
 
 def test_nothing_is_changed_from_the_browser(watched: Watched) -> None:
-    """Read only: nobody ends a worker or sends a task through Flower."""
+    """Read only: no worker is ended and no task sent through Flower."""
     for path in (f"/ops/api/worker/shutdown/{WORKER}", "/ops/api/task/send-task/penstock.submit"):
         assert watched.flower.get(path, method="POST")[0] == 403
 
@@ -244,13 +244,12 @@ def test_an_item_in_flight_is_shown_without_its_text(watched: Watched) -> None:
 
 def test_it_comes_back_after_a_lost_subscription(watched: Watched) -> None:
     """Redis cuts off readers that are too slow: Flower subscribes again, and hears of what comes then."""
-    client = watched.fleet.server.client()
-    assert client.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 1
+    assert watched.fleet.server.command("CLIENT", "KILL", "TYPE", "pubsub") >= 1
     until(lambda: hears_of_new(watched), 30, watched.flower.text)
 
 
 def hears_of_new(watched: Watched) -> bool:
-    """Each call sends an item of its own: those sent while nobody listened are not told again."""
+    """Each call sends an item of its own: those sent while no one listened are not sent again."""
     (name,) = watched.fleet.publish(1, first=20_000 + len(watched.fleet.runs()))
     time.sleep(0.3)
     return name in watched.flower.tasks()

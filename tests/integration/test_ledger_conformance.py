@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ from penstock_ledger import (
     Spool,
     SpoolConflict,
     open_database,
+    purge_job,
 )
 from penstock_ledger.database import WRITE_ATTEMPTS
-from penstock_ledger.purge import purge_job
 from penstock_ledger.tables import meta
 
 
@@ -242,7 +243,7 @@ def test_an_expired_feeder_cannot_move_its_successors_cursor(jobs: JobStore) -> 
     jobs.create(new_job())
     frozen = jobs.lease_feed("job-a", 1, "one", 0.0)
     assert frozen is not None
-    jobs.advance_feed(frozen, "one", cursor={"offset": 1}, exhausted=False)  # late, but nobody took over
+    jobs.advance_feed(frozen, "one", cursor={"offset": 1}, exhausted=False)  # late, but no other feeder took over
     second = jobs.lease_feed("job-a", 1, "two", 60)
     assert second is not None
     assert second.cursor == {"offset": 1}
@@ -416,7 +417,8 @@ def test_replays_that_cannot_be_are_refused_without_a_trace(jobs: JobStore, outc
     with pytest.raises(JobNotFound):
         jobs.replay("job-b")
     outcomes.settle([result("a")], [letter("unparsed", request=b""), letter("b")])
-    for choice in ({"reason": "timeout"}, {"doc_ids": ["a", "unparsed"]}, {"doc_ids": []}):
+    choices: list[dict[str, Any]] = [{"reason": "timeout"}, {"doc_ids": ["a", "unparsed"]}, {"doc_ids": []}]
+    for choice in choices:
         with pytest.raises(NothingToReplay):
             jobs.replay("job-a", **choice)
     jobs.set_state("job-a", JobState.CANCELLED, expect={JobState.RUNNING})
@@ -533,7 +535,7 @@ def test_racing_pushes_and_a_close_agree_on_the_total(db: Database, jobs: JobSto
         except JobClosed:
             return 0
 
-    steps: list[Callable[[], int]] = [lambda number=number: push(number) for number in range(20)]
+    steps: list[Callable[[], int]] = [partial(push, number) for number in range(20)]
     steps.insert(8, lambda: jobs.close("job-a"))
     with ThreadPoolExecutor(6) as pool:
         answers = [future.result() for future in [pool.submit(step) for step in steps]]
@@ -567,8 +569,8 @@ def test_transactions_that_deadlock_are_repeated(db: Database) -> None:
     """Two writers that take the same rows in opposite order both get through, without an error."""
     barrier = threading.Barrier(2, timeout=10)
     tries: list[str] = []
-    for name in ("x", "y"):
-        db.write(lambda connection, name=name: connection.execute(insert(meta).values(name=name, value="")))
+    rows = [{"name": name, "value": ""} for name in ("x", "y")]
+    db.write(lambda connection: connection.execute(insert(meta), rows))
 
     def swap(order: tuple[str, str]) -> None:
         def work(connection: Connection) -> None:
@@ -601,13 +603,13 @@ def test_a_transaction_that_never_gets_through_is_given_up(db: Database) -> None
     for code, expected in ((sqlite3.SQLITE_BUSY, WRITE_ATTEMPTS), (sqlite3.SQLITE_FULL, 1)):
         attempts.clear()
         with pytest.raises(OperationalError):
-            db.write(lambda connection, code=code: work(connection, code))
+            db.write(partial(work, code=code))
         assert len(attempts) == expected
     assert db.read(lambda connection: connection.execute(select(meta.c.name)).all()) == []
 
 
 def test_nothing_is_written_into_the_outbox(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
-    """Accepting and replaying a job write no rows that nobody acts on (C5)."""
+    """Accepting and replaying a job write no rows that no code acts on (C5)."""
     jobs.create(new_job())
     outcomes.settle([], [letter("a")])
     jobs.replay("job-a")

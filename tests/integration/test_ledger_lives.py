@@ -12,7 +12,7 @@ from servers import RedisServer
 
 from penstock_ledger import (
     Begin,
-    BeginVerdict,
+    BeginReply,
     ItemKey,
     Publish,
     RedisLedger,
@@ -47,10 +47,7 @@ class Night:
     has_forgotten: bool = False
 
     def feed(self) -> None:
-        items = [
-            Publish(key(doc), doc, item_tag(key(doc)), encode_item(key(doc), queue=QUEUE, body=b"{}", ref=None))
-            for doc in DOCS
-        ]
+        items = [Publish(key(doc), doc, encode_item(key(doc), queue=QUEUE, body=b"{}", ref=None)) for doc in DOCS]
         self.hot.publish(QUEUE, items, BUCKETS)
 
     def work(self) -> None:
@@ -64,14 +61,14 @@ class Night:
         doc = envelope.message.key.doc_id
         begun = self.hot.begin([Begin(key(doc), BUCKETS)])[0]
         if doc in self.finished:
-            assert begun.verdict is BeginVerdict.DONE, f"{doc} would be paid for twice"
+            assert begun.reply is BeginReply.DONE, f"{doc} would be paid for twice"
             self.ack(doc)
             return
-        if begun.verdict is BeginVerdict.UNKNOWN_SINCE_REBUILT:
+        if begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT:
             assert self.has_forgotten, "what is fed is known, unless Redis forgot"
             self.ack(doc)  # the feed brings it again
             return
-        assert begun == (BeginVerdict.GO, self.crashes.get(doc, 0)), doc
+        assert begun == (BeginReply.GO, self.crashes.get(doc, 0)), doc
         self.flying.add(doc)
 
     def conclude(self) -> None:

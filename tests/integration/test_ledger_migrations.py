@@ -1,4 +1,4 @@
-"""The schema: created once by whoever comes first, equal to what the code thinks it is, never newer than the code."""
+"""The schema: created once by the process that comes first, equal to what the code thinks it is, never newer than the code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from penstock_ledger import DatabaseUnusable, JobStore, SchemaMissing, SchemaTooNew, open_database
+from penstock_ledger import HEAD, DatabaseUnusable, JobStore, SchemaMissing, SchemaTooNew, open_database
 from penstock_ledger.migrations import alembic_config
-from penstock_ledger.tables import HEAD, metadata
+from penstock_ledger.tables import metadata
 
 MIGRATE = "import sys; from penstock_ledger import open_database; open_database(sys.argv[1]).migrate()"
 
@@ -63,7 +63,7 @@ def test_migrating_from_threads_of_one_handle_is_safe(empty_url: str) -> None:
 
 
 def test_a_database_without_tables_says_what_to_do(empty_url: str) -> None:
-    """Nobody has to guess from `no such table`."""
+    """A missing schema is named with the command that makes it, not as `no such table`."""
     db = open_database(empty_url)
     with pytest.raises(SchemaMissing, match="penstock migrate"):
         JobStore(db).list()

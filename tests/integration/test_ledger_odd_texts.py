@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -32,11 +33,11 @@ from penstock_ledger import (
     Trouble,
     in_words,
     open_database,
+    purge_job,
     trouble_of,
 )
-from penstock_ledger.purge import purge_job
 from penstock_ledger.sqlite_lock import WriteLock
-from penstock_ledger.storable import FIGURE_MAX, Words
+from penstock_ledger.stored_values import FIGURE_MAX, Words
 from penstock_ledger.tables import metadata
 
 ODD = "nul \0, lone surrogate \ud800, end"
@@ -130,7 +131,7 @@ def test_figures_that_no_document_has_are_cut(db: Database) -> None:
     """Token counts beyond all measure neither fail the insert nor, summed up, the inserts of the rest of the job (A4)."""
     jobs, outcomes = JobStore(db), OutcomeStore(db)
     jobs.create(new_job())
-    wild = {"prompt_tokens": 2**62, "cost_microusd": 2**70, "calls": 2**40, "attempts": -5}
+    wild: dict[str, Any] = {"prompt_tokens": 2**62, "cost_microusd": 2**70, "calls": 2**40, "attempts": -5}
     outcomes.settle([result(f"d{number}", **wild) for number in range(3)], [letter(**wild)])
     assert outcomes.counts("job-a").prompt_tokens == 4 * FIGURE_MAX
 
@@ -157,7 +158,7 @@ def test_a_missing_table_and_a_lost_server_are_no_refusals(db: Database, tmp_pat
     with pytest.raises(DBAPIError) as caught:
         OutcomeStore(db).settle([result()], [])
     assert trouble_of(caught.value) is Trouble.FAULTY
-    away = open_database("postgresql://nobody@127.0.0.1:1/none")
+    away = open_database("postgresql://fleet@127.0.0.1:1/none")
     with pytest.raises(DatabaseUnavailable) as refused:
         JobStore(away).get("x")
     assert trouble_of(refused.value) is Trouble.AWAY

@@ -34,7 +34,7 @@ def test_a_statement_has_an_end(postgres_url: str) -> None:
 
 
 def test_a_wait_for_a_lock_has_an_end(postgres_url: str) -> None:
-    """Somebody holds a table: a write tries five times and fails, instead of hanging with what it holds itself."""
+    """Another session holds a table: a write tries five times and fails, instead of hanging with what it holds itself."""
     db = open_database(postgres_url, waits=Waits(lock_s=0.05))
     db.migrate()
     with db.engine.begin() as holder:

@@ -51,7 +51,7 @@ def writer(url: str, name: str, batches: int) -> subprocess.Popen[bytes]:
 
 
 def test_processes_that_settle_the_same_items_share_them(url: str, db: Database) -> None:
-    """The wins of all processes add up to the items: none is won twice, none is lost, and nobody fails."""
+    """The wins of all processes add up to the items: none is won twice, none is lost, and no process fails."""
     writers = [writer(url, f"w{n}", 20) for n in range(3)]
     wins = 0
     for process in writers:

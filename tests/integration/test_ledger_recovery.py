@@ -10,7 +10,7 @@ from servers import RedisServer
 
 from penstock_ledger import (
     Begin,
-    BeginVerdict,
+    BeginReply,
     Counts,
     DeadLetter,
     ItemKey,
@@ -28,7 +28,7 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.keys import done_bucket, done_field
-from penstock_producer.wire import encode_item, item_tag
+from penstock_producer.wire import encode_item
 
 JOB = "job-a"
 QUEUE = "penstock.api"
@@ -45,7 +45,7 @@ def letter(doc: str) -> DeadLetter:
 
 def publish(doc: str) -> Publish:
     key = ItemKey(JOB, 1, doc)
-    return Publish(key, doc, item_tag(key), encode_item(key, queue=QUEUE, body=b"{}", ref=None))
+    return Publish(key, doc, encode_item(key, queue=QUEUE, body=b"{}", ref=None))
 
 
 def figures(counts: Counts) -> dict[str, int]:
@@ -80,7 +80,7 @@ def test_an_emptied_redis_is_rebuilt_from_sql(redis_server: RedisServer, tmp_pat
     assert hot.stats(JOB) == {"succeeded": 1_000, "dead": 200, "calls": 1_800}
     assert hot.publish(QUEUE, [publish(doc) for doc in source], buckets) == (1_800, 1_200, 0)
     begun = hot.begin([Begin(ItemKey(JOB, 1, doc), buckets) for doc in ("d999", "d1100", "d1200")])
-    assert [one.verdict for one in begun] == [BeginVerdict.DONE, BeginVerdict.DONE, BeginVerdict.GO]
+    assert [one.reply for one in begun] == [BeginReply.DONE, BeginReply.DONE, BeginReply.GO]
     db.close()
 
 
@@ -156,11 +156,11 @@ def test_the_completed_set_is_compact_and_exact(redis_server: RedisServer) -> No
     assert encodings <= {b"listpack", b"ziplist"}
     hot = RedisLedger(client, "epoch-1")
     fresh = [Begin(ItemKey(JOB, 1, f"{n * 2654435761 % 2**61:015x}-"), buckets) for n in range(2_000)]
-    assert {begun.verdict for begun in hot.begin(fresh)} == {BeginVerdict.GO}
+    assert {begun.reply for begun in hot.begin(fresh)} == {BeginReply.GO}
 
 
 def test_a_job_of_unknown_size_stays_compact(redis_server: RedisServer) -> None:
-    """An open job, whose total nobody knows, keeps small buckets too."""
+    """An open job, whose total is not known yet, keeps small buckets too."""
     client = redis_server.client()
     fill(client, 20_000, bucket_count(None))
     field = done_field(f"{2654435761 % 2**61:016x}")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet import Fleet, Process, until
@@ -42,7 +43,7 @@ class House:
             lambda: self.fleet.producer.status(self.job.job_id).job.state is JobState.COMPLETED, 60, "the job is done"
         )
 
-    def start(self, port: int, **settings: object) -> Process:
+    def start(self, port: int, **settings: Any) -> Process:
         return self.fleet.worker(
             control=True,
             metrics_port=port,
@@ -97,7 +98,7 @@ def test_everything_in_the_catalogue_is_there_and_nothing_else(house: House) -> 
     until(lambda: "penstock_quota_use_ratio" in scrape(house.port), 20, "the figures were read twice")
     page = scrape(house.port)
     ours = {name for name in page if name.startswith("penstock_")}
-    expected = {}
+    expected: dict[str, set[str]] = {}
     for metric in CATALOGUE:
         endings = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
         if OF_OTHERS.match(metric.name) is None:

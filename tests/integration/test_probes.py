@@ -89,7 +89,7 @@ def test_a_frozen_worker_grows_old_and_a_full_one_does_not(fleet: Fleet, tmp_pat
 
 
 def test_a_long_start_is_covered_by_started(fleet: Fleet, tmp_path: Path) -> None:
-    """While a model loads, `started` says no, so nobody asks for `alive` yet."""
+    """While a model loads, `started` says no, so `alive` is not asked yet."""
     worker = fleet.start(probe_dir=tmp_path / "probes", name="first")
     assert worker.end() == 0
     seen = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,6 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "in.jsonl"
     path.write_text('{"id": 1, "text": "t"}\n')
     return path
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/ledger.db"
-
-
-@pytest.fixture
-def producer(url: str) -> Iterator[Producer]:
-    with Producer(ProducerSettings(database_url=url)) as producer:
-        yield producer
 
 
 def test_a_budget_without_prices_is_refused(producer: Producer, source: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_conflict_says_in_what_it_differs(producer: Producer, source: Path) ->
         JobConflict, match=r"model was 'm', is now 'other'; timeout_s was 120\.0, is now 5\.0"
     ) as caught:
         producer.submit(source, SPEC.model_copy(update={"model": "other", "timeout_s": 5.0}), job_key="night")
-    assert "'other'" not in caught.value.told
+    assert "'other'" not in caught.value.public_message
     source.write_text('{"id": 1, "text": "changed"}\n')
     with pytest.raises(JobConflict, match=r"the content of .*in\.jsonl has changed"):
         producer.submit(source, SPEC, job_key="night")

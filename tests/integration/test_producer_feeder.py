@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from envelopes import Envelope, decode_envelope
-from servers import RedisServer
+from servers import RedisServer, as_bytes
 
 from penstock_ledger import (
     Database,
@@ -24,11 +24,14 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job, JobState, Result
+from penstock_ledger.redis_scripts import Scripts
 from penstock_producer import JobSpec, Producer
 from penstock_producer import feeder as feeder_module
 from penstock_producer.errors import JobCancelled, SourceChanged
-from penstock_producer.feeder import Feeder, open_feed_source, open_feeder
+from penstock_producer.feeder import Feeder, open_feeder
+from penstock_producer.repair import republish, write_off
 from penstock_producer.settings import ProducerSettings
+from penstock_producer.sources.of_feed import open_feed_source
 
 QUEUE = "penstock.api"
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
@@ -73,7 +76,7 @@ class House:
     def queued(self) -> list[Envelope]:
         """The queue's messages, oldest first."""
         raws = self.server.client().lrange(QUEUE, 0, -1)
-        return [decode_envelope(raw) for raw in reversed(raws)]
+        return [decode_envelope(as_bytes(raw)) for raw in reversed(raws)]
 
     def queued_docs(self) -> list[str]:
         return [envelope.message.key.doc_id for envelope in self.queued()]
@@ -145,6 +148,15 @@ def test_refused_rows_are_never_queued(house: House) -> None:
     assert job.total == 4
 
 
+def test_what_only_the_survey_sees_stays_refused(house: House) -> None:
+    """The feeder reads rows less strictly than the survey, and drops those that the survey refused by their lines."""
+    repeated, nul = b'{"id": "r", "text": "1", "text": "2"}', b'{"id": "n", "text": "a\\u0000"}'
+    job = house.submit([*records(1), repeated, nul])
+    step = house.feeder(job).step(10)
+    assert (step.read, step.published, step.refused) == (3, 1, 2)
+    assert house.queued_docs() == ["d0"]
+
+
 def test_a_crash_before_the_cursor_moves_queues_nothing_twice(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A feeder that dies between publishing and moving the cursor is continued without a duplicate or a gap."""
     job = house.submit(records(1200))
@@ -154,7 +166,7 @@ def test_a_crash_before_the_cursor_moves_queues_nothing_twice(house: House, monk
         raise ConnectionError("gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(feeder._jobs, "advance_feed", die)
+        patch.setattr(JobStore, "advance_feed", die)
         with pytest.raises(ConnectionError):
             feeder.step(700)
     step = feeder.step(2000)
@@ -207,7 +219,7 @@ def test_missing_documents_are_published_again(house: House) -> None:
     before = {envelope.tag: envelope for envelope in house.queued()}
     house.server.client().delete(QUEUE)
     window = dict(house.redis.window(job.job_id, 1))
-    assert feeder.republish([(doc, window[doc]) for doc in ("d1", "big")]) == 2
+    assert republish(feeder, [(doc, window[doc]) for doc in ("d1", "big")]) == 2
     after = {envelope.tag: envelope for envelope in house.queued()}
     assert after == {tag: before[tag] for tag in (f"{job.job_id}:d1", f"{job.job_id}:big")}
 
@@ -219,8 +231,8 @@ def test_writing_off_ends_every_document(house: House) -> None:
     feeder.step(4)
     house.outcomes.settle([result(ItemKey(job.job_id, 1, f"d{number}")) for number in range(4)], [])
     assert house.producer.cancel(job.job_id)
-    assert feeder.write_off(4).read == 4
-    assert feeder.write_off(4).exhausted
+    assert write_off(feeder, 4).read == 4
+    assert write_off(feeder, 4).exhausted
     counts = house.outcomes.counts(job.job_id)
     assert (counts.succeeded, counts.dead_by_reason) == (4, {"cancelled": 6})
     assert len(house.queued_docs()) == 4
@@ -304,20 +316,20 @@ def test_without_the_option_the_queue_has_the_order_of_the_file(house: House) ->
 def test_an_ordered_step_that_breaks_off_is_repeated_without_loss_or_duplicate(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some groups of a pile are queued when the server fails: the cursor has not moved, the next step brings the rest."""
+    """Some calls of a step are done when the server fails: the cursor has not moved, the next step brings the rest."""
     lines = of_topics(1700)
     job = house.submit(lines, ORDERED)
     feeder = house.feeder(job)
-    publish, calls = RedisLedger.publish, []
+    publish, calls = Scripts.publish, []
 
-    def third_fails(self: RedisLedger, *given: Any, **more: Any) -> Any:
+    def third_fails(self: Scripts, *given: Any) -> Any:
         calls.append(given)
         if len(calls) == 3:
             raise ConnectionError("gone")
-        return publish(self, *given, **more)
+        return publish(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RedisLedger, "publish", third_fails)
+        patch.setattr(Scripts, "publish", third_fails)
         with pytest.raises(ConnectionError):
             feeder.step(5000)
     assert (len(house.queued_docs()), house.feed(job).cursor) == (1000, {})
@@ -326,9 +338,12 @@ def test_an_ordered_step_that_breaks_off_is_repeated_without_loss_or_duplicate(
     assert house.queued_docs() == by_topic(lines)
 
 
-def test_an_ordered_pile_is_bounded_in_rows_and_bytes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step larger than a pile is ordered pile by pile, and its cursor moves behind them all."""
-    monkeypatch.setattr(feeder_module, "_PILE", feeder_module._Bounds(100, 4_000))
+@pytest.mark.parametrize(("bound", "most"), [("ROWS_READ", 100), ("BYTES_READ", 4_000)])
+def test_what_is_read_at_once_is_bounded_in_rows_and_bytes(
+    house: House, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    """A step larger than that is ordered part by part, and its cursor moves behind them all."""
+    monkeypatch.setattr(feeder_module, bound, most)
     lines = of_topics(250)
     job = house.submit(lines, ORDERED)
     step = house.feeder(job).step(230)
@@ -361,7 +376,7 @@ def test_a_cancelled_open_job_ends(house: House) -> None:
     assert house.producer.cancel(opened.job_id)
     with pytest.raises(JobCancelled, match="1 documents were not accepted"):
         opened.flush()
-    assert house.feeder(opened.job).write_off(10).exhausted
+    assert write_off(house.feeder(opened.job), 10).exhausted
     assert house.outcomes.counts(opened.job_id).dead_by_reason == {"cancelled": 1}
     assert house.jobs.get(opened.job_id).total == 1
 

@@ -7,8 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -27,17 +26,6 @@ from penstock_producer import (
 )
 
 SPEC = JobSpec(prompt="{text}", model="m")
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/ledger.db"
-
-
-@pytest.fixture
-def producer(url: str) -> Iterator[Producer]:
-    with Producer(ProducerSettings(database_url=url)) as producer:
-        yield producer
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import Document, open_source, s3
 from penstock_producer.sources.open import unchanged
 from penstock_producer.spec import JobSpec
-from penstock_producer.validate import survey
+from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m")
 URI = "s3://docs/in%20put.jsonl"

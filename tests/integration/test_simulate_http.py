@@ -45,7 +45,7 @@ class Client:
 
 @asynccontextmanager
 async def provider(**config: Any) -> AsyncIterator[Client]:
-    async with running(SimulatorConfig(**(FAST | config))) as url, aiohttp.ClientSession() as session:
+    async with running(SimulatorConfig(**{**FAST, **config})) as url, aiohttp.ClientSession() as session:
         yield Client(url, session)
 
 

@@ -162,7 +162,7 @@ def test_a_killed_worker_leaves_the_trace_to_the_next(night: Night) -> None:
 
 
 def test_a_replay_is_a_trace_of_its_own(night: Night) -> None:
-    """A replayed document has a second trace that links to the first; every first one links to whoever submitted the job."""
+    """A replayed document has a second trace that links to the first; a first one links to the span of the submission."""
     caller = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
     replayed = [name for name in night.traces if name.endswith("~2")]
     assert replayed

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 from envelopes import decode_envelope
-from servers import RedisServer
+from servers import RedisServer, as_bytes
 from sqlalchemy import event, update
 
 from penstock_ledger import (
@@ -34,7 +35,7 @@ from penstock_ledger.tables import feeds
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.quota_hash import QuotaHash, Report, Reserve
+from penstock_ratelimit.store.quota_hash import QuotaHash, Report, Reserve
 from penstock_ratelimit.testing import BlockingScripts
 from penstock_workers.control import feed_windows, fleet_figures, loop
 from penstock_workers.control.budget import FIRST_DOCUMENTS
@@ -52,7 +53,7 @@ SPEC = {"prompt": "Summarise: {text}", "model": "m"}
 class House:
     """A ledger, a queue and one control loop."""
 
-    def __init__(self, redis_server: RedisServer, folder: Path, **settings: object) -> None:
+    def __init__(self, redis_server: RedisServer, folder: Path, **settings: Any) -> None:
         self.folder = folder
         self.redis = redis_server.client()
         self.settings = WorkerSettings(
@@ -74,7 +75,7 @@ class House:
         return self.producer.submit(path, SPEC | spec)
 
     def queued(self) -> list[str]:
-        return [decode_envelope(raw).message.key.doc_id for raw in self.redis.lrange(QUEUE, 0, -1)]
+        return [decode_envelope(as_bytes(raw)).message.key.doc_id for raw in self.redis.lrange(QUEUE, 0, -1)]
 
     def finish(self, job: Job, *docs: str) -> None:
         """What a worker does with documents that succeed."""
@@ -120,12 +121,14 @@ def test_feeding_keeps_to_its_window(redis_server: RedisServer, tmp_path: Path) 
 
 def jobs_queued(house: House) -> list[str]:
     """Jobs of the queued messages, in the order in which they will be claimed."""
-    return [decode_envelope(raw).message.key.job_id for raw in reversed(house.redis.lrange(QUEUE, 0, -1))]
+    raws = map(as_bytes, reversed(house.redis.lrange(QUEUE, 0, -1)))
+    return [decode_envelope(raw).message.key.job_id for raw in raws]
 
 
 def claim(house: House, number: int) -> list[str]:
     """What the fleet takes next, gone from the queue but not finished."""
-    return [decode_envelope(raw).message.key.doc_id for raw in house.redis.rpop(QUEUE, number) or []]
+    popped: Any = house.redis.rpop(QUEUE, number)
+    return [decode_envelope(raw).message.key.doc_id for raw in popped or []]
 
 
 def test_an_urgent_job_passes_a_full_queue_and_never_fills_the_fleet(house: House) -> None:
@@ -149,6 +152,7 @@ def test_an_urgent_job_passes_a_full_queue_and_never_fills_the_fleet(house: Hous
 
 
 def test_a_fleet_of_unknown_size_gets_urgent_documents_one_by_one(house: House) -> None:
+    """Without a worker's heartbeat one urgent document at a time goes to the front of the queue."""
     house.submit(10)
     urgent = house.submit(3, priority="urgent")
     house.control.tick()
@@ -173,7 +177,7 @@ def test_jobs_share_the_queue_by_tenant_weight_and_priority(redis_server: RedisS
 
 
 def test_a_job_that_has_nothing_in_the_queue_leaves_its_share_to_the_others(house: House) -> None:
-    """An open job that nobody pushes into takes no room; once it has documents it has its share again at once."""
+    """An open job without new documents takes no room; once it has documents it has its share again at once."""
     now = 100.0
     windows = FeedWindows(house.hot, 30, Specs(), clock=lambda: now)
     busy, idle = house.submit(1), house.submit(2, weight=1.5)
@@ -229,6 +233,7 @@ def test_the_window_is_seconds_of_work_at_the_pace_of_the_fleet(house: House) ->
 
 
 def test_a_lost_urgent_message_comes_back_urgent(house: House) -> None:
+    """An urgent document whose message was lost is published again at the front."""
     house.hot.heartbeat("worker", {"lane": "api", "concurrency": "8"})
     house.submit(10)
     urgent = house.submit(1, priority="urgent")
@@ -265,7 +270,7 @@ def test_a_leased_message_is_not_taken_for_lost(house: House) -> None:
     """What a worker holds is where it should be."""
     house.submit(5)
     house.control.tick()
-    raw = house.redis.rpop(QUEUE)
+    raw = as_bytes(house.redis.rpop(QUEUE))
     tag = decode_envelope(raw).tag
     house.redis.hset("unacked.api", tag, raw)
     house.redis.zadd("unacked_index.api", {tag: 1})
@@ -296,7 +301,7 @@ def test_flushall_costs_no_finished_document(house: House) -> None:
     assert sorted(house.queued()) == ["d4", "d5"]
     assert house.hot.stats(job.job_id)["succeeded"] == 4
     begun = house.hot.begin([Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job))])
-    assert begun[0].verdict.name == "DONE"
+    assert begun[0].reply.name == "DONE"
 
 
 def test_the_budget_pauses_the_job(house: House) -> None:
@@ -314,7 +319,7 @@ def test_the_budget_pauses_the_job(house: House) -> None:
 def test_a_pause_with_a_stated_end_is_over_by_itself(house: House) -> None:
     """A job that paused until a time goes on when it has come, whichever process ticks then, and lifts no hold (A2)."""
     job = house.submit(3)
-    paused = {"reason": "the provider asks to wait", "expect": {JobState.RUNNING}}
+    paused: dict[str, Any] = {"reason": "the provider asks to wait", "expect": {JobState.RUNNING}}
     house.jobs.set_state(job.job_id, JobState.PAUSED, **paused, resume_at=time.time() + 1000)
     hold_quota(house, "another job's account")
     house.control.tick()

@@ -74,8 +74,8 @@ def test_hooks_change_refuse_and_fail_and_a_missing_one_pauses_the_job(fleet: Fl
         letters = {letter.key.doc_id: letter for letter in fleet.producer.dead_letters(job.job_id)}
         assert "fleet_hooks:before: ValueError: doc-1 has no text" in (letters["doc-1"].last_error or "")
         assert (letters["doc-2"].last_error, letters["doc-2"].attempts) == ("fleet_hooks:after: no good", 2)
-        rows = [*fleet.producer.results(job.job_id), *letters.values()]
-        paid = sum(row.prompt_tokens or 0 for row in rows)
+        answered = sum(result.prompt_tokens or 0 for result in fleet.producer.results(job.job_id))
+        paid = answered + sum(letter.prompt_tokens or 0 for letter in letters.values())
         assert letters["doc-2"].prompt_tokens == 2 * (paid - (letters["doc-2"].prompt_tokens or 0)) / 4 > 0
         assert fleet.producer.status(job.job_id).counts.prompt_tokens == fleet.counters(job)["prompt_tokens"] == paid
         assert (

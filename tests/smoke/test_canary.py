@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 from fleet import PENSTOCK, Fleet, until
 from otlp import Collector
+from redis.exceptions import NoPermissionError
 from servers import RedisServer
 from sqlalchemy import create_engine, inspect, text
 
@@ -27,7 +27,7 @@ PASSWORD = "canary-redis-0b8e55d1"
 DATABASE = "canary-sql-77a1c3e9"
 TRACES = "canary-otlp-1d2e3f40"
 WRONG = "canary-wrong-9a8b7c6d"
-SHAPED = "sk-canary-of-somebody-else-0123456789"  # never configured: it is hidden because of its shape
+SHAPED = "sk-canary-of-another-user-0123456789"  # never configured: it is hidden because of its shape
 CANARIES = (KEY, PASSWORD, DATABASE, TRACES, WRONG, SHAPED)
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
@@ -59,7 +59,7 @@ def echo() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             """Not into the test's output."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -87,7 +87,8 @@ class Heard(threading.Thread):
     def __init__(self, server: RedisServer) -> None:
         super().__init__(daemon=True)
         self.messages: list[bytes] = []
-        self._pubsub = server.client().pubsub(ignore_subscribe_messages=True)
+        client: Any = server.client()
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)
         self._pubsub.psubscribe("*")
         self.ended = threading.Event()
 
@@ -216,7 +217,7 @@ def run(fleet: Fleet, *arguments: str, **variables: str) -> str:
 def give_acl(server: RedisServer, user: str) -> None:
     """Just what docs/security.md says for this role."""
     (line,) = [line for line in PAGE.read_text().splitlines() if line.startswith(f"user {user} ")]
-    server.client().execute_command("ACL", "SETUSER", *line.replace("PASSWORD", PASSWORD).split()[1:])
+    server.command("ACL", "SETUSER", *line.replace("PASSWORD", PASSWORD).split()[1:])
 
 
 def test_a_submitter_can_submit_and_nothing_else(own_redis: RedisServer) -> None:
@@ -246,7 +247,7 @@ def test_a_watcher_counts_and_nothing_else(own_redis: RedisServer) -> None:
 
 
 def refuses(server: RedisServer, user: str, *commands: tuple[object, ...]) -> None:
-    client = server.client(username=user, password=PASSWORD)
+    client: Any = server.client(username=user, password=PASSWORD)
     for command in commands:
-        with pytest.raises(redis.exceptions.NoPermissionError):
+        with pytest.raises(NoPermissionError):
             client.execute_command(*command)

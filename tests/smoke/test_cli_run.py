@@ -22,7 +22,7 @@ def test_a_clean_job_ends_with_all_results_and_status_0(machine: Machine) -> Non
     """Every document has its result line, each step is said, the report adds up, no process is left behind; a fleet's
     broker is not asked (D19)."""
     machine.source(300)
-    (machine.folder / "penstock.toml").write_text('broker_url = "amqp://nobody.invalid"\n')
+    (machine.folder / "penstock.toml").write_text('broker_url = "amqp://no-such-host.invalid"\n')
     with simulator() as provider:
         status, told = machine.penstock(*machine.run_arguments(provider))
         assert status == 0, told + machine.logs()
@@ -128,7 +128,7 @@ def test_killed_run_leaves_no_worker_and_resumes(machine: Machine) -> None:
 
 
 def test_a_finished_job_is_not_paid_twice(machine: Machine) -> None:
-    """Repeating the command of a finished job calls nobody and ends with the same status."""
+    """Repeating the command of a finished job makes no call and ends with the same status."""
     machine.source(20)
     with simulator() as provider:
         assert machine.penstock(*machine.run_arguments(provider))[0] == 0
@@ -150,7 +150,7 @@ def test_another_job_under_the_same_key_is_refused(machine: Machine) -> None:
 
 
 def test_an_account_without_credit_pauses_the_job(machine: Machine) -> None:
-    """Out of money: status 1, what to mend, the command to resume; it then goes on where it was."""
+    """Out of money: status 1, what to do, the command to resume; it then goes on where it was."""
     machine.source(100)
     with simulator("--credit-calls", "30") as poor:
         status, told = machine.penstock(*machine.run_arguments(poor, "--concurrency", "5"))

@@ -1,4 +1,4 @@
-"""`penstock control`: jobs move without a worker that leads them, and the door for Celery clients has somebody behind it."""
+"""`penstock control`: jobs move without a worker that leads them, and the door for Celery clients is answered."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_jobs_of_celery_clients_are_taken_in_and_handed_over(fleet: Fleet) -> No
     roots = f'["{fleet.folder}"]'
     first = fleet.control(window=20, source_roots=roots)
     fleet.worker(8, source_roots=roots)
-    client = Celery("somebody-else", broker=fleet.redis.url, set_as_current=False)
+    client = Celery("another-service", broker=fleet.redis.url, set_as_current=False)
     order = [str(fleet.source(300)), {"prompt": "Summarise: {text}", "model": "m"}]
     client.send_task("penstock.submit", args=order, kwargs={"job_key": "night"}, queue="penstock.control")
     until(lambda: job_of(fleet, "night"), 30, "the job is accepted")

@@ -1,4 +1,4 @@
-"""Jobs side by side on one paced fleet: whoever came first, and however large it is, the others get their part."""
+"""Jobs side by side on one paced fleet: whichever came first, and however large it is, the others get their part."""
 
 from __future__ import annotations
 

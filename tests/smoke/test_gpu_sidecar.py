@@ -12,7 +12,7 @@ from fleet import Fleet, Process, until
 from penstock_ledger.model import JobState
 
 SLOW = ("--like", "vllm", "--max-concurrency", "16", "--latency-ms", "400", "--latency-sigma", "0")
-DOCUMENTS = 800  # twenty seconds of this server's work: nobody must be done before somebody has looked
+DOCUMENTS = 800  # twenty seconds of this server's work: the job must not be over before the test has looked
 PROMPT_ONLY = {"lane": "gpu", "model": None, "prompt": "Name a topic: {text}"}
 
 

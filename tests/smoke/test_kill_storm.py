@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fleet import LEASE_S, Fleet, Process, until
+from fleet import LEASE_S, Fleet, Process
 
 from penstock_ledger.model import JobState
 
@@ -32,17 +32,16 @@ def storm(fleet: Fleet, kills: int, documents: int, *, pause_s: Pause, latency_m
     fleet.wait_for_outcomes(job, 1)
     began, killed = time.monotonic(), 0
     while killed < kills and fleet.state(job) is JobState.RUNNING:
-        next_kill = time.monotonic() + luck.uniform(*pause_s)
-        until(lambda due=next_kill: time.monotonic() >= due, 60, "the next kill is due")
+        time.sleep(luck.uniform(*pause_s))
         working = sorted(
             (w for w in fleet.processes if w.alive and w.popen.pid in fleet.heard_of()), key=lambda w: w.name
         )
         if working:
             luck.choice(working).kill()
             killed += 1
-        fleet.mend(start)
+        fleet.replace_dead(start)
     stormed = time.monotonic() - began
-    fleet.wait_for(job, JobState.COMPLETED, settle_s, lambda: fleet.mend(start))
+    fleet.wait_for(job, JobState.COMPLETED, settle_s, lambda: fleet.replace_dead(start))
     account = fleet.account(job, documents)
     print(
         f"{killed} kills in {stormed:.1f} s, job {time.monotonic() - began:.1f} s, lease {LEASE_S:g} s: "

@@ -48,11 +48,11 @@ def end_by_notice(process: Process, notice_s: float) -> None:
     print(f"{process.name} ended after {time.monotonic() - began:.1f} s of a notice of {notice_s:g} s")
 
 
-def api_worker(fleet: Fleet, **settings: object) -> Process:
+def api_worker(fleet: Fleet, **settings: Any) -> Process:
     return fleet.worker(16, providers__default__adaptive=False, **settings)
 
 
-def sidecar_worker(fleet: Fleet, **settings: object) -> Process:
+def sidecar_worker(fleet: Fleet, **settings: Any) -> Process:
     return fleet.worker(16, lane="gpu", gpu__upstream_url=fleet.provider.url, **settings)
 
 
@@ -95,9 +95,9 @@ def test_a_job_that_is_being_taken_in_is_taken_in_by_another(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, drain_s: float, notice_s: float
 ) -> None:
     """A control process that hangs in a source which does not answer ends in time, and the order is in the queue again."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "no-such-key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    client: Any = Celery("somebody-else", broker=fleet.redis.url, set_as_current=False)
+    client: Any = Celery("another-service", broker=fleet.redis.url, set_as_current=False)
     order = ["s3://corpora/tickets.jsonl", {"prompt": "Summarise: {text}", "model": "m"}]
     with silent_server() as url:
         process = fleet.control(

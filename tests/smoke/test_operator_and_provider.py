@@ -57,7 +57,7 @@ def test_provider_outage(fleet: Fleet) -> None:
     ids=["wrong key", "out of credit"],
 )
 def test_account_trouble_pauses_the_job(fleet: Fleet, flags: tuple[str, ...], reason: str) -> None:
-    """The job pauses and says why; once the account is mended and the job resumed, every document gets its result."""
+    """The job pauses and says why; once the account is in order and the job resumed, every document gets its result."""
     with fleet.explained():
         fleet.provider.start("--latency-ms", "50", *flags)
         job = fleet.submit(200, key=reason)
@@ -75,7 +75,7 @@ def test_account_trouble_pauses_the_job(fleet: Fleet, flags: tuple[str, ...], re
 
 
 def test_pause_and_resume(fleet: Fleet) -> None:
-    """A paused job calls nobody once its calls in flight have ended; resumed, it completes without a call too many."""
+    """A paused job makes no call once its calls in flight have ended; resumed, it completes without a call too many."""
     with fleet.explained():
         fleet.provider.start("--latency-ms", "200")
         job = fleet.submit(200, key="pause")
@@ -129,7 +129,7 @@ def test_cancel_of_a_job_whose_source_is_gone(fleet: Fleet) -> None:
 
 
 def test_submitting_twice(fleet: Fleet) -> None:
-    """Eight at once under one key make one job, repeated later it is that job and calls nobody; another body conflicts."""
+    """Eight at once under one key make one job, repeated later it is that job and makes no call; another body conflicts."""
     with fleet.explained():
         fleet.provider.start("--latency-ms", "20")
         source = fleet.source(100, "twice")

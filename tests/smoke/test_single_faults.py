@@ -47,7 +47,7 @@ def test_poison_is_buried_and_its_neighbours_live(tmp_path: Path) -> None:
 
         fleet.ready(start(), start())
         job = fleet.submit(120)
-        fleet.wait_for(job, JobState.COMPLETED, 90, lambda: fleet.mend(start))
+        fleet.wait_for(job, JobState.COMPLETED, 90, lambda: fleet.replace_dead(start))
         account = fleet.account(job, 120)
         assert account.dead == {"doc-30": "worker_crashed"}
         assert "doc-30" not in account.calls

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 from celery import Celery
 from fleet import Fleet, Process, until
-from kombu import Queue
+from kombu.entity import Queue
 from rabbit import PASSWORD, RabbitServer
 from servers import free_port
 
@@ -190,7 +190,7 @@ def test_a_worker_that_is_told_to_end_gives_everything_back(fleet: Fleet, rabbit
     worker.send(signal.SIGTERM)
     assert worker.wait(15) == 0
     client: Any = fleet.redis.client()
-    until(lambda: fleet.depths(job)["unacked"] == client.zcard(keys.relayed(QUEUE)), 5, "nobody holds anything")
+    until(lambda: fleet.depths(job)["unacked"] == client.zcard(keys.relayed(QUEUE)), 5, "no consumer holds a message")
     until(lambda: rabbit.ready(QUEUE) >= client.zcard(keys.relayed(QUEUE)) > 0, 10, "all that is relayed is ready")
 
 
@@ -267,7 +267,7 @@ def test_flower_and_inspect_over_rabbitmq(fleet: Fleet, rabbit: RabbitServer) ->
 
 
 def test_the_doctor_on_rabbitmq(fleet: Fleet, rabbit: RabbitServer) -> None:
-    """It tries what a fleet needs, leaves nothing behind, and says what to mend: password, vhost, address."""
+    """It tries what a fleet needs, leaves nothing behind, and says what to correct: password, vhost, address."""
     assert [finding.verdict for finding in rabbitmq(rabbit.url)] == [Verdict.GOOD] * 3
     wrong = {
         "user and password": rabbit.url.replace(quote(PASSWORD, safe=""), "wr0ng"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet import Fleet, until
@@ -33,7 +34,7 @@ def sentinels(tmp_path: Path) -> Iterator[SentinelSet]:
     group.stop()
 
 
-def run_a_job(fleet: Fleet, **settings: object) -> None:
+def run_a_job(fleet: Fleet, **settings: Any) -> None:
     """To its end, with what an operator looks at on the way."""
     fleet.provider.start("--latency-ms", "50")
     workers = [fleet.worker(8, control=True, **settings) for _ in range(2)]
@@ -92,7 +93,7 @@ def test_a_job_with_sentinels_over_the_stock_transport(tmp_path: Path, sentinels
 
 
 def test_doctor_explains_sentinels(sentinels: SentinelSet) -> None:
-    """It names the master, the replicas, a Sentinel that is away, and a service that nobody watches."""
+    """It names the master, the replicas, a Sentinel that is away, and a service that no Sentinel watches."""
     good = [finding for finding in checks._redis(sentinels.url, private=False) if finding.subject == "sentinel"]
     assert [finding.verdict for finding in good] == [Verdict.GOOD]
     assert f"'{SERVICE}' is 127.0.0.1:{sentinels.master().port}, 1 replicas, quorum 2" in good[0].seen
@@ -101,5 +102,5 @@ def test_doctor_explains_sentinels(sentinels: SentinelSet) -> None:
     away = [finding for finding in checks._redis(sentinels.url, private=False) if finding.subject == "sentinel"]
     assert [finding.verdict for finding in away] == [Verdict.WARNING, Verdict.GOOD]
     assert str(sentinels.ports[2]) in away[0].seen
-    wrong = list(checks._redis(sentinels.url.replace(f"={SERVICE}", "=nobody"), private=False))
-    assert f"watches no 'nobody', only {SERVICE}" in wrong[0].seen
+    wrong = list(checks._redis(sentinels.url.replace(f"={SERVICE}", "=unwatched"), private=False))
+    assert f"watches no 'unwatched', only {SERVICE}" in wrong[0].seen

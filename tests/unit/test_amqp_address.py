@@ -65,7 +65,7 @@ def test_a_stock_redis_transport_beside_rabbitmq_is_refused() -> None:
 
 
 def test_queues_of_the_app_are_quorum_queues() -> None:
-    """Those of items and of jobs, whoever declares them; on Redis nothing is said of a type."""
+    """Those of items and of jobs, whichever process declares them; on Redis nothing is said of a type."""
     queues = create_app(WorkerSettings(broker_url="amqp://h")).amqp.queues
     assert {queue.queue_arguments["x-queue-type"] for queue in queues.values()} == {"quorum"}
     assert len(queues) == 2

@@ -22,6 +22,12 @@ from penstock_workers.broker.leases import Leases
 from penstock_workers.broker.messages import Message, payload_of
 
 
+def new_message(body: str | bytes, **properties: Any) -> Any:
+    """amqp says that a body is text; what the wire brings is bytes, or text for a client that says so."""
+    make: Any = amqp.Message
+    return make(body, **properties)
+
+
 class Channel:
     """One channel: its RabbitMQ, its hub and its Redis, all told what to do by the test."""
 
@@ -50,7 +56,7 @@ class Channel:
     def bring(self, *tags: str, consumer: str = "c1") -> None:
         for tag in tags:
             self.number += 1
-            message: Any = amqp.Message(b"{}", message_id=tag, type=RELAYED_TYPE)
+            message = new_message(b"{}", message_id=tag, type=RELAYED_TYPE)
             message.delivery_info = {"delivery_tag": self.number, "consumer_tag": consumer}
             self.intake.add("penstock.api", lambda found: self.delivered.append(found.tag), message)
 
@@ -157,7 +163,7 @@ def test_a_consumer_that_hears_nothing_because_there_is_nothing_counts_as_asking
 
 
 def celery_message(body: str | bytes, **headers: Any) -> Any:
-    return amqp.Message(
+    return new_message(
         body, application_headers=headers, content_type="application/json", content_encoding="utf-8",
         correlation_id=headers.get("id"), delivery_mode=2,
     )  # fmt: skip

@@ -40,7 +40,13 @@ def test_an_operator_can_allow_them() -> None:
         urgent_tenants=("a",), max_weight=50, max_timeout_s=5000, max_attempts=20, providers=("default", "local")
     )
     borders = Borders(doors, ("corp.hooks",))
-    spec = {"tenant": "a", "priority": "urgent", "weight": 50.0, "timeout_s": 5000.0, "max_attempts": 20}
+    spec: dict[str, Any] = {
+        "tenant": "a",
+        "priority": "urgent",
+        "weight": 50.0,
+        "timeout_s": 5000.0,
+        "max_attempts": 20,
+    }
     borders.check(JobSpec(**spec, provider="local", preprocess="corp.hooks.text:shorten", postprocess="corp.hooks:tag"))
     with pytest.raises(SpecError, match=r"doors\.providers allows default, local"):
         borders.check(JobSpec(provider="paid"))

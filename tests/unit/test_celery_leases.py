@@ -183,7 +183,12 @@ def test_a_loop_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     hosting.start(AsyncMock())
     assert hosting.turns()
     gate, stuck = threading.Event(), threading.Event()
-    hosting.call(lambda: (stuck.set(), gate.wait(10)))
+
+    def stand_still() -> None:
+        stuck.set()
+        gate.wait(10)
+
+    hosting.call(stand_still)
     assert stuck.wait(5)
     while hosting.turns():
         stuck.wait(0.01)

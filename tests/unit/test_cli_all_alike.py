@@ -76,7 +76,7 @@ def test_several_fates_have_no_common_cause(ended: tuple[Producer, Job], other: 
     """A 404 beside a success or beside another failure is the document's own (D9)."""
     producer, job = ended
     key = ItemKey(job.job_id, 1, "c")
-    results = [Result(key, b"{}", 200, "r", "m", "stop", 1, 1, 0, 1, 1, 1)] if other == "a result" else []
+    results = [Result(key, 200, b"{}", "r", "m", "stop", 1, 1, 0, 1, 1, 1)] if other == "a result" else []
     letters = [] if results else [died(job, "c", "content_filter")]
     producer._outcomes.settle(results, [died(job, "a"), died(job, "b"), *letters])
     assert advice(Books(producer._database, None, None), job, report(producer, job)) == []

@@ -82,6 +82,7 @@ def test_a_value_that_makes_no_sense_is_left_out(bad: str) -> None:
 
 
 def test_a_share_above_one_is_no_share() -> None:
+    """A worker's KV usage outside of 0 to 1 is not shown."""
     found = engines_of(seen(GPU | {"kv_usage": "41"}), "gpu")
     assert found is not None
     assert found.kv_usage is None
@@ -100,6 +101,7 @@ def test_the_bound_is_what_most_engines_say(bounds: list[str], said: str) -> Non
 
 
 def test_a_starting_engine_says_so_without_figures() -> None:
+    """An engine that still loads is shown as such, without figures."""
     found = engines_of(seen({"lane": "gpu", "bound": "starting"}), "gpu")
     assert found is not None
     assert engines_line(found) == "gpu: 1 engine · bound by its start: the engine loads"

@@ -34,7 +34,7 @@ from penstock_workers.errors import MissingApiKey, ModelMissing
     ],
 )
 def test_exit_statuses(error: BaseException, status: int) -> None:
-    """2 is the user's to mend before anything starts, 130 resumes, everything else that fails is 1."""
+    """2 is for the user to correct before anything starts, 130 resumes, everything else that fails is 1."""
     assert exit_status(error) == status
 
 

@@ -21,7 +21,7 @@ from penstock_cli.job.jobspec import (
 )
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.main import command_line
-from penstock_workers.settings import ProviderSettings, WorkerSettings
+from penstock_workers.settings import EmbedSettings, GpuSettings, ProviderSettings, WorkerSettings
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,7 @@ def test_the_commands_pass_these_flags_on(
 
 
 def test_flags_say_whose_job_it_is_and_how_urgent() -> None:
+    """`--priority`, `--weight` and `--tenant` become fields of the job's spec."""
     spec = job_spec(flags(priority="low", weight=3, tenant="search"))
     assert (spec.priority, spec.weight, spec.tenant) == ("low", 3.0, "search")
 
@@ -209,7 +210,7 @@ def test_a_lane_with_its_own_model_needs_no_name_for_it() -> None:
 def test_the_model_flag_of_embed_is_the_model_that_is_loaded(tmp_path: Path) -> None:
     """A folder is made absolute, because workers have their own; a configured model makes the flag a label."""
     (tmp_path / "config.json").write_text("{}")
-    given, configured = WorkerSettings(lane="embed"), WorkerSettings(lane="embed", embed={"model": "known"})
+    given, configured = WorkerSettings(lane="embed"), WorkerSettings(lane="embed", embed=EmbedSettings(model="known"))
     assert with_own_model(given, job_spec(flags(lane="embed", model=str(tmp_path)))).embed.model == str(tmp_path)
     assert with_own_model(configured, job_spec(flags(lane="embed", model="label"))).embed.model == "known"
     assert with_own_model(given, job_spec(flags(lane="embed", model="nowhere"))).embed.model == "nowhere"
@@ -223,7 +224,7 @@ def test_the_model_flag_of_gpu_is_hosted_under_the_name_that_was_typed(
     (tmp_path / "llama").mkdir()
     monkeypatch.chdir(tmp_path)
     given = WorkerSettings(lane="gpu")
-    configured = WorkerSettings(lane="gpu", gpu={"model": "/models/llama", "lora": {"legal": "/adapters/legal"}})
+    configured = WorkerSettings(lane="gpu", gpu=GpuSettings(model="/models/llama", lora={"legal": "/adapters/legal"}))
     hosted = with_own_model(given, job_spec(flags(lane="gpu", model="llama"))).gpu
     assert (hosted.model, hosted.names) == (str(tmp_path / "llama"), ("llama",))
     assert with_own_model(configured, job_spec(flags(lane="gpu", model="legal"))).gpu == configured.gpu

@@ -100,7 +100,7 @@ def test_a_variable_that_does_not_parse_is_named(parser: OptionParser) -> None:
 
 
 def test_the_login_is_not_in_the_settings_text() -> None:
-    """Whoever prints the settings prints no password."""
+    """Printed settings show no password."""
     assert "hidden" not in repr(FlowerSettings(auth="me:hidden"))  # type: ignore[arg-type]  # pydantic makes a secret
 
 

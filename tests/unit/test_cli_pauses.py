@@ -24,7 +24,7 @@ def test_a_pause_with_an_end_says_when_and_how_to_end_it_now() -> None:
 
 
 def test_a_pause_without_an_end_says_that_it_waits_for_a_person() -> None:
-    """Nobody waits for what never comes (A2)."""
+    """A pause without an end is not waited for (A2)."""
     (told,) = pause_lines(job(), "", NOW)
     assert "waits for a person" in told
     assert "penstock resume 'my reviews'" in told

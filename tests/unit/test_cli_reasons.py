@@ -15,8 +15,8 @@ from penstock_cli.show.quota import Look, lines, troubles
 from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, latest_cause, unserved
 from penstock_cli.show.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Cause, WorkerSeen
-from penstock_ratelimit.quota_hash import Breaker
-from penstock_ratelimit.watch import QuotaView
+from penstock_ratelimit.store.quota_hash import Breaker
+from penstock_ratelimit.store.watch import QuotaView
 
 NOW = 1_790_000_000.0
 CAUSE = Cause("openai", "job1", "connect_failed", "certificate verify failed\x1b[31m\nfake", 1234, NOW - 60, NOW - 4)
@@ -104,6 +104,6 @@ def test_a_lane_that_no_worker_serves_is_named_with_its_command(seen: list[Worke
     (replace(VIEW, concurrency=256), None),
 ])  # fmt: skip
 def test_a_slow_start_says_what_bounds_it(view: QuotaView, told: str | None) -> None:
-    """Eight in flight of 256 slots is explained, and a quota that nobody waits for is silent (D21)."""
+    """Eight in flight of 256 slots is explained, and a quota without waiters is not named (D21)."""
     found = bound(view)
     assert found == told or (told is not None and found is not None and found.startswith(told))

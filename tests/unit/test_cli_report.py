@@ -58,7 +58,7 @@ def test_exit_status_follows_the_outcome() -> None:
 
 
 def test_the_report_for_people_shows_shares_reasons_and_the_next_command() -> None:
-    """Whoever reads it knows what failed, why, and what to type."""
+    """It says what failed, why, and what to type."""
     console = Console(file=io.StringIO(), width=100, highlight=False)
     report = build(job(), counts(7, 3, {"[red]odd\x1b[0m": 1, "http_400": 2}), stats={"retries": 3}, seconds=4.0)
     show(report, console, dlq_command="penstock dlq list reviews", files={"results": "/x/output.jsonl"})
@@ -129,6 +129,7 @@ def test_speed_is_that_of_the_last_seconds() -> None:
     assert speed.update(0, 0) == 0.0
     assert speed.update(5, 50) == 10.0
     assert speed.update(5000, 50) < 1
+    latest = 0.0
     for second in range(1, 20):
         latest = speed.update(5000 + second, 50 + 20 * second)
     assert latest == 20.0

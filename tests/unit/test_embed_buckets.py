@@ -1,4 +1,4 @@
-"""Who goes with whom: neighbours in length, within the budget, the most urgent first and nobody never."""
+"""Who goes with whom: neighbours in length, within the budget, the most urgent first, and each one in the end."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def test_a_batch_waits_for_the_window_and_no_longer() -> None:
 
 
 def test_a_batch_closes_on_count() -> None:
+    """A batch is taken once it has `batch_items` rows, and a lone row waits."""
     buckets = holding(*[row(10) for _ in range(5)], batch_items=4)
     assert lengths(buckets.take(0.0, BIG)) == [10] * 4
     assert buckets.take(0.0, BIG) == []
@@ -79,6 +80,7 @@ def test_a_batch_closes_on_padded_tokens() -> None:
 
 
 def test_a_row_longer_than_the_budget_goes_alone() -> None:
+    """A row that exceeds the token budget is a batch of its own."""
     buckets = holding(row(100), row(100))
     assert lengths(buckets.take(0.0, 50)) == [100]
     assert lengths(buckets.take(0.0, 50)) == [100]
@@ -99,6 +101,7 @@ def test_who_comes_first_leads() -> None:
 
 
 def test_urgent_goes_before_normal_and_normal_before_low() -> None:
+    """The most urgent row is taken first, whatever its length and arrival."""
     late: dict[Priority, Row] = {
         "low": row(10, 0.0, "low"), "normal": row(100, 0.1, "normal"), "urgent": row(1_000, 0.2, "urgent")
     }  # fmt: skip
@@ -120,6 +123,7 @@ def test_low_is_overtaken_for_a_time_and_then_by_nobody() -> None:
 
 
 def test_who_left_is_not_taken_and_may_leave_twice() -> None:
+    """A discarded row is never in a batch, and discarding it again changes nothing."""
     stays, leaves = row(10), row(10)
     buckets = holding(stays, leaves)
     buckets.discard(leaves)

@@ -34,6 +34,7 @@ def peak_at(best: int) -> Callable[[int], float]:
 
 
 def test_the_ladder_is_what_its_ends_say() -> None:
+    """The budget's steps go from its least to its largest value, and the first one is a step."""
     assert (RUNGS[0], RUNGS[-1]) == (MIN_TOKEN_BUDGET, MAX_TOKEN_BUDGET)
     assert START_TOKEN_BUDGET in RUNGS
 
@@ -54,6 +55,7 @@ def test_on_a_plateau_it_takes_the_smallest() -> None:
 
 
 def test_it_looks_again_when_the_machine_has_changed() -> None:
+    """When another budget has become the fastest, the search finds it."""
     budget = TokenBudget()
     work(budget, peak_at(1_024), 20)
     work(budget, peak_at(8_192), 3 * RATES_KEPT)
@@ -61,6 +63,7 @@ def test_it_looks_again_when_the_machine_has_changed() -> None:
 
 
 def test_it_moves_a_step_at_a_time() -> None:
+    """From one batch to the next the budget doubles, halves or stays."""
     budget = TokenBudget()
     tried = work(budget, peak_at(MAX_TOKEN_BUDGET), 30)
     assert all(after in (before // 2, before, before * 2) for before, after in pairwise(tried))
@@ -75,6 +78,7 @@ def test_out_of_memory_halves_it_and_climbing_stops_below() -> None:
 
 
 def test_memory_never_pushes_it_below_the_least() -> None:
+    """However often memory runs out, the budget stays at its least value."""
     budget = TokenBudget()
     for _ in range(20):
         budget.out_of_memory(100)
@@ -82,6 +86,7 @@ def test_memory_never_pushes_it_below_the_least() -> None:
 
 
 def test_a_fixed_budget_is_left_alone_but_for_memory() -> None:
+    """A budget set by the user is not searched, but halved when memory runs out."""
     budget = TokenBudget(fixed=3_000)
     work(budget, peak_at(512), 20)
     assert budget.limit == 3_000

@@ -80,6 +80,7 @@ async def test_a_text_becomes_an_answer_of_openais_form(lane: EmbedLane) -> None
 
 
 async def test_the_judge_takes_the_answer_as_a_reply(lane: EmbedLane) -> None:
+    """The lane's answer is read as a reply with its tokens and model, as a provider's would be."""
     prepared = await lane.prepare(request({"input": "one two three"}))
     assert prepared.tokens == 3
     reply = name_failure(await lane.infer(prepared), 0.0)
@@ -104,6 +105,7 @@ async def test_every_form_of_input(lane: EmbedLane, given: Any, rows: list[list[
 
 
 async def test_base64_is_float32_in_little_endian(lane: EmbedLane) -> None:
+    """`encoding_format: base64` gives the vector as little-endian float32."""
     body = await answered(lane, request({"input": "aaaa bb", "encoding_format": "base64"}))
     assert array("f", base64.b64decode(body["data"][0]["embedding"])).tolist() == [2.0, 5.0, 0.0, 0.0]
 
@@ -142,6 +144,7 @@ async def test_bad_bodies_are_refused_for_good(lane: EmbedLane, fake: FakeEncode
 
 
 async def test_too_long_a_text_is_a_context_overflow(lane: EmbedLane) -> None:
+    """A text beyond the model's length is refused as `context_overflow`, with both lengths."""
     answer, failure = await refused(lane, request({"input": "a " * 101}))
     assert (answer.status, failure.name) == (400, "context_overflow")
     assert "100 tokens, but the text has 101" in failure.detail
@@ -149,16 +152,19 @@ async def test_too_long_a_text_is_a_context_overflow(lane: EmbedLane) -> None:
 
 @pytest.mark.parametrize("given", ["a " * 150, [2] * 150])
 async def test_too_long_a_text_is_trimmed_where_the_job_says_so(lane: EmbedLane, given: Any) -> None:
+    """With `on_overflow = trim` a text that is too long is cut to the model's length and encoded."""
     body = await answered(lane, request({"input": given}, on_overflow="trim"))
     assert body["usage"]["prompt_tokens"] == 100
 
 
 async def test_another_endpoint_is_not_found(lane: EmbedLane) -> None:
+    """An endpoint other than embeddings is answered with 404."""
     answer, failure = await refused(lane, request({"input": "a"}, endpoint="/v1/chat/completions"))
     assert (answer.status, failure.name) == (404, "not_found")
 
 
 async def test_a_matryoshka_model_gives_shorter_vectors_of_length_one(model: Path) -> None:
+    """`dimensions` cuts the vector and scales it to length one, where the model was trained for it."""
     made = EmbedLane(EmbedSettings(model=str(model), matryoshka=True), lambda *_: FakeEncoder())
     await made.start()
     body = await answered(made, request({"input": "aa b", "dimensions": 2}))
@@ -174,12 +180,14 @@ async def test_a_text_that_the_tokenizer_refuses_harms_nobody_else(lane: EmbedLa
 
 
 async def test_requests_that_come_together_are_tokenised_together(lane: EmbedLane, fake: FakeEncoder) -> None:
+    """Requests prepared at the same moment share calls of the tokeniser."""
     await asyncio.gather(*(lane.prepare(request({"input": ["a", "b"]})) for _ in range(10)))
     assert sum(map(len, fake.calls)) == 20
     assert len(fake.calls) <= 2
 
 
 async def test_a_culprit_is_a_failure_of_the_engine(lane: EmbedLane) -> None:
+    """A text that breaks the encoder ends as the failure `engine_failed`, with the encoder's words."""
     tried = await lane.infer(await lane.prepare(request({"input": [POISON]})))
     assert isinstance(tried, NoAnswer)
     assert (tried.failure, "poison" in tried.detail) == ("engine_failed", True)
@@ -208,11 +216,13 @@ async def test_gauges_are_flat(lane: EmbedLane) -> None:
 
 @pytest.mark.parametrize("name", [None, "no/such/folder", "no-such-package-anywhere", "..."])
 def test_a_missing_model_is_told_with_its_setting(name: str | None) -> None:
+    """Without a model the error names the setting and the flag."""
     with pytest.raises(ModelMissing, match=r"embed\.model.*--model"):
         EmbedLane(EmbedSettings(model=name), lambda *_: FakeEncoder())
 
 
 def test_a_missing_package_is_told_with_its_extra(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the encoder's package the error names the extra to install."""
     monkeypatch.setattr(encoder, "PACKAGE", "no_such_package_anywhere")
     with pytest.raises(PackageMissing, match=r"pip install 'penstock\[embed\]'"):
         EmbedLane(EmbedSettings(model=str(model)))

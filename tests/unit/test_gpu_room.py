@@ -39,6 +39,7 @@ async def end(tasks: list[asyncio.Task[Guest]]) -> None:
 
 
 async def test_an_empty_engine_gets_all_it_can_run_and_a_buffer() -> None:
+    """An engine takes as many items as it runs at once and a quarter more; the rest waits."""
     room = EngineRoom()
     room.open(max_seqs=100, kv_tokens=0)
     inside, waiting = await fill(room, [10] * 300)
@@ -48,6 +49,7 @@ async def test_an_empty_engine_gets_all_it_can_run_and_a_buffer() -> None:
 
 
 async def test_nobody_enters_while_there_is_no_engine() -> None:
+    """Items wait until an engine opens, and again after it closes."""
     room = EngineRoom()
     inside, waiting = await fill(room, [1] * 3)
     assert inside == []
@@ -69,7 +71,7 @@ async def test_an_engine_that_makes_some_wait_gets_no_more_than_its_buffer() -> 
     for guest in inside[:74]:
         room.leave(guest)
     await turns()
-    assert room.inside == 51  # above 40 and a quarter: nobody new
+    assert room.inside == 51  # above 40 and a quarter: no new one
     room.leave(inside[74])
     room.leave(inside[75])
     await turns()
@@ -78,6 +80,7 @@ async def test_an_engine_that_makes_some_wait_gets_no_more_than_its_buffer() -> 
 
 
 async def test_what_is_promised_stays_within_the_memory_and_a_buffer() -> None:
+    """The tokens promised to admitted items stay within the KV memory and a quarter more."""
     room = EngineRoom()
     room.open(max_seqs=100, kv_tokens=1_000)
     room.heard(EngineState(running=10, waiting=1))
@@ -87,7 +90,7 @@ async def test_what_is_promised_stays_within_the_memory_and_a_buffer() -> None:
 
 
 async def test_a_starving_engine_gets_more_than_the_arithmetic_allows() -> None:
-    """It reports memory to spare and nobody waiting: answers are shorter than they might have been."""
+    """It reports memory to spare and no item waiting: answers are shorter than they might have been."""
     room = EngineRoom()
     room.open(max_seqs=100, kv_tokens=1_000)
     inside, waiting = await fill(room, [1_000] * 50)
@@ -99,6 +102,7 @@ async def test_a_starving_engine_gets_more_than_the_arithmetic_allows() -> None:
 
 
 async def test_it_learns_how_much_of_their_promise_items_use() -> None:
+    """Items that use a tenth of what they might are admitted in larger numbers afterwards."""
     room = EngineRoom()
     room.open(max_seqs=1_000, kv_tokens=1_000)
     room.heard(EngineState(running=1, waiting=1, kv_usage=0.5))
@@ -111,6 +115,7 @@ async def test_it_learns_how_much_of_their_promise_items_use() -> None:
 
 
 async def test_short_items_pass_one_that_does_not_fit_but_not_for_ever() -> None:
+    """Short items pass a long one that waits for memory, until `PASSED_MAX` of them have; then it is next."""
     room = EngineRoom()
     room.open(max_seqs=10_000, kv_tokens=1_000)
     room.heard(EngineState(running=1_000, waiting=1))
@@ -119,6 +124,7 @@ async def test_short_items_pass_one_that_does_not_fit_but_not_for_ever() -> None
     await turns()
     assert not long_one.done()
     passed = 0
+    waiting: list[asyncio.Task[Guest]] = []
     for _ in range(PASSED_MAX + 20):
         guests, waiting = await fill(room, [100])
         passed += len(guests)
@@ -135,6 +141,7 @@ async def test_short_items_pass_one_that_does_not_fit_but_not_for_ever() -> None
 
 
 async def test_an_item_larger_than_all_memory_runs_alone() -> None:
+    """An item that exceeds the whole KV memory is admitted where it is alone."""
     room = EngineRoom()
     room.open(max_seqs=10, kv_tokens=100)
     inside, _ = await fill(room, [5_000])
@@ -142,6 +149,7 @@ async def test_an_item_larger_than_all_memory_runs_alone() -> None:
 
 
 async def test_a_guest_that_is_cancelled_keeps_no_place() -> None:
+    """An item cancelled while it waits takes no place, and leaving twice frees one place only."""
     room = EngineRoom()
     room.open(max_seqs=1, kv_tokens=0)
     inside, waiting = await fill(room, [1] * 10)
@@ -151,11 +159,12 @@ async def test_a_guest_that_is_cancelled_keeps_no_place() -> None:
         room.leave(guest)
         room.leave(guest)
     await turns()
-    assert room.inside == 4  # the other four of nine that waited; nobody is counted twice
+    assert room.inside == 4  # the other four of nine that waited; none is counted twice
     await end(waiting)
 
 
 async def test_an_urgent_job_is_let_in_before_those_who_wait() -> None:
+    """A free place goes to an urgent item first, though others have waited longer."""
     room = EngineRoom()
     room.open(max_seqs=1, kv_tokens=0)
     inside, waiting = await fill(room, [1] * 20)
@@ -198,6 +207,7 @@ async def test_suspects_get_an_engine_without_the_others() -> None:
 
 
 async def test_one_that_must_be_alone_is() -> None:
+    """An item that must run alone starts when all others have ended, and others start when it has."""
     room = EngineRoom()
     room.open(max_seqs=100, kv_tokens=0)
     gates = [asyncio.Event() for _ in range(4)]
@@ -222,6 +232,7 @@ async def test_one_that_must_be_alone_is() -> None:
 
 
 async def test_suspects_that_are_cancelled_hold_nobody_up() -> None:
+    """Items that were to run alone and are cancelled keep no other item waiting."""
     room = EngineRoom()
     room.open(max_seqs=10, kv_tokens=0)
 
@@ -244,24 +255,23 @@ class PlayedEngine:
     def __init__(self, max_seqs: int, kv_tokens: int) -> None:
         self.max_seqs, self.kv_tokens = max_seqs, kv_tokens
         self.waiting: list[tuple[Guest, int, int]] = []
-        self.running: list[list[object]] = []
+        self.running: list[tuple[Guest, int, int]] = []
         self.idle_steps = self.flooded = self.steps = 0
 
     def step(self, room: EngineRoom) -> None:
-        held = sum(int(size) for _, size, _ in self.running)  # type: ignore[call-overload]
+        held = sum(size for _, size, _ in self.running)
         while self.waiting and len(self.running) < self.max_seqs and held + self.waiting[0][1] <= self.kv_tokens:
             guest, size, steps = self.waiting.pop(0)
-            self.running.append([guest, size, steps])
+            self.running.append((guest, size, steps))
             held += size
-        for one in self.running:
-            one[2] = int(one[2]) - 1  # type: ignore[call-overload]
-        ended = [one for one in self.running if one[2] == 0]
-        self.running = [one for one in self.running if one[2]]
+        stepped = [(guest, size, steps - 1) for guest, size, steps in self.running]
+        ended = [one for one in stepped if one[2] == 0]
+        self.running = [one for one in stepped if one[2]]
         self.steps += 1
         self.flooded = max(self.flooded, len(self.waiting))
         room.heard(EngineState(len(self.running), len(self.waiting), held / self.kv_tokens))
         for guest, size, _ in ended:
-            room.leave(guest, int(size))  # type: ignore[arg-type, call-overload]
+            room.leave(guest, size)
 
 
 @given(seed=st.integers(0, 10_000), share=st.floats(0.2, 1.0))
@@ -290,7 +300,7 @@ async def _play(seed: int, share: float) -> None:
         if not room.inside and not room.waiting:
             break
         if step > 50 and room.waiting and not engine.waiting:
-            used = sum(int(size) for _, size, _ in engine.running) / engine.kv_tokens  # type: ignore[call-overload]
+            used = sum(size for _, size, _ in engine.running) / engine.kv_tokens
             starved += len(engine.running) < engine.max_seqs and used < 0.6
     await asyncio.gather(*tasks)
     assert room.inside == 0
@@ -300,6 +310,7 @@ async def _play(seed: int, share: float) -> None:
 
 @pytest.mark.parametrize("sizes", [[1] * 50, [1, 10_000, 1, 10_000] * 10])
 async def test_everybody_gets_in_sooner_or_later(sizes: list[int]) -> None:
+    """Every item is admitted in the end, also the long ones among short ones."""
     room = EngineRoom()
     room.open(max_seqs=4, kv_tokens=100)
     tasks = [asyncio.create_task(room.enter(size)) for size in sizes]

@@ -12,6 +12,7 @@ from penstock_workers.settings import WorkerSettings
 
 
 def test_flags_win_over_the_environment_and_leave_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag replaces its field of `gpu`, and leaves the other engine arguments of the environment."""
     monkeypatch.setenv("PENSTOCK_GPU__MODEL", "/models/one")
     monkeypatch.setenv("PENSTOCK_GPU__ENGINE", '{"dtype": "bfloat16", "tensor_parallel_size": 2}')
     settings = WorkerSettings.load(lane="gpu", gpu={"model": "/models/two", "engine": {"tensor_parallel_size": 4}})
@@ -20,6 +21,7 @@ def test_flags_win_over_the_environment_and_leave_the_rest(monkeypatch: pytest.M
 
 
 def test_a_settings_file_holds_vllms_arguments_as_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`[gpu.engine]` of penstock.toml reaches vLLM as it is, nested tables too."""
     file = tmp_path / "penstock.toml"
     file.write_text(
         '[gpu]\nmodel = "/models/llama"\nmax_num_seqs = 512\nlora = { legal = "/adapters/legal" }\n'
@@ -42,9 +44,11 @@ def test_a_settings_file_holds_vllms_arguments_as_a_table(tmp_path: Path, monkey
     ],
 )
 def test_a_gpu_worker_holds_twice_what_its_engine_runs(flags: dict[str, object], slots: int) -> None:
+    """Without `-c` a gpu worker's slots are twice `max_num_seqs`, up to the most that there may be."""
     assert WorkerSettings.load(**flags).concurrency == slots
 
 
 def test_without_a_model_the_worker_says_how_to_name_one() -> None:
+    """A gpu worker without a model fails with the setting that names one."""
     with pytest.raises(BadEngineSettings, match=r"set gpu\.model"):
         GpuLane(WorkerSettings.load(lane="gpu"))

@@ -23,7 +23,7 @@ from penstock_ledger import (
 from penstock_ledger.array_literals import array_literal
 from penstock_ledger.keys import MAX_FIELD_BYTES, done_bucket, done_field
 from penstock_ledger.settle_chunks import settle_chunks
-from penstock_ledger.storable import storable
+from penstock_ledger.stored_values import storable
 
 JOB = Job("j", "j", {}, {"kind": "file"}, "d", JobState.RUNNING, None, 1, 1_000, 0.0, None)
 KEY = ItemKey("j", 1, "d")

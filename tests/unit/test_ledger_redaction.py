@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -78,7 +77,7 @@ def test_latin_bytes_survive() -> None:
 
 
 @pytest.fixture
-def lines() -> Iterator[tuple[logging.Logger, io.StringIO]]:
+def lines() -> tuple[logging.Logger, io.StringIO]:
     out = io.StringIO()
     handler = logging.StreamHandler(out)
     handler.setFormatter(LineFormatter("%(levelname)s %(message)s"))

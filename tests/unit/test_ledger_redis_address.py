@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_ledger import RedisAddress
-from penstock_ledger.redis_address import without_secrets
+from penstock_ledger import RedisAddress, without_secrets
 from penstock_producer.errors import SettingsError
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.celery_app.app import broker_url, create_app
@@ -25,7 +24,7 @@ def test_sentinels_are_listed_with_their_own_login() -> None:
 
 
 def test_tls_checks_certificates_unless_told_otherwise() -> None:
-    """`rediss` and `sentinels` demand a certificate that somebody vouches for; only the URL can say no."""
+    """`rediss` and `sentinels` demand a certificate that a known authority signed; only the URL can say no."""
     assert RedisAddress.parse("rediss://h").parameters["ssl_cert_reqs"] == "required"
     assert RedisAddress.parse("rediss://h?ssl_cert_reqs=none").parameters["ssl_cert_reqs"] == "none"
     both = RedisAddress.parse("sentinels://h/0?service=jobs")

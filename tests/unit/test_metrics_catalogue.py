@@ -71,7 +71,7 @@ def test_expressions_ask_for_what_there_is(where: str, expression: str) -> None:
 
 
 def test_every_metric_is_looked_at_somewhere() -> None:
-    """What nobody looks at need not be counted: each is in a panel or an alert, but for those that are for digging."""
+    """Every metric is used: each is in a panel or an alert, but for those that are for digging."""
     asked = {metric_name(series, set(BY_NAME)) for _, text in EXPRESSIONS for series, _ in selectors(parsed(text))}
     assert {metric.name for metric in CATALOGUE} - asked == {str(metric) for metric in ON_NO_DASHBOARD} - asked
 

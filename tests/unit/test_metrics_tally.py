@@ -154,7 +154,7 @@ def test_a_part_that_fails_leaves_the_rest(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_the_page_is_served_until_the_block_ends() -> None:
-    """Port 0 takes a free one; after the block nobody answers there."""
+    """Port 0 takes a free one; after the block no server answers there."""
     settings = WorkerSettings(redis_url="redis://h", database_url="sqlite://", metrics_port=0)
     with start_metrics(settings, lambda: [catalogue.SLOTS(4, "api")]) as port:
         url = f"http://127.0.0.1:{port}/metrics"

@@ -10,7 +10,7 @@ import pytest
 
 from penstock_producer import JobSpec
 from penstock_producer.prefix_order import in_prefix_order, wants_order
-from penstock_producer.sources.base import Document
+from penstock_producer.sources import Document
 
 CHAT = "/v1/chat/completions"
 
@@ -78,7 +78,11 @@ def test_other_endpoints_have_their_own_field(endpoint: str, field: str) -> None
 
 def test_a_text_that_quotes_the_field_is_not_taken_for_it() -> None:
     """Quotes inside a text are escaped, so only the field itself is found."""
-    bodies = [{"user": '"messages":z', "messages": ["b"]}, {"user": "y", "messages": ["a"]}, {"other": 1}]
+    bodies: list[dict[str, Any]] = [
+        {"user": '"messages":z', "messages": ["b"]},
+        {"user": "y", "messages": ["a"]},
+        {"other": 1},
+    ]
     assert order(CHAT, *bodies) == ["d1", "d0", "d2"]
 
 

@@ -1,21 +1,24 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from penstock_producer.errors import SettingsError
-from penstock_producer.settings import ProducerSettings
+from penstock_producer.settings import ProducerSettings, ProviderFacts
 
 
-class Provider(BaseModel):
+class Provider(ProviderFacts):
     rpm: int
 
 
 class WorkerLike(ProducerSettings):
     concurrency: int = 4
-    providers: dict[str, Provider] = Field(default_factory=dict)
+    providers: Mapping[str, Provider] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]  # it is frozen
+        default_factory=dict
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -80,6 +80,7 @@ def test_a_place_in_line_is_one_that_can_be(field: str, value: Any) -> None:
 
 
 def test_a_place_in_line_survives_the_ledger() -> None:
+    """Priority, weight and tenant of a spec come back from its JSON, and have defaults."""
     spec = JobSpec(priority="urgent", weight=2.5, tenant="team-a/night")
     assert JobSpec.from_json(spec.to_json()) == spec
     assert (JobSpec().priority, JobSpec().weight, JobSpec().tenant) == ("normal", 1.0, None)

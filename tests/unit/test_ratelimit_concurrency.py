@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock_ratelimit.concurrency import AdaptiveConcurrency
-from penstock_ratelimit.refusals import Signal
+from penstock_ratelimit.concurrency.adaptive import AdaptiveConcurrency
+from penstock_ratelimit.provider.refusals import Signal
+from penstock_ratelimit.provider.strays import GOOD_PER_STRAY
 
 
 @dataclass
@@ -85,8 +86,56 @@ def test_refusals_of_what_was_sent_after_the_cut_cut_again() -> None:
     before = grown(bench)
     for _ in range(2):
         bench.now += 1.0
-        bench.fail(Signal.OVERLOADED)
+        bench.fail(Signal.OVERLOADED, times=before // GOOD_PER_STRAY + 1)
     assert bench.control.limit == pytest.approx(before * 0.49, abs=1.5)
+
+
+@pytest.mark.parametrize("signal", [Signal.OVERLOADED, Signal.THROTTLED])
+def test_a_stray_refusal_neither_cuts_nor_slows_the_growth(signal: Signal) -> None:
+    """One refusal in twenty answers leaves a limit that doubles to double; the second of the same flight cuts it."""
+    bench = Bench(maximum=1000)
+    for _ in range(2):
+        bench.round()
+    assert (bench.control.limit, bench.control.climbing) == (32, True)
+    bench.fail(signal)
+    bench.round()
+    assert (bench.control.limit, bench.control.climbing) == (64, True)
+    bench.now += 1.0
+    bench.fail(signal, times=2)
+    assert bench.control.limit == 44  # 0.7 of 64: 32 answers were good, so the first was stray and the second was not
+    assert not bench.control.climbing
+
+
+def test_a_demand_to_grow_more_gently_is_never_stray() -> None:
+    """`slow_down` cuts at once, however many good answers came before it."""
+    bench = Bench()
+    before = grown(bench)
+    bench.now += 1.0
+    bench.fail(Signal.RAMP)
+    assert bench.control.limit == int(before * 0.7)
+
+
+def test_256_slots_are_filled_in_five_round_trips() -> None:
+    """The ramp follows the answers: at 200 ms per call 8 in flight are 256 after one second, not after five."""
+    bench = Bench(maximum=256)
+    limits = []
+    for _ in range(5):
+        bench.round(latency_s=0.2)
+        limits.append(bench.control.limit)
+    assert (limits, bench.now) == ([16, 32, 64, 128, 256], pytest.approx(1.0))
+
+
+def test_one_round_trip_without_a_gain_does_not_end_the_climb() -> None:
+    """A window as short as a round trip wavers: only when doubling did not pay twice in a row does the limit stop doubling."""
+    bench = Bench()
+    bench.round()
+    bench.round(latency_s=2.0)
+    assert (bench.control.limit, bench.control.climbing) == (16, True)
+    bench.round()
+    assert (bench.control.limit, bench.control.climbing) == (32, True)
+    bench.round(latency_s=2.0)
+    bench.round(latency_s=2.0)
+    assert (bench.control.limit, bench.control.climbing) == (32, False)
 
 
 def test_a_lone_failure_says_nothing_and_a_run_of_them_halves() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_ratelimit import Estimator
-from penstock_ratelimit.estimate import DEFAULT_OUTPUT_TOKENS, MAX_KEYS, MAX_RATIO, MEMORY, Sketch
+from penstock_ratelimit.estimates.estimator import DEFAULT_OUTPUT_TOKENS, MAX_KEYS, MAX_RATIO, MEMORY, Sketch
 
 
 def test_the_first_estimate_is_four_characters_a_token() -> None:
@@ -34,7 +34,7 @@ def test_the_first_observation_replaces_the_guess_and_later_ones_average() -> No
 
 @pytest.mark.parametrize("factor", [0.2, 5.0])
 def test_an_estimate_that_is_five_times_off_is_right_after_three_answers(factor: float) -> None:
-    """A language or an output length nobody guessed costs a few requests, not a job: prompt and output alike."""
+    """A language or an output length that was not expected costs a few requests, not a job: prompt and output alike."""
     estimator, rng = Estimator(), random.Random(4)
     for _ in range(3):
         spread = rng.uniform(0.9, 1.1)
@@ -117,7 +117,7 @@ def test_the_estimator_forgets_the_oldest_key() -> None:
 
 
 def test_what_is_taken_is_what_was_observed_or_asked_for_in_vain() -> None:
-    """Only news travels: each observation once, and the names of keys that nobody here knows."""
+    """Only new observations travel, each once, with the names of keys that this process does not know."""
     estimator = Estimator()
     estimator.estimate_prompt("asked", 400)
     estimator.observe("seen", 4000, 2000, 100)

@@ -1,4 +1,4 @@
-"""The line inside a process: nobody is skipped, nobody starves, and each flow gets its part."""
+"""The line inside a process: no item is skipped, none starves, and each flow gets its part."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_ratelimit.fairness import CLASS_STEP, FairLine, Flow, Priority
-from penstock_ratelimit.limits import PerMinute, PerSecond, Quota
+from penstock_ratelimit.limiter import StartRequest
+from penstock_ratelimit.quota import Quota
+from penstock_ratelimit.rates import PerMinute, PerSecond
+from penstock_ratelimit.shared.waiting import Waiter, WaitingCallers
 from penstock_ratelimit.testing import run_virtual
-from penstock_ratelimit.waiting import Waiter, WaitingRoom
 
 COSTS = st.floats(0.01, 100.0)
 WEIGHTS = st.floats(0.01, 100.0)
@@ -44,12 +46,12 @@ def served(line: FairLine[tuple[str, float]], pops: int) -> dict[str, float]:
     return totals
 
 
-# --- nobody is lost, order is kept -----------------------------------------------------------------------------------
+# --- none is lost, order is kept -------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(FLOWS, COSTS) | st.none()))
 def test_it_serves_whenever_somebody_waits_and_each_exactly_once(steps: list[tuple[Flow, float] | None]) -> None:
-    """Work conserving: ``pop`` says None only when everybody who came was served; nobody is served twice."""
+    """Work conserving: ``pop`` says None only when every item that came was served; none is served twice."""
     line: FairLine[int] = FairLine()
     inside: set[int] = set()
     for number, step in enumerate(steps):
@@ -82,6 +84,7 @@ def test_first_come_first_served_inside_a_flow(steps: list[tuple[Flow, float] | 
 
 @given(st.lists(COSTS))
 def test_one_flow_is_a_plain_line(costs: list[float]) -> None:
+    """Items of one flow leave in the order of their arrival, whatever they cost."""
     line: FairLine[int] = FairLine()
     for number, cost in enumerate(costs):
         line.push(number, Flow(), cost)
@@ -102,6 +105,7 @@ def test_what_is_given_back_is_next_again_in_its_order(items: list[tuple[Flow, f
 
 @given(st.lists(st.tuples(FLOWS, COSTS, st.booleans())))
 def test_those_who_are_gone_are_skipped(items: list[tuple[Flow, float, bool]]) -> None:
+    """`pop` gives every item that still waits, once, and none that has left."""
     stays = {number for number, (_, _, stay) in enumerate(items) if stay}
     line = FairLine[int](gone=lambda number: number not in stays)
     for number, (flow, cost, _) in enumerate(items):
@@ -218,6 +222,7 @@ def test_what_is_given_back_is_charged_once() -> None:
 
 
 def test_a_changed_weight_holds_from_the_next_item_on() -> None:
+    """A flow whose weight grows is served by the new weight from its next item on."""
     line: FairLine[tuple[str, float]] = FairLine()
     for _ in range(1_000):
         line.push(("a", 1.0), Flow(job="a", weight=1), 1.0)
@@ -296,20 +301,24 @@ def test_flows_that_left_are_forgotten_once_the_others_have_caught_up() -> None:
     """Ten thousand jobs that come and go beside one that stays leave nothing behind."""
     line: FairLine[str] = FairLine()
     names: weakref.WeakSet[Name] = weakref.WeakSet()
+    name = Name()
     for number in range(10_000):
         name = Name(number)
         names.add(name)
         line.push("one", Flow(job=name), 1.0)
         line.push("stays", Flow(job="stays"), 1.0)
         line.push("stays", Flow(job="stays"), 1.0)
-        line.pop(), line.pop()
+        line.pop()
+        line.pop()
     del name
     assert remembered(names) < 10
 
 
 def test_nothing_is_kept_when_nobody_waits() -> None:
+    """An empty line remembers none of the flows that it has served."""
     line: FairLine[int] = FairLine()
     names: weakref.WeakSet[Name] = weakref.WeakSet()
+    name = Name()
     for number in range(1_000):
         name = Name(number)
         names.add(name)
@@ -337,6 +346,7 @@ def test_items_that_gave_up_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("cost", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_cost_that_cannot_be_is_refused(cost: float) -> None:
+    """A cost that is not positive and finite is refused."""
     with pytest.raises(ValueError, match="the cost of an item"):
         FairLine[int]().push(1, Flow(), cost)
 
@@ -345,6 +355,7 @@ def test_a_cost_that_cannot_be_is_refused(cost: float) -> None:
     "flow", [{"weight": 0.0}, {"weight": -1.0}, {"weight": float("nan")}, {"weight": 1e9}, {"priority": 3}]
 )
 def test_a_flow_that_cannot_be_is_refused(flow: dict[str, float]) -> None:
+    """A weight or priority outside of its range is refused, with its field named."""
     with pytest.raises(ValueError, match=r"weight|Priority"):
         Flow(**flow)  # type: ignore[arg-type]  # that is the point
 
@@ -356,11 +367,13 @@ TERMS = Quota("q", {"requests": PerSecond(10), "tokens": PerMinute(60_000)}, mar
 
 def waiter(flow: Flow, tokens: float = 0.0, requests: float = 1.0) -> Waiter:
     costs = {"requests": requests, "tokens": tokens}
-    return Waiter(costs, None, TERMS, asyncio.get_running_loop().create_future(), flow)
+    return Waiter(StartRequest(costs, flow=flow), TERMS, asyncio.get_running_loop().create_future())
 
 
 @pytest.mark.parametrize(("requests", "tokens", "seconds"), [(1, 0, 0.1), (1, 50, 0.1), (1, 500, 0.5), (0, 0, 1e-6)])
 def test_a_waiter_costs_the_time_it_takes_of_what_binds(requests: float, tokens: float, seconds: float) -> None:
+    """A waiter's cost is its time of the scarcest dimension, and never zero."""
+
     async def main() -> None:
         assert waiter(Flow(), tokens, requests).cost_s == pytest.approx(seconds)
 
@@ -368,30 +381,32 @@ def test_a_waiter_costs_the_time_it_takes_of_what_binds(requests: float, tokens:
 
 
 def test_the_room_shares_between_jobs_what_binds_each() -> None:
-    """A job of long requests and one of short ones get the same time of the quota, whoever came first."""
+    """A job of long requests and one of short ones get the same time of the quota, whichever came first."""
 
     async def main() -> None:
-        room = WaitingRoom(asyncio.get_running_loop(), lambda: None)
+        room = WaitingCallers(asyncio.get_running_loop(), lambda: None)
         for _ in range(100):
             room.arrive(waiter(Flow(job="long"), tokens=1_000))  # a second each
         for _ in range(100):
             room.arrive(waiter(Flow(job="short"), tokens=10))  # a tenth of a second: requests bind
         first = [room.next() for _ in range(55)]
-        assert sum(one is not None and one.flow.job == "long" for one in first) == pytest.approx(5, abs=1)
+        assert sum(one is not None and one.ask.flow.job == "long" for one in first) == pytest.approx(5, abs=1)
 
     run_virtual(main())
 
 
 def test_the_room_gives_recalled_tickets_back_in_their_order_and_passes_over_those_who_left() -> None:
+    """Recalled tickets go to the front in their old order, without those that were cancelled."""
+
     async def main() -> None:
-        room = WaitingRoom(asyncio.get_running_loop(), lambda: None)
+        room = WaitingCallers(asyncio.get_running_loop(), lambda: None)
         waiters = [waiter(Flow(job=str(number % 2))) for number in range(6)]
         for one in waiters:
             room.arrive(one)
         taken = [room.next() for _ in range(4)]
-        for number, one in enumerate(taken):
-            assert one is not None
-            room.let_go_at(one, 10.0 + number)
+        for number, waiting in enumerate(taken):
+            assert waiting is not None
+            room.let_go_at(waiting, 10.0 + number)
         waiters[1].future.cancel()
         room.recall()
         assert [room.next() for _ in range(5)] == [*(one for one in taken if one is not waiters[1]), *waiters[4:]]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_ratelimit.headers import STYLES
-from penstock_ratelimit.limits import MAX_BURST_S, MAX_HORIZON_S
-from penstock_ratelimit.profiles import BEDROCK_UNSET_MAX_TOKENS, PROFILES, Usage, profile_for
+from penstock_ratelimit.provider.headers import STYLES
+from penstock_ratelimit.provider.profiles import BEDROCK_UNSET_MAX_TOKENS, PROFILES, Usage, profile_for
+from penstock_ratelimit.rates import MAX_BURST_S, MAX_HORIZON_S
 
 PROMPT, MAX_TOKENS, EXPECTED = 1000.0, 4000, 300.0
 USAGE = Usage(input_tokens=500, output_tokens=200, cache_read_tokens=400, cache_write_tokens=100)
@@ -62,7 +62,7 @@ def test_what_each_provider_charged_in_the_end(
 
 @pytest.mark.parametrize("name", ["openai", "azure", "groq"])
 def test_what_is_never_given_back_is_never_settled(name: str) -> None:
-    """A refund that the provider does not make would be somebody's 429."""
+    """A refund that the provider does not make would end in a 429."""
     assert PROFILES[name].settle(USAGE) == {}
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
 
 from penstock_ratelimit import BadQuota, LocalLimiter, PerMinute, PerSecond, Quota
-from penstock_ratelimit.limits import DEFAULT_SLOPE, Slope, Terms
-from penstock_ratelimit.window import MAX_WINDOW, Window
+from penstock_ratelimit.rates import DEFAULT_SLOPE, Slope
+from penstock_ratelimit.shared.window import MAX_WINDOW, Window
+from penstock_ratelimit.terms import Terms
+
+Limits = Mapping[str, PerMinute | PerSecond]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,7 @@ def test_a_quota_does_not_change() -> None:
 
 def test_terms_are_rates_per_second_and_the_margin() -> None:
     """600 a minute is 10 a second, of which a margin of 0.9 allows 9; a request costs at most a minute's worth, or the cap."""
-    limits = {"tokens": PerMinute(600), "requests": PerSecond(4)}
+    limits: Limits = {"tokens": PerMinute(600), "requests": PerSecond(4)}
     terms = Quota("q", limits, burst_s=2, margin=0.9, caps={"requests": 1}).terms()
     rates = (4.0, 10.0)
     assert terms == Terms("q", ("requests", "tokens"), rates, (8.0, 20.0), (1.0, 600.0), rates, 0.9, Slope())
@@ -67,7 +70,8 @@ def test_terms_are_rates_per_second_and_the_margin() -> None:
 @pytest.mark.parametrize("slope", [DEFAULT_SLOPE, Slope(0.1, 60.0, 30.0)])
 def test_terms_come_back_from_their_text_as_they_were(slope: Slope) -> None:
     """What one process puts into Redis is what the others read, with and without dimensions."""
-    for limits in ({}, {"tokens": PerMinute(100_000 / 3), "requests": PerSecond(4)}):
+    both: Limits = {"tokens": PerMinute(100_000 / 3), "requests": PerSecond(4)}
+    for limits in ({}, both):
         terms = Quota("q", limits, slope=slope).terms()
         assert Terms.from_json("q", terms.to_json()) == terms
         assert Terms.from_json("q", terms.to_json()).to_json() == terms.to_json()

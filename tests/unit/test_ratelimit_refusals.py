@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_ratelimit.limits import MAX_PAUSE_S
-from penstock_ratelimit.refusals import CODES, DAILY_S, STATUSES, TEXTS, Refusal, Signal, classify
+from penstock_ratelimit.provider.refusals import CODES, DAILY_S, STATUSES, TEXTS, Refusal, Signal, classify
+from penstock_ratelimit.rates import MAX_PAUSE_S
 from penstock_workers.item.fates import FATES
 
 NOW = 1_800_000_000.0
@@ -254,7 +254,7 @@ BY_STATUS: list[tuple[int, str, Signal]] = [
     (302, "redirected", Signal.REFUSED),
     (0, "invalid_answer", Signal.TRANSIENT),
 ]
-RUBBISH = [
+RUBBISH: list[Any] = [
     None, {}, b"", b"\xff\xfe", b"<html><title>429 Too Many Requests</title></html>", b"{", b"[]", b"[[]]", b"null",
     b'"slow_down"', b"[" * 100_000, b'{"error": null}', b'{"error": []}', b'{"error": {"code": {"a": 1}}}',
     b'{"error": {"code": true, "type": ["slow_down"], "details": "x", "message": {}}}',
@@ -320,7 +320,7 @@ def test_a_daily_limit_is_held_though_the_answer_says_seconds(detail: dict[str, 
 def test_hours_of_delay_are_a_daily_limit(delay: str, seconds: float) -> None:
     """Told to wait ten hours, the whole time is kept."""
     refusal = refused(429, google("RESOURCE_EXHAUSTED", {"retryDelay": delay}))
-    assert (refusal.name, refusal.retry_after_s) == ("daily_limit", pytest.approx(seconds))
+    assert (refusal.name, refusal.retry_after_s) == pytest.approx(("daily_limit", seconds))
 
 
 def test_the_header_goes_before_the_delay_in_the_body() -> None:

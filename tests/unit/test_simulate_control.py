@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock_ratelimit.refusals import Signal, classify
+from penstock_ratelimit.provider.refusals import Signal, classify
 from penstock_simulate.answers.calls import CHAT
 from penstock_simulate.answers.refusals import BY_NAME
 from penstock_simulate.answers.reply import Reply

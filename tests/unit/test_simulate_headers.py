@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock_ratelimit.headers import STYLES, read_limits
-from penstock_ratelimit.profiles import PROFILES
+from penstock_ratelimit.provider.headers import STYLES, read_limits
+from penstock_ratelimit.provider.profiles import PROFILES
 from penstock_simulate.answers.headers import WRITERS, HeaderStyle, go_duration
 from penstock_simulate.answers.retry import ABSURD_VALUES, RetryHeaders, RetryStyle
 from penstock_simulate.config import SimulatorConfig
@@ -151,7 +151,7 @@ def test_durations_are_written_as_go_does(seconds: float, shown: str) -> None:
     ],
 )
 def test_a_wait_is_told_in_the_style_asked_for(style: RetryStyle, told: dict[str, str]) -> None:
-    """Rounded up, so that nobody who obeys comes too early."""
+    """Rounded up, so that a client that obeys never comes too early."""
     assert RetryHeaders(style, lambda: WALL).write(1.2001) == told
 
 

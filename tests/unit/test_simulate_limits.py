@@ -63,7 +63,7 @@ def test_requests_and_tokens_are_taken_together_or_not_at_all() -> None:
     assert limits.admit(charge(1, 60, 0), 0.0) is None
     over = limits.admit(charge(1, 60, 0), 0.0)
     assert over is not None
-    assert (over.dimension, over.wait_s) == ("tokens", pytest.approx(0.2))
+    assert (over.dimension, over.wait_s) == pytest.approx(("tokens", 0.2))
     assert [meter.available(0.0) for meter in limits.meters.values()] == [8, 40]
 
 
@@ -152,7 +152,7 @@ def test_output_is_charged_evenly_while_it_is_produced(window: str) -> None:
     assert used(5.0) == pytest.approx(1_500)
     limits.produce(1_000, 5.0, 10.0)
     assert used(6.0) == pytest.approx(2_000)
-    assert (used(10.0), used(20.0)) == (pytest.approx(4_000), pytest.approx(4_000))
+    assert (used(10.0), used(20.0)) == pytest.approx((4_000, 4_000))
     assert limits.stats(20.0)["output_tokens"]["peak_1s"] == pytest.approx(300 + 200)
     assert meter.drain == 0
 
@@ -182,7 +182,7 @@ def test_production_in_a_fixed_window_counts_where_it_falls() -> None:
 
 @pytest.mark.parametrize("make", [lambda: ContinuousBucket(10, 60), lambda: FixedWindow(10, 60)])
 def test_another_rate_holds_at_once_and_keeps_what_is_used(make: Any) -> None:
-    """Halved, a limit offers half of what it did, less what is used; nobody gets a fresh budget."""
+    """Halved, a limit offers half of what it did, less what is used; no client gets a fresh budget."""
     meter: Meter = make()
     meter.take(350, 0.0)
     meter.change(5, 0.0)
@@ -206,7 +206,7 @@ def test_limits_change_while_calls_are_coming() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_foreign_traffic_takes_exactly_its_share(seed: int) -> None:
-    """Whoever hammers gets the rest, in every dimension, and the accounts tell the two apart."""
+    """A client that does not wait gets the rest, in every dimension, and the accounts tell the two apart."""
     limits = limited(rpm=600, tpm=60_000, depth_s=2, foreign_share=0.3, seed=seed, charge_failed=False)
     got = admitted(limits, [at / 40 for at in range(40 * 300)], tokens=10)
     assert got == pytest.approx(0.7 * 3_000, rel=0.05)

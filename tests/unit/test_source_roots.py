@@ -183,16 +183,16 @@ def test_a_refused_source_tells_a_stranger_nothing_of_its_rows(inside: Path) -> 
     (inside / "keys.jsonl").write_text('{"aws_secret": "hunter2"}\nroot:x:0:0\n' + ROW)
     with remote(inside) as door, pytest.raises(SourceError) as refused:
         door.submit(str(inside / "keys.jsonl"), SPEC)
-    assert "hunter2" not in refused.value.told
-    assert "aws_secret" not in refused.value.told
-    assert "root:x" not in refused.value.told
-    assert "line 1: missing_required_parameter (id)" in refused.value.told
-    assert "line 2: invalid_json_line" in refused.value.told
+    assert "hunter2" not in refused.value.public_message
+    assert "aws_secret" not in refused.value.public_message
+    assert "root:x" not in refused.value.public_message
+    assert "line 1: missing_required_parameter (id)" in refused.value.public_message
+    assert "line 2: invalid_json_line" in refused.value.public_message
 
 
 def test_a_row_of_another_form_is_not_quoted_to_a_stranger(inside: Path) -> None:
     """Names of columns are content, too: the advice for a wrong form keeps them from a remote submitter (B2)."""
     with remote(inside) as door, pytest.raises(SourceError, match="columns 'id', 'text'") as refused:
         door.submit(str(inside / "rows.jsonl"), JobSpec())
-    assert "'text'" not in refused.value.told
-    assert "wrong_form" in refused.value.told
+    assert "'text'" not in refused.value.public_message
+    assert "wrong_form" in refused.value.public_message

@@ -8,12 +8,13 @@ import sys
 import textwrap
 import threading
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from envelopes import decode_envelope
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
@@ -54,8 +55,9 @@ def test_each_part_of_the_key_makes_another_trace() -> None:
 
 @given(trace_ids, shares)
 def test_sampling_is_opentelemetrys_own(trace_id: int, share: float) -> None:
-    """Whoever samples by TraceIdRatioBased with the same share takes the same traces."""
-    theirs = TraceIdRatioBased(share).should_sample(None, trace_id, "").decision.is_sampled()
+    """OpenTelemetry's TraceIdRatioBased with the same share takes the same traces."""
+    decision: Any = TraceIdRatioBased(share).should_sample(None, trace_id, "").decision
+    theirs = decision.is_sampled()
     assert tracing.Sampler(share).takes(trace_id) == theirs
 
 
@@ -71,7 +73,7 @@ def test_a_larger_share_takes_more(trace_id: int, one: float, other: float) -> N
 def test_the_header_is_read_by_opentelemetry() -> None:
     """Its own propagator finds in our header the span that we put there, sampled."""
     carrier = {tracing.TRACEPARENT_HEADER: HEADER}
-    found = next(iter(TraceContextTextMapPropagator().extract(carrier).values())).get_span_context()
+    found = trace.get_current_span(TraceContextTextMapPropagator().extract(carrier)).get_span_context()
     assert (found.trace_id, found.span_id) == tracing.trace_of(KEY)
     assert found.trace_flags.sampled
 
@@ -260,7 +262,7 @@ class _Stuck(SpanExporter):
 
 
 def test_no_more_is_kept_than_the_limit() -> None:
-    """With a collector that hangs, what is beyond the limit is dropped and counted; nobody who gives spans waits."""
+    """With a collector that hangs, what is beyond the limit is dropped and counted; giving a span never waits."""
     exporter = _Stuck()
     sink = SpanSink("api", exporter)
     span = Span("wait", Kind.INTERNAL, tracing.trace_of(KEY), None, 1, 2, {})

@@ -37,7 +37,7 @@ class AwayLedger:
 
 
 class PausedProvider:
-    """An admission in which nobody's turn comes, and whatever else a runner asks for before that."""
+    """An admission in which no item's turn comes, and whatever else a runner asks for before that."""
 
     def __init__(self) -> None:
         self.outcomes: list[object] = []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 import pytest
 
 from penstock_ratelimit import Signal
-from penstock_ratelimit.refusals import CODES, STATUSES, TEXTS
+from penstock_ratelimit.provider.refusals import CODES, STATUSES, TEXTS
 from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.fates import FATES
@@ -24,7 +26,7 @@ def error(code: str | None = None, kind: str | None = None, **more: object) -> d
     return {"error": {"message": "says the provider", "code": code, "type": kind, **more}}
 
 
-CHAT = {
+CHAT: dict[str, Any] = {
     "id": "chatcmpl-1",
     "model": "m",
     "choices": [{"message": {"role": "assistant", "content": "a category"}, "finish_reason": "stop"}],

@@ -13,8 +13,9 @@ import pytest
 from attempts import make_host
 
 from penstock_producer.spec import JobSpec
-from penstock_ratelimit.limits import PerMinute, Quota
 from penstock_ratelimit.local import LocalLimiter
+from penstock_ratelimit.quota import Quota
+from penstock_ratelimit.rates import PerMinute
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.item.admission import QuotaAdmission
 from penstock_workers.item.answer import Answer, NoAnswer, Tried

@@ -238,6 +238,7 @@ async def test_a_body_that_cannot_be_sent_is_a_failure(at_work: JobCode, module:
 async def test_a_response_that_cannot_be_stored_is_a_failure(
     at_work: JobCode, module: str, name: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A hook's result that is no JSON or too large ends as `hook_failed`, with the reason."""
     monkeypatch.setattr(hook_calls, "HOOK_RESULT_BYTES", 1_000)
     said = await after(at_work, f"{module}:{name}")
     assert isinstance(said, Failure)
@@ -245,7 +246,7 @@ async def test_a_response_that_cannot_be_stored_is_a_failure(
 
 
 async def test_a_traceback_is_logged_once(at_work: JobCode, module: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever wrote the hook sees where it broke; a job of a million does not fill the disk."""
+    """A hook that raises for every document has its traceback in the log once: a large job does not fill the disk."""
     with caplog.at_level(logging.WARNING, logger=job_code.__name__):
         for _ in range(3):
             await before(at_work, f"{module}:raises")
@@ -309,14 +310,18 @@ async def test_a_cancelled_item_stops_waiting_for_its_hook(at_work: JobCode, mod
 
 
 async def test_a_loop_that_closes_before_a_hook_returns_harms_nobody(module: str) -> None:
-    """The thread finds nobody to tell, and ends."""
+    """A thread whose loop has closed drops its answer, and ends."""
     ended = threading.Event()
     gate = threading.Event()
+
+    def stay() -> None:
+        gate.wait(10)
+        ended.set()
 
     async def main() -> None:
         threads = hook_threads.HookThreads(Marks(new_file()))
         with pytest.raises(TimeoutError):
-            await threads.run(1, lambda: gate.wait(10) and ended.set(), 0.01)
+            await threads.run(1, stay, 0.01)
 
     await asyncio.to_thread(asyncio.run, main())
     gate.set()
@@ -332,7 +337,7 @@ async def test_a_loop_that_closes_before_a_hook_returns_harms_nobody(module: str
     ],
 )
 async def test_a_hook_that_is_missing_is_named(at_work: JobCode, module: str, path: str, words: str) -> None:
-    """For whoever reads why the job paused."""
+    """The error names the hook, and what of it is missing."""
     with pytest.raises(HookMissing, match=rf"hook_missing: {path}") as caught:
         await before(at_work, path)
     assert words in str(caught.value)
@@ -348,7 +353,7 @@ async def test_a_missing_postprocess_is_found_before_the_call(at_work: JobCode) 
 async def test_a_module_that_breaks_while_it_is_imported_is_found_when_it_is_mended(
     at_work: JobCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    """Nobody has to restart the workers for it."""
+    """A module that is corrected is imported without a restart of the workers."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_hooks.py").write_text(text)
     with pytest.raises(HookMissing, match="cannot be imported here"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.exceptions import InvalidTaskError
-from celery_worker import Settings
+from celery_worker import Settings, no_engine
 from outcomes import dead
 
 from penstock_ledger.model import ItemKey
@@ -45,7 +45,7 @@ class Eventer:
 
 @pytest.fixture(scope="module")
 def app() -> Celery:
-    return create_app(Settings("redis://127.0.0.1:1/0"), lambda _app, _settings: None)
+    return create_app(Settings("redis://127.0.0.1:1/0").for_app(), no_engine)
 
 
 def item(app: Celery, eventer: Eventer, *, doc: str = "doc-1", redelivered: bool = False, **more: Any) -> ItemRequest:
@@ -180,7 +180,7 @@ def test_odd_kwargs_are_survived(app: Celery, kwargs: Any) -> None:
 
 
 def test_a_submitted_job_shows_its_key_only(app: Celery) -> None:
-    """Celery clients put a kilobyte of a spec, prompt included, into their headers: it is shown to nobody."""
+    """Celery clients put a kilobyte of a spec, prompt included, into their headers: no event and no log shows it."""
     body = json.dumps([[f"sql://user:{SECRET}@db", {"prompt": SECRET}], {"job_key": "nightly"}, {}])
     headers = {"id": "1", "task": "penstock.submit", "argsrepr": SECRET, "kwargsrepr": SECRET}
     message = SimpleNamespace(

@@ -13,7 +13,7 @@ import redis
 from attempts import make_attempt, make_runner
 from sqlalchemy.exc import DataError, OperationalError
 
-from penstock_ledger import Begin, BeginVerdict, Begun, ItemKey, SettleBatch, Trouble
+from penstock_ledger import Begin, BeginReply, Begun, ItemKey, SettleBatch, Trouble
 from penstock_ledger.model import DeadLetter, Result
 from penstock_workers.backlog import AWAY_FRESH_S, UNSETTLED_MAX_S, Backlog
 from penstock_workers.celery_app.bridge import Delivery
@@ -175,7 +175,7 @@ class Ledger:
     def begin(self, items: Sequence[Begin]) -> list[Begun]:
         for item in items:
             item.key.doc_id.encode()
-        return [Begun(BeginVerdict.GO, 0) for _ in items]
+        return [Begun(BeginReply.GO, 0) for _ in items]
 
     def settle(self, batch: SettleBatch) -> None:
         """Nothing is released here."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock_cli.show.quota import Look
-    from penstock_ratelimit.watch import QuotaView
+    from penstock_ratelimit.for_penstock import QuotaView
 
 SAMPLE_S = 2.0
 """Between the two looks of a command that shows once: start times are given a second ahead, so a shorter span would waver."""
@@ -66,7 +66,7 @@ class Reader:
         """Raises UsageProblem when the one quota that was asked for is not there."""
         from penstock_cli.show.quota import LEARNED_SHOWN, Look, lift_command
         from penstock_ledger import CauseBook
-        from penstock_ratelimit.watch import MAX_LEARNED, read_quotas
+        from penstock_ratelimit.for_penstock import MAX_LEARNED, read_quotas
 
         views = read_quotas(self._client, self._prefix, None if self.quota is None else [self.quota])
         if self.quota is not None and not views:
@@ -167,8 +167,7 @@ def _watch_panels(reader: Reader, console: Console) -> None:
 
 def _lift(client: redis.Redis, quota: str, prefix: str) -> str:
     from penstock_cli.show.text import one_line
-    from penstock_ratelimit.quota_hash import lift_hold
-    from penstock_ratelimit.watch import read_quotas
+    from penstock_ratelimit.for_penstock import lift_hold, read_quotas
 
     views = read_quotas(client, prefix, [quota])
     if not views:
@@ -184,7 +183,7 @@ def _lift(client: redis.Redis, quota: str, prefix: str) -> str:
 
 def _unknown(client: redis.Redis, quota: str, prefix: str) -> UsageProblem:
     from penstock_cli.show.text import one_line
-    from penstock_ratelimit.watch import read_quotas
+    from penstock_ratelimit.for_penstock import read_quotas
 
     known = ", ".join(view.quota_id for view in read_quotas(client, prefix)) or "none yet"
     return UsageProblem(f"there is no quota {one_line(quota)!r} in Redis (there are: {known})")

@@ -22,8 +22,7 @@ def migrate(
 ) -> None:
     """Create or upgrade the tables of the database. Safe to repeat, and to run in several places at once."""
     from penstock_cli.connect import without_password
-    from penstock_ledger import open_database
-    from penstock_ledger.tables import HEAD
+    from penstock_ledger import HEAD, open_database
     from penstock_producer.settings import ProducerSettings
 
     url = ProducerSettings.load().database_url

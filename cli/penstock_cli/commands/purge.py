@@ -18,7 +18,7 @@ def purge(
     """Delete a finished job: its results and dead letters, in SQL and Redis."""
     from penstock_cli.connect import books
     from penstock_cli.show.text import argument, count, safe
-    from penstock_ledger.purge import purge_job
+    from penstock_ledger import purge_job
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)

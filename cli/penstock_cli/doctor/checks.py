@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator
+from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ def _examine(state: Path | None, *, knock: bool, migrate: bool) -> Iterator[Find
     except Exception as error:
         yield Finding(Verdict.BAD, "settings", safe(message(error)))
         return
+    yield Finding(Verdict.GOOD, "loop", _loop(wanted=settings.uvloop))
     try:
         if state is None and not migrate:
             refuse_without_database(settings)  # looking must not create a file
@@ -89,6 +91,15 @@ def _python() -> Finding:
     if sys.version_info[:2] >= MINIMUM_PYTHON:
         return Finding(Verdict.GOOD, "python", version)
     return Finding(Verdict.BAD, "python", version, "install Python 3.11 or newer")
+
+
+def _loop(*, wanted: bool) -> str:
+    """What a worker's items run on."""
+    if not wanted:
+        return "items run on asyncio's own loop: uvloop = false"
+    if util.find_spec("uvloop") is None:
+        return "items run on asyncio's own loop: uvloop is not installed"
+    return f"items run on uvloop {metadata.version('uvloop')}"
 
 
 def _embedded() -> Finding:
@@ -194,7 +205,7 @@ def _connections(database: Database) -> Iterator[Finding]:
         return
     each = sum(pool_sizes(WorkerSettings.load()).values())
     room = max(0, found.limit - found.used) // each
-    seen = f"{found.used} of {found.limit} connections in use, {found.ours} by Penstock; a worker opens up to {each}"
+    seen = f"{found.used} of {found.limit} connections in use, {found.by_penstock} by Penstock; a worker opens up to {each}"
     if room:
         yield Finding(Verdict.GOOD, "pool", f"{seen}: room for {room} more")
         return
@@ -208,7 +219,7 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
     from penstock_cli.doctor.safety import REDIS_FIXES, fix_for, redis_safety
     from penstock_cli.doctor.server_versions import of_redis
     from penstock_cli.redis_server.binary import MINIMUM_VERSION
-    from penstock_ledger import RedisAddress, redis_health
+    from penstock_ledger import RedisAddress, is_cluster
 
     address = RedisAddress.parse(url)
     client = address.connect(
@@ -222,7 +233,7 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
         if of_redis(info).version < MINIMUM_VERSION:
             yield _too_old(str(of_redis(info)))
         yield from redis_safety(address, info)
-        if redis_health.mode(info) == "cluster":
+        if is_cluster(info):
             yield Finding(Verdict.BAD, "mode", "cluster", "use one Redis with replicas: a step touches several slots")
         yield _eviction(info)
         yield _durability(info)

@@ -39,7 +39,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     """Flags and settings, checked without a look at anything else. Raises UsageProblem and SettingsError."""
     from penstock_producer import SpecError
     from penstock_producer.acceptance import check_acceptable
-    from penstock_producer.sources.convert import refuse_unreadable
+    from penstock_producer.sources import refuse_unreadable
     from penstock_workers.lanes.make import check_lane, make_lane
     from penstock_workers.settings import WorkerSettings
 

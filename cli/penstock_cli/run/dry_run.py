@@ -12,9 +12,9 @@ from penstock_cli.show.text import count, one_line, safe, usd
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock_producer.sources.base import Document
+    from penstock_producer.sources import Document
     from penstock_producer.spec import JobSpec
-    from penstock_producer.validate import Survey
+    from penstock_producer.survey import Survey
     from penstock_workers.settings import ProviderSettings
 
 SHOWN = 3  # requests and unusable rows
@@ -37,7 +37,7 @@ def estimate(documents: Sequence[Document], total: int) -> Estimate:
     """``documents`` are the first ones of ``total``."""
     import orjson
 
-    from penstock_ratelimit.estimate import CHARS_PER_TOKEN, DEFAULT_OUTPUT_TOKENS
+    from penstock_ratelimit.for_penstock import CHARS_PER_TOKEN, DEFAULT_OUTPUT_TOKENS
 
     if not documents:
         return Estimate(0, 0, True)
@@ -97,9 +97,8 @@ def _lines(guess: Estimate, provider: ProviderSettings | None) -> list[str]:
 def run(console: Console, source: str, spec: JobSpec, provider: ProviderSettings | None) -> None:
     """Raises what checking a source raises: SourceError, TooManyBadRows, SettingsError."""
     from penstock_producer.settings import ProducerSettings
-    from penstock_producer.sources.base import Document
-    from penstock_producer.sources.open import open_source
-    from penstock_producer.validate import survey
+    from penstock_producer.sources import Document, open_source
+    from penstock_producer.survey import survey
 
     settings = ProducerSettings.load()
     with console.status(f"reading {safe(source)} …"):

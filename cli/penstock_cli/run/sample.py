@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock_cli.run.state import StateFolder
     from penstock_ledger.model import Job, Result
     from penstock_producer.settings import ProducerSettings
-    from penstock_producer.sources.base import Document
+    from penstock_producer.sources import Document
     from penstock_producer.spec import JobSpec
 
 MAX_SAMPLE = 10_000  # more is a job of its own
@@ -82,7 +82,7 @@ def take_over(ledger: Books, job: Job, state: StateFolder, source: str, spec: Jo
 def _results(ledger: Books, path: Path, source: str, spec: JobSpec, positions: Mapping[str, str]) -> Iterator[Result]:
     from penstock_ledger import JobNotFound
     from penstock_producer.settings import ProducerSettings
-    from penstock_producer.sources.open import open_source
+    from penstock_producer.sources import open_source
 
     try:
         sample = ledger.jobs.get(path.stem)
@@ -108,8 +108,8 @@ def _spread(
     source: str, spec: JobSpec, settings: ProducerSettings, number: int
 ) -> tuple[list[Document], dict[str, Any]]:
     """``number`` documents at even distances, or all when there are fewer; and the pin of their source."""
-    from penstock_producer.sources.open import open_source
-    from penstock_producer.validate import survey
+    from penstock_producer.sources import open_source
+    from penstock_producer.survey import survey
 
     found = survey(open_source(source, spec, settings), spec)
     refused = {refusal.row.line for refusal in found.refused}

@@ -35,8 +35,7 @@ def lift_provider(ledger: Books, job: Job) -> str:
     import redis
 
     from penstock_ledger import RedisAddress
-    from penstock_ratelimit.quota_hash import Breaker, lift_hold
-    from penstock_ratelimit.watch import read_quotas
+    from penstock_ratelimit.for_penstock import Breaker, lift_hold, read_quotas
     from penstock_workers.settings import DEFAULT_PROVIDER
 
     if ledger.redis_if_running() is None or ledger.redis_url is None:

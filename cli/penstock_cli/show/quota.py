@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_cli.show.reasons import bound, cause_line, latest_cause
 from penstock_cli.show.text import count, duration, one_line, rate
-from penstock_ratelimit.dispatcher import RETRIES_LEAVE
-from penstock_ratelimit.quota_hash import Breaker
+from penstock_ratelimit.for_penstock import RETRIES_LEAVE, Breaker
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock_ledger import Cause
-    from penstock_ratelimit.watch import DimensionView, LearnedView, QuotaView, Traffic
+    from penstock_ratelimit.for_penstock import DimensionView, LearnedView, QuotaView, Traffic
 
 PANEL_WIDTH = 78
 BAR_WIDTH = 18

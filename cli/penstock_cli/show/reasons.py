@@ -11,7 +11,7 @@ from penstock_cli.show.text import count, duration, one_line
 
 if TYPE_CHECKING:
     from penstock_ledger import Cause, WorkerSeen
-    from penstock_ratelimit.watch import QuotaView
+    from penstock_ratelimit.for_penstock import QuotaView
 
 CAUSE_FRESH_S = 600.0  # a failure from before says nothing of now
 ALIVE_S = 15.0  # three heartbeats: a worker that is silent for longer says nothing of now
@@ -43,7 +43,7 @@ def unserved(workers: Iterable[WorkerSeen], lane: str) -> str | None:
 
 def bound(view: QuotaView) -> str | None:
     """What bounds the requests of a provider while some wait for their turn; None when none wait."""
-    from penstock_ratelimit.quota_hash import Breaker
+    from penstock_ratelimit.for_penstock import Breaker
 
     if not view.waiting or view.hold or view.breaker is not Breaker.CLOSED or view.pause_left_s > 0:
         return None

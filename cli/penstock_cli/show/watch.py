@@ -79,7 +79,7 @@ class Watch:
         return self._known
 
     def _look_for_reasons(self, seen: Sequence[WorkerSeen], *, served: bool) -> _Reasons:
-        from penstock_ratelimit.watch import read_quotas
+        from penstock_ratelimit.for_penstock import read_quotas
 
         client, redis = self._books.redis_client, self._books.redis_if_running()
         if self.job.state != "running" or client is None or redis is None:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from penstock_ledger.postgres import Waits, wait_longer
 
-# Serialises migrations of several processes on PostgreSQL; any number that nobody else uses ("penstock" on a keypad).
+# Serialises migrations of several processes on PostgreSQL; any number that no other program uses ("penstock" on a keypad).
 ADVISORY_LOCK: Final = 73678625
 OTHERS_S: Final = 600.0  # that another process may take to migrate; an index over millions of rows takes minutes
 
@@ -21,7 +21,7 @@ def upgrade(connection: Connection) -> None:
 
     SQLite's write lock is held already; on PostgreSQL an advisory lock makes others wait, and then find nothing to do.
     It is the transaction's, as a pooler wants it. A table that is in use is waited for no longer than by others:
-    everybody else would queue up behind us.
+    all other statements on it would queue up behind the migration.
     """
     if connection.dialect.name == "postgresql":
         wait_longer(connection, statement_s=0, lock_s=OTHERS_S)

@@ -6,11 +6,11 @@
 --   penstock:<job>:state            string: paused | cancelled | missing
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
---   penstock:<job>:<gen>:starts     hash document id -> starts that nobody has concluded; settle.lua takes them back
+--   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; settle.lua takes them back
 --   penstock:<job>:<gen>:window     hash: a finished item leaves it; only what is in it may start
 -- ARGV[1] epoch, then per item (at most 500): job prefix, feed prefix, bucket number, completed-set field, document id
--- Returns per item: verdict (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, see BeginVerdict),
--- crashes = earlier starts that nobody has concluded
+-- Returns per item: reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, see BeginReply),
+-- crashes = earlier starts that never came to a conclusion
 
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])

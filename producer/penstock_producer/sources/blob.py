@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from penstock_producer.errors import SourceError
 
-# One read. Large enough that the cost per read vanishes, small enough to hold a few in memory.
+# One read. Large enough that the cost per read does not count, small enough to hold a few in memory.
 CHUNK_BYTES = 1024 * 1024
 
 

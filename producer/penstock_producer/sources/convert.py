@@ -30,7 +30,7 @@ def refuse_ending(uri: str) -> None:
 
 
 def refuse_content(uri: str, start: bytes) -> None:
-    """Raises SourceError for first bytes that are those of another format: a million bad rows, otherwise."""
+    """Raises SourceError for first bytes that are those of another format."""
     for magic, kind in _BY_MAGIC.items():
         if start.startswith(magic):
             raise SourceError("unsupported_format", f"{uri} is {kind}, not JSON Lines; {recipe(kind, uri)}")
@@ -89,7 +89,7 @@ def refuse_kind(path: str, mode: int) -> None:
 
 
 def cannot_open(path: str, error: OSError) -> SourceError:
-    """What to say of a path that does not open."""
+    """The error for a path that does not open."""
     if isinstance(error, FileNotFoundError) and _PATTERN & set(path):
         return SourceError(
             "no_such_file",

@@ -25,14 +25,11 @@ from penstock_producer.template import MissingField, Template, TextTooLong
 _MAX_COLUMNS_SHOWN = 20
 
 
-Row = tuple[str, bytes]  # document id, request body as JSON
-
-
 class Form(Protocol):
     control_keys: tuple[bytes, ...]
 
-    def read(self, record: dict[str, Any]) -> Row:
-        """A row of a file. Raises RowFault."""
+    def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
+        """Document id and request body of a row of a file. Raises RowFault."""
         ...
 
     def request(self, given: dict[str, Any]) -> bytes:
@@ -78,7 +75,7 @@ class BatchLines:
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | as_sent(spec.params)
         self._text_field = text_field(spec.endpoint)
 
-    def read(self, record: dict[str, Any]) -> Row:
+    def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
         try:
             custom_id, method, url, body = record["custom_id"], record["method"], record["url"], record["body"]
         except KeyError as missing:
@@ -151,7 +148,7 @@ class PlainRecords:
         names = dict.fromkeys((spec.id_field, *self._template.fields))
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
 
-    def read(self, record: dict[str, Any]) -> Row:
+    def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
         doc_id = self._doc_id(record)
         try:
             return doc_id, self.request(record)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock_producer.errors import BadReference, SourceError, seen
+from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
-from penstock_producer.sources.base import BadRow, Cursor, Document
 from penstock_producer.sources.blob import Blob
 from penstock_producer.sources.convert import refuse_content
 from penstock_producer.sources.forms import Form, form_of
 from penstock_producer.sources.lines import BOM, Line, split_lines
-from penstock_producer.sources.strict_json import RowFault, parse_object
+from penstock_producer.sources.strict_json import RowFault, parse_object, parse_surveyed
 from penstock_producer.spec import JobSpec
 
 _POSITION = re.compile(r"(\d{1,18}):(\d{1,10})", re.ASCII)  # "offset:length"
@@ -23,6 +23,8 @@ class JsonlSource:
     """Documents of one JSONL blob. A position is "offset:length" in bytes, a cursor the next line's offset and number.
 
     ``max_line_bytes`` and ``max_body_bytes`` travel in the pin: a reader with other settings must refuse the same lines.
+    ``surveyed`` says that the survey has read these bytes: rows that it refused may come as documents, and callers drop
+    them by their lines.
     """
 
     def __init__(
@@ -32,12 +34,14 @@ class JsonlSource:
         *,
         max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
         max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+        surveyed: bool = False,
     ) -> None:
         self.uri = blob.uri
         self._blob = blob
         self._form: Form = form_of(spec, max_body_bytes)
         self._max_line_bytes = max_line_bytes
         self._max_body_bytes = max_body_bytes
+        self._surveyed = surveyed
         self.id_field = "custom_id" if spec.prompt is None else spec.id_field
 
     def pin(self) -> dict[str, Any]:
@@ -79,7 +83,7 @@ class JsonlSource:
         try:
             if data is None:
                 raise self._too_long(length)
-            record = parse_object(data, self._form.control_keys, last=last)
+            record = self._parse(data, last)
             if first:
                 self._check_form(record)
             doc_id, body = self._form.read(record)
@@ -87,13 +91,16 @@ class JsonlSource:
             return self._bad(number, fault, cursor)
         return Document(doc_id, body, f"{offset}:{length}", number, cursor)
 
+    def _parse(self, data: bytes, last: bool) -> dict[str, Any]:
+        return parse_surveyed(data) if self._surveyed else parse_object(data, self._form.control_keys, last=last)
+
     def _check_form(self, record: Mapping[str, Any]) -> None:
         advice = self._form.mistaken_for(record)
         if advice is not None:
-            told = (
+            public = (
                 f"{self.uri}: the first row has not the form that the job asks for: batch lines go without a prompt, "
             )
-            raise SourceError("wrong_form", f"{self.uri}: {advice}", told=told + "plain records need one")
+            raise SourceError("wrong_form", f"{self.uri}: {advice}", public=public + "plain records need one")
 
     def _too_long(self, length: int) -> RowFault:
         return RowFault(
@@ -110,7 +117,7 @@ class JsonlSource:
 
 
 def _refuse_others(uri: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Compressed and columnar files and JSON arrays would be a million bad rows: name them at the first bytes instead."""
+    """Refuse compressed and columnar files and JSON arrays by their first bytes: each would be a million bad rows."""
     for index, chunk in enumerate(chunks):
         if index == 0:
             refuse_content(uri, chunk.removeprefix(BOM))

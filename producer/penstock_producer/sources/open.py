@@ -20,7 +20,7 @@ _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the envir
 
 
 DOOR = "door"  # of a pin: the kind of door that the job came through, where it is not a trusted one
-REMOTE = "remote"  # a stranger's: its source is read from inside `source_roots` only, at submit and ever after
+REMOTE = "remote"  # a remote one: its source is read from inside `source_roots` only, at submit and ever after
 
 
 def open_source(
@@ -44,6 +44,7 @@ def open_source(
             spec,
             max_line_bytes=int(where["max_line_bytes"]),
             max_body_bytes=int(where.get("max_body_bytes", DEFAULT_MAX_BODY_BYTES)),
+            surveyed=True,
         )
     blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
     if timeout_s is not None:

@@ -13,7 +13,7 @@ from penstock_ledger import OutcomeStore
 from penstock_ledger.model import DeadLetter, Feed
 from penstock_producer.errors import SourceChanged
 from penstock_producer.overrides import Overrides
-from penstock_producer.sources.base import BadRow, Cursor, Document
+from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.sources.strict_json import RowFault
 
 KIND = "replay"
@@ -67,6 +67,6 @@ class ReplaySource:
         return Document(doc_id, body, position, letter.line or 0, cursor)
 
     def _original(self, doc_id: str) -> bytes:
-        """The request before the first replay: whatever is replayed had its first dead letter in the first generation."""
+        """The request before the first replay: a document that is replayed has a dead letter in the first generation."""
         first = self._outcomes.of_generation(self._feed.job_id, 1, doc_id)
         return first.request if isinstance(first, DeadLetter) else b""

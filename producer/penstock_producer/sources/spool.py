@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock_ledger import JobStore, Spool
 from penstock_producer.errors import BadReference, SourceChanged, seen
-from penstock_producer.sources.base import BadRow, Document
+from penstock_producer.rows import BadRow, Document
 
 KIND = "spool"
 PIN = {"kind": KIND}

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from penstock_ledger import FeedLost, JobStore, OutcomeStore, RedisLedger
 from penstock_ledger.model import Feed, Job, JobState
 from penstock_producer.errors import SourceError
+from penstock_producer.repair import write_off
 from penstock_producer.wire import item_tag
 from penstock_workers.control.balance import Balance, Unbalanced
 from penstock_workers.control.job_states import JobStates
@@ -46,7 +47,7 @@ class Cancelling:
         if self._waits_for_calls(job, queue, feeds):
             return  # what is being paid for may still have its result; nothing more starts
         try:
-            if any(not led.feeder.write_off(WRITE_OFF_MAX).exhausted for _, led in feeds):
+            if any(not write_off(led.feeder, WRITE_OFF_MAX).exhausted for _, led in feeds):
                 return
         except SourceError as error:
             reason = f"{job.reason}; documents that were not started have no dead letter, because {error}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from penstock_ledger import RedisLedger
 from penstock_ledger.model import Job, JobState
 from penstock_producer.lanes import LANES
-from penstock_ratelimit.fairness import Flow
+from penstock_ratelimit import Flow
 from penstock_workers.celery_app.heartbeat import ALIVE_S
 from penstock_workers.control.shares import Share, shares
 from penstock_workers.control.specs import Specs

@@ -18,8 +18,7 @@ from penstock_ledger import RedisLedger, WorkerSeen
 from penstock_ledger.model import Job
 from penstock_producer.lanes import LANES
 from penstock_producer.wire import FED_HEADER, queue_name
-from penstock_ratelimit.quota_hash import Breaker
-from penstock_ratelimit.watch import QuotaView, read_quotas
+from penstock_ratelimit.for_penstock import Breaker, QuotaView, read_quotas
 from penstock_workers.celery_app.heartbeat import ALIVE_S
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample

@@ -11,6 +11,7 @@ import logging
 from penstock_ledger import OutcomeStore, RedisLedger, buckets_for
 from penstock_ledger.model import Feed, ItemKey, Job
 from penstock_producer.feeder import Feeder
+from penstock_producer.repair import republish
 from penstock_producer.wire import item_tag
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Reconciler:
         lost = self._drop_finished(job, feed, confirmed)
         if lost:
             log.warning("job %s: %d documents were fed and are nowhere; publishing them again", job.job_id, len(lost))
-            feeder.republish([(doc, missing[doc]) for doc in lost])
+            republish(feeder, [(doc, missing[doc]) for doc in lost])
         return len(lost)
 
     def _worth_a_scan(self, job: Job, feed: Feed, queue: str) -> bool:

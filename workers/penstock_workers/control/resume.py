@@ -10,7 +10,7 @@ import redis
 
 from penstock_ledger import JobSeen, JobStore
 from penstock_ledger.model import Job, JobState
-from penstock_ratelimit.quota_hash import lift_hold
+from penstock_ratelimit.for_penstock import lift_hold
 from penstock_workers.control.job_states import JobStates
 from penstock_workers.settings import DEFAULT_PROVIDER
 

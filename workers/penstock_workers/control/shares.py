@@ -12,7 +12,8 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from penstock_ratelimit.fairness import CLASS_STEP, Flow, Priority
+from penstock_ratelimit import Flow, Priority
+from penstock_ratelimit.for_penstock import CLASS_STEP
 
 
 class Share(NamedTuple):

@@ -21,9 +21,9 @@ from celery.exceptions import Reject
 from redis.exceptions import RedisError
 
 from penstock_ledger import DatabaseUnavailable, PenstockError, RedisAddress
+from penstock_producer import Producer
 from penstock_producer.borders import Borders
 from penstock_producer.errors import ProducerError
-from penstock_producer.producer import Producer
 from penstock_workers.doors.book import DoorBook
 from penstock_workers.errors import DoorRefused
 from penstock_workers.settings import WorkerSettings
@@ -109,7 +109,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
                 log.warning("%s %s waits: %s", self.name, self.request.id, error)
                 time.sleep(DATABASE_PAUSE_S)
             except PenstockError as error:
-                return error.told
+                return error.public_message
             except Exception as error:
                 where = inspect.trace()[-1]
                 log.error("%s: %s at %s:%d", self.name, type(error).__name__, where.filename, where.lineno)

@@ -15,7 +15,7 @@ from time import monotonic
 
 import orjson
 
-from penstock_ratelimit.refusals import DETAIL_CHARS
+from penstock_ratelimit.for_penstock import DETAIL_CHARS
 from penstock_workers.children.child import CHECK_S, Cause
 from penstock_workers.children.crew import Crew, Guilty
 from penstock_workers.children.frames import After, Before, Call, Check, Fault, Fine, Have, Missing, Refused, Usable

@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
 from penstock_producer.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
-from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
+from penstock_ratelimit import Flow
+from penstock_ratelimit.for_penstock import DEFAULT_FLOW
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.item.answer_memory import Room
 from penstock_workers.item.failures import Failure, Reply

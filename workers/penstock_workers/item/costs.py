@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import orjson
 
 from penstock_ratelimit import PROFILES, Estimator, Learned, Profile, Usage, profile_for
-from penstock_ratelimit.endings import end
-from penstock_ratelimit.learned import FLUSH_S
-from penstock_ratelimit.quota_hash import ScriptClient
+from penstock_ratelimit.for_penstock import FLUSH_S, ScriptClient, cancel_and_wait
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Reply
 from penstock_workers.settings import ProviderSettings
@@ -42,7 +40,7 @@ class Costs:
 
     async def close(self) -> None:
         if self._sharing is not None:
-            await end(self._sharing)
+            await cancel_and_wait(self._sharing)
 
     def of(self, attempt: Attempt) -> tuple[dict[str, float], dict[str, float]]:
         """Units that the request will be charged at admission, and those that it costs for sure."""

@@ -14,8 +14,7 @@ import orjson
 
 from penstock_ledger.redaction import redact
 from penstock_ratelimit import Signal, classify
-from penstock_ratelimit.profiles import MAX_TOKENS_BELIEVED
-from penstock_ratelimit.refusals import DETAIL_CHARS, is_page
+from penstock_ratelimit.for_penstock import DETAIL_CHARS, MAX_TOKENS_BELIEVED, is_page
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 
 

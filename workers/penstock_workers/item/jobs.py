@@ -9,7 +9,7 @@ from collections.abc import Callable
 from penstock_ledger import JobNotFound, JobStore, buckets_for
 from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
 from penstock_producer.spec import JobSpec
-from penstock_ratelimit.fairness import Flow, Priority
+from penstock_ratelimit import Flow, Priority
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.item.attempt import JobView
 from penstock_workers.settings import WorkerSettings

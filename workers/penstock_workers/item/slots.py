@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from penstock_ratelimit.fairness import DEFAULT_FLOW, FairLine, Flow
+from penstock_ratelimit import Flow
+from penstock_ratelimit.for_penstock import DEFAULT_FLOW, FairLine
 from penstock_workers.item.outcome import Released
 from penstock_workers.item.turned_away import TurnedAway
 

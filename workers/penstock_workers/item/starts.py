@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from penstock_ledger import Begin, BeginVerdict, Begun, JobStore, OutcomeStore, RedisLedger, SettleBatch, in_words
+from penstock_ledger import Begin, BeginReply, Begun, JobStore, OutcomeStore, RedisLedger, SettleBatch, in_words
 from penstock_ledger.model import ItemKey
 from penstock_workers.backlog import Backlog
 from penstock_workers.failure_log import FailureLog
@@ -29,11 +29,11 @@ REDIS_RETRY_CAP_S = 5.0  # while Redis is away items wait here; they are bounded
 SHOWN_CHARS = 80  # of an id that a stranger chose
 
 _FINISHED = Skipped("finished already")
-_NOT_FED = (BeginVerdict.UNKNOWN, BeginVerdict.UNKNOWN_SINCE_REBUILT)
-_MUST_NOT: dict[BeginVerdict, Outcome] = {
-    BeginVerdict.DONE: _FINISHED,
-    BeginVerdict.CANCELLED: Skipped("its job is cancelled"),
-    BeginVerdict.PAUSED: Parked("its job is paused"),
+_NOT_FED = (BeginReply.UNKNOWN, BeginReply.UNKNOWN_SINCE_REBUILT)
+_MUST_NOT: dict[BeginReply, Outcome] = {
+    BeginReply.DONE: _FINISHED,
+    BeginReply.CANCELLED: Skipped("its job is cancelled"),
+    BeginReply.PAUSED: Parked("its job is paused"),
 }
 
 
@@ -134,9 +134,9 @@ class Starts:
         ]
 
     def _objection(self, asked: _Asked, begun: Begun) -> Outcome | None:
-        if begun.verdict in _NOT_FED:
-            return self._not_fed(asked.begin.key, rebuilt=begun.verdict is BeginVerdict.UNKNOWN_SINCE_REBUILT)
-        return _MUST_NOT.get(begun.verdict)
+        if begun.reply in _NOT_FED:
+            return self._not_fed(asked.begin.key, rebuilt=begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT)
+        return _MUST_NOT.get(begun.reply)
 
     def _not_fed(self, key: ItemKey, *, rebuilt: bool) -> Outcome:
         """``rebuilt``: Redis was, not long ago. These are rare, so SQL is asked about each."""
@@ -171,6 +171,6 @@ def _tell(asked: _Asked, answer: _Answer) -> bool:
 
 
 def _is_doubtful(asked: _Asked, begun: Begun) -> bool:
-    if begun.verdict is BeginVerdict.GO:
+    if begun.reply is BeginReply.GO:
         return asked.redelivered or begun.crashes > 0
-    return begun.verdict in _NOT_FED
+    return begun.reply in _NOT_FED

@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from penstock_ratelimit.fairness import DEFAULT_FLOW, FairLine, Flow
+from penstock_ratelimit import Flow
+from penstock_ratelimit.for_penstock import DEFAULT_FLOW, FairLine
 
 BUFFER_SHARE = 0.25  # requests that wait in the engine, as a part of those that run: 1.1 to 1.25 measured best
 BUFFER_MIN = 4

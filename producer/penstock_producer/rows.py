@@ -1,0 +1,65 @@
+"""What every source of documents yields, and what it must be able to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+Cursor = dict[str, Any]
+
+
+class Document(NamedTuple):
+    """One document, ready to be sent."""
+
+    doc_id: str
+    body: bytes  # the provider's request body, JSON
+    position: str  # what ``Source.fetch`` needs to read this document again
+    line: int  # 1-based line of the file; the row's number for a spool; 0 where there are no lines
+    cursor: Cursor  # continues after this document
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot become a document, as a value: one bad row never stops a source."""
+
+    uri: str
+    line: int
+    code: str  # stable, as in the catalogue of bad inputs: `invalid_json_line`, `missing_required_parameter`, …
+    field: str | None  # the field at fault, such as `body.model`
+    message: str
+    seen: str  # the value seen, cut to 80 characters
+    fix: str
+    doc_id: str | None  # the row's own id, where it has a valid one
+    cursor: Cursor
+    request: bytes = b""  # the request body, where the row got that far
+
+    def __str__(self) -> str:
+        where = f"{self.uri} line {self.line}" if self.line else self.uri
+        field = f" field {self.field}:" if self.field else ""
+        saw = f" Seen: {self.seen}." if self.seen else ""
+        return f"{where}: {self.code}:{field} {self.message}{saw} Fix: {self.fix}"
+
+
+class Source(Protocol):
+    """Documents that can be read again from any cursor, in the same order."""
+
+    def pin(self) -> dict[str, Any]:
+        """What identifies the content, so that a later reader can tell that it reads the same."""
+        ...
+
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
+        """Everything after ``cursor`` ({} is the start). Raises SourceChanged and SourceUnavailable."""
+        ...
+
+    def fetch(self, position: str) -> Document:
+        """One document by its position. Raises SourceChanged and SourceUnavailable."""
+        ...
+
+    def ended(self) -> bool:
+        """Whether documents that ran out have ended for good; an open job's spool may get more."""
+        ...
+
+    def mark_published(self, documents: Sequence[Document]) -> None:
+        """Called once these documents are in the queue's window and before the cursor moves."""
+        ...

@@ -1,0 +1,108 @@
+"""One streaming pass over a source before anything is accepted: count, pin, bad rows, duplicates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_producer.errors import SourceError, TooManyBadRows
+from penstock_producer.refusals import DUPLICATE
+from penstock_producer.rows import BadRow
+from penstock_producer.seen_ids import Duplicate, SeenIds
+from penstock_producer.sources.jsonl import JsonlSource
+from penstock_producer.spec import JobSpec
+
+__all__ = ["Survey", "survey"]
+
+# Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
+MAX_BAD_ROWS_HELD = 100_000
+_ROWS_PER_PROGRESS = 5_000  # calls it some ten times a second
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """A bad row with the document id that its dead letter will have."""
+
+    row: BadRow
+    doc_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a source holds."""
+
+    total: int  # documents and bad rows together
+    refused: Sequence[RefusedRow]  # in the order of lines
+    pin: dict[str, Any]
+
+
+def survey(source: JsonlSource, spec: JobSpec, progress: Callable[[int], None] | None = None) -> Survey:
+    """Read the whole source once, in flat memory. ``progress`` is called now and then with the number of rows read.
+
+    Raises TooManyBadRows beyond the spec's ``max_bad_rows``, SourceError `empty_source` when there is no row at all,
+    and whatever reading raises.
+    """
+    most = min(spec.max_bad_rows, MAX_BAD_ROWS_HELD) if isinstance(spec.max_bad_rows, int) else MAX_BAD_ROWS_HELD
+    bad: list[BadRow] = []
+    total = 0
+    with SeenIds() as ids:
+        add = ids.add
+        for row in source.documents({}):
+            total += 1
+            if progress is not None and total % _ROWS_PER_PROGRESS == 0:
+                progress(total)
+            if isinstance(row, BadRow):
+                _keep(bad, row, most, source.uri)
+            else:
+                add(row.doc_id, row.line)
+        if total == 0:
+            raise SourceError(
+                "empty_source", f"{source.uri} holds no document; give a file with one JSON object per line"
+            )
+        for duplicate in ids.duplicates():
+            _keep(bad, _duplicate(duplicate, source), most, source.uri)
+        allowed = min(spec.bad_rows_allowed(total), MAX_BAD_ROWS_HELD)
+        if len(bad) > allowed:
+            raise TooManyBadRows(source.uri, allowed, _in_order(bad), counted=len(bad), whole=True)
+        bad.sort(key=lambda row: row.line)
+        return Survey(total, _named(bad, ids), source.pin())
+
+
+def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:
+    bad.append(row)
+    if len(bad) > most:
+        raise TooManyBadRows(uri, most, _in_order(bad), counted=len(bad), whole=False)
+
+
+def _in_order(bad: list[BadRow]) -> list[BadRow]:
+    return sorted(bad, key=lambda row: row.line)
+
+
+def _duplicate(duplicate: Duplicate, source: JsonlSource) -> BadRow:
+    return BadRow(
+        source.uri,
+        duplicate.line,
+        DUPLICATE,
+        source.id_field,
+        f"The id of line {duplicate.line} was already used in line {duplicate.first_line}; the first one counts.",
+        repr(duplicate.doc_id),
+        "give every row an id of its own",
+        None,
+        {},
+    )
+
+
+def _named(bad: list[BadRow], ids: SeenIds) -> list[RefusedRow]:
+    """Give each refused row an id that no document has: its own when it is free, else `line-<n>`."""
+    taken: set[str] = set()
+    refusals = []
+    for row in bad:
+        doc_id = row.doc_id if row.doc_id is not None else f"line-{row.line}"
+        if doc_id in taken or doc_id in ids:
+            doc_id = f"line-{row.line}"
+        while doc_id in taken or doc_id in ids:
+            doc_id += "~"  # a document that is really called line-7
+        taken.add(doc_id)
+        refusals.append(RefusedRow(row, doc_id))
+    return refusals

@@ -1,0 +1,1 @@
+"""The same limiters for code that blocks: threads, prefork pools, gunicorn."""

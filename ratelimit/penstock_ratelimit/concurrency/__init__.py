@@ -1,0 +1,1 @@
+"""How many requests may be in flight where no limit is published."""

@@ -1,0 +1,187 @@
+"""How many requests may be in flight at a server that publishes no limits: a self-hosted vLLM, shared capacity.
+
+Three things move the limit, each by a rule of its own:
+
+refusals   An overloaded or throttling server takes 30 % off, once per episode: refusals of requests that were sent before
+           the last cut belong to it (inspect_ai#5137 froze by letting Retry-After extend the episode). A stray refusal
+           among many good answers (``strays``) changes nothing. Failures without an answer halve the limit, but only as
+           a run of them: a lone 500 says nothing about load.
+goodput    vLLM refuses nothing and queues without bound (vllm#13395), and its latency follows the length of the answers, so
+           latency says little. What counts is tokens per second: more in flight is right while it brings more. After
+           each window: grow while goodput rose by 2 % or more, stay while it is flat, go back when it fell. Where the
+           server works on less than half of the limit on average (Little's law), the worker's own steps take the rest of
+           the time, and goodput says nothing of the server: grow.
+queueing   Several processes at one server would each win goodput from the others for ever. So where a token takes three times
+           as long as in the best window known, requests wait in the server's queue, and 15 % come off. Where vLLM's own
+           gauges are reachable, they say it directly: waiting above 10 % of running.
+
+Growth doubles the limit per round trip of answers, as TCP does, until it did not pay twice in a row or was refused; then it
+adds 10 % per window of a second or more. Nothing grows while less than half of the limit is in use: what was not tried
+proves nothing (Gradient2 of Netflix's concurrency-limits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock_ratelimit.provider.refusals import Signal
+from penstock_ratelimit.provider.strays import Patience
+
+REFUSED_CUT: Final = 0.7
+FAILED_CUT: Final = 0.5
+QUEUED_CUT: Final = 0.85
+FAILURES: Final = 3
+"""Failures in a row, all sent since the last cut, that make an episode."""
+WAITING_PART: Final = 0.1
+"""Waiting requests per running one that a server may have: enough never to run dry."""
+SLOW_START: Final = 2.0
+STEP: Final = 1.1
+RISE: Final = 1.02
+"""Goodput that grew by less did not grow: it wavers as much by chance."""
+FALL: Final = 0.95
+CLIMB_ANSWERS: Final = 1
+"""While the limit doubles, a window is a round trip: one answer per place,"""
+CLIMB_PART: Final = 0.75
+"""and as long as this part of what an answer takes: the answers of one round trip do not come in one instant."""
+CLIMB_WINDOW_S: Final = 0.05
+"""And no shorter: answers of some milliseconds come in bunches of the worker's own loop."""
+WINDOW_ANSWERS: Final = 2
+"""Afterwards a window has so many answers per place at least: a step of 10 % is small beside chance."""
+WINDOW_S: Final = 1.0
+"""And lasts so long: the server's own steps must not show."""
+WINDOW_MAX_S: Final = 30.0
+"""And no longer, however slow the answers: a night must not pass with learning."""
+HOLD_WINDOWS: Final = 4
+"""Windows at a flat limit before one step more is tried: the server may have become faster."""
+GAUGE_EVERY_S: Final = 5.0
+QUEUEING: Final = 3.0
+"""Times the best seconds per token: the engine's own slowing down under load stays below."""
+SERVER_PART: Final = 0.5
+"""Of the limit, that the server must have had on average before its goodput is asked."""
+FORGET: Final = 1.01
+"""Per window: the best pace known fades, because the server or the documents may have changed."""
+
+
+class AdaptiveConcurrency:
+    """Counts requests in flight and says how many may be. Owned by one task; ``clock`` gives seconds that never step back."""
+
+    def __init__(self, *, start: int = 8, minimum: int = 1, maximum: int, clock: Callable[[], float]) -> None:
+        self._minimum, self._maximum, self._clock = minimum, maximum, clock
+        self._limit = float(min(max(start, minimum), maximum))
+        self._growth = SLOW_START
+        self._in_flight = self._most_in_flight = 0
+        self._cut_at = float("-inf")
+        self._failures = 0
+        self._patience = Patience()
+        self._gauge_at = float("-inf")
+        self._unpaid = False  # the last doubling did not pay in its first window
+        self._held = 0  # windows since the limit last moved
+        self._before: tuple[float, float] | None = None  # limit and goodput before the last growth
+        self._best_pace = float("inf")  # seconds per token
+        self._open_window()
+
+    @property
+    def limit(self) -> int:
+        """Requests that this process may have in flight now."""
+        return max(self._minimum, min(self._maximum, int(self._limit)))
+
+    @property
+    def maximum(self) -> int:
+        return self._maximum
+
+    @property
+    def climbing(self) -> bool:
+        """The limit still doubles, as after a start: no growth failed to pay, and nothing was refused."""
+        return self._growth == SLOW_START and self.limit < self._maximum
+
+    def started(self) -> None:
+        self._in_flight += 1
+        self._most_in_flight = max(self._most_in_flight, self._in_flight)
+
+    def finished(self, signal: Signal, latency_s: float, output_tokens: float) -> None:
+        """A request is over that took ``latency_s``. Without tokens every answer counts as one."""
+        self._in_flight -= 1
+        now = self._clock()
+        since_cut = now - latency_s >= self._cut_at
+        if signal in (Signal.OVERLOADED, Signal.THROTTLED, Signal.RAMP):
+            if since_cut and (signal is Signal.RAMP or not self._patience.is_stray()):
+                self._cut(REFUSED_CUT, now)
+        elif signal is Signal.TRANSIENT:
+            self._failures += since_cut
+            if self._failures >= FAILURES:
+                self._cut(FAILED_CUT, now)
+        else:
+            self._failures = 0
+            self._patience.answered_well(self._in_flight)
+            self._answers += 1
+            self._goods += output_tokens or 1.0
+            self._busy_s += latency_s
+            self._close_window(now)
+
+    def gauge(self, running: float, waiting: float) -> None:
+        """What the server says of itself: requests that it works on, and that wait in its queue."""
+        now = self._clock()
+        if waiting > max(1.0, WAITING_PART * running) and now - self._gauge_at >= GAUGE_EVERY_S:
+            self._gauge_at = now
+            self._cut(QUEUED_CUT, now)
+
+    def _cut(self, part: float, now: float) -> None:
+        self._cut_at = now
+        self._failures = 0
+        self._growth = STEP
+        self._move(max(self._minimum, self._limit * part))
+        self._before = None
+
+    def _move(self, limit: float) -> None:
+        self._limit = min(float(self._maximum), limit)
+        self._held, self._unpaid = 0, False
+        self._open_window()
+
+    def _open_window(self) -> None:
+        self._window_at = self._clock()
+        self._answers, self._goods, self._busy_s = 0, 0.0, 0.0
+        self._most_in_flight = self._in_flight
+
+    def _is_whole(self, age: float) -> bool:
+        """Whether the window has seen enough to judge the limit by it."""
+        if self._growth == SLOW_START:
+            round_trip = self._busy_s / self._answers
+            return self._answers >= CLIMB_ANSWERS * self.limit and age >= max(CLIMB_PART * round_trip, CLIMB_WINDOW_S)
+        return self._answers >= WINDOW_ANSWERS * self.limit and age >= WINDOW_S
+
+    def _close_window(self, now: float) -> None:
+        age = now - self._window_at
+        enough = self._is_whole(age)
+        if not enough and age < WINDOW_MAX_S:
+            return
+        pace = self._busy_s / self._goods
+        self._best_pace = min(self._best_pace * FORGET, pace)
+        if pace > QUEUEING * self._best_pace:
+            self._cut(QUEUED_CUT, now)
+            return
+        goodput, used = self._goods / max(age, 1e-9), self._most_in_flight
+        if used < self.limit / 2:
+            self._open_window()
+            return
+        before, self._before = self._before, None
+        if enough and self._busy_s / age < SERVER_PART * self.limit:
+            self._move(self._limit * SLOW_START)
+            return
+        if before is not None and goodput < before[1] * RISE:
+            if self._growth == SLOW_START and not self._unpaid:
+                self._before, self._unpaid = before, True  # a round trip is short: look once more
+                self._open_window()
+                return
+            self._growth = STEP
+            self._move(before[0] if goodput < before[1] * FALL else self._limit)
+            return
+        self._held += 1
+        if before is None and self._growth == STEP and self._held < HOLD_WINDOWS:
+            self._open_window()
+            return
+        if self._limit < self._maximum:
+            self._before = (self._limit, goodput)
+            self._move(max(self._limit + 1, self._limit * self._growth))
+        else:
+            self._open_window()

@@ -1,0 +1,1 @@
+"""What a request will cost: estimates that learn from answers, and share what they learned."""

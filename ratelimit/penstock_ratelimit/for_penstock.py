@@ -1,0 +1,34 @@
+"""What Penstock's other packages use beside the public names. No promise to anybody else: it changes without notice."""
+
+from penstock_ratelimit.estimates.estimator import CHARS_PER_TOKEN, DEFAULT_OUTPUT_TOKENS
+from penstock_ratelimit.estimates.learned import FLUSH_S
+from penstock_ratelimit.fairness import CLASS_STEP, DEFAULT_FLOW, FairLine
+from penstock_ratelimit.provider.profiles import MAX_TOKENS_BELIEVED
+from penstock_ratelimit.provider.refusals import DETAIL_CHARS, is_page
+from penstock_ratelimit.shared.dispatcher import RETRIES_LEAVE
+from penstock_ratelimit.store.quota_hash import Breaker, ScriptClient, lift_hold
+from penstock_ratelimit.store.watch import MAX_LEARNED, DimensionView, LearnedView, QuotaView, Traffic, read_quotas
+from penstock_ratelimit.tasks import cancel_and_wait
+
+__all__ = [
+    "CHARS_PER_TOKEN",
+    "CLASS_STEP",
+    "DEFAULT_FLOW",
+    "DEFAULT_OUTPUT_TOKENS",
+    "DETAIL_CHARS",
+    "FLUSH_S",
+    "MAX_LEARNED",
+    "MAX_TOKENS_BELIEVED",
+    "RETRIES_LEAVE",
+    "Breaker",
+    "DimensionView",
+    "FairLine",
+    "LearnedView",
+    "QuotaView",
+    "ScriptClient",
+    "Traffic",
+    "cancel_and_wait",
+    "is_page",
+    "lift_hold",
+    "read_quotas",
+]

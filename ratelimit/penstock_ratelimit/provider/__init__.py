@@ -1,0 +1,1 @@
+"""What providers say and charge: their headers, their refusals, how they meter."""

@@ -1,0 +1,1 @@
+"""One quota for a whole fleet: the limiter over Redis and its parts."""

@@ -1,0 +1,137 @@
+"""What a process has to tell the quota: settlements, how requests went, what headers showed. It rides on the next call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from penstock_ratelimit.provider.refusals import WINS, Signal
+from penstock_ratelimit.store.quota_hash import NOTHING, Remaining, Report
+from penstock_ratelimit.tickets import Feedback
+
+IDLE_S: Final = 0.25
+"""When nobody waits, settlements travel alone after so long."""
+BUSY_S: Final = 1.0
+"""The same while callers wait: a reservation is due soon, and calls of their own would double them at low rates."""
+TROUBLE_S: Final = 0.05
+"""Failures travel so soon: long enough to gather what failed together, short enough to stop the fleet."""
+
+_FAILURES = frozenset({Signal.OVERLOADED, Signal.TRANSIENT})
+
+
+@dataclass(frozen=True, slots=True)
+class RemainingHere:
+    """What a provider's header said of one dimension."""
+
+    remaining: float
+    counter: float
+    """Units that the fleet was charged up to and including the request which the header answers."""
+    at: float
+    """Loop time at which that request started."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """One call's worth of news."""
+
+    settlements: dict[str, float] = field(default_factory=dict)
+    report: Report = NOTHING
+    seen: dict[str, RemainingHere] = field(default_factory=dict)
+
+    def remaining(self, now: float) -> dict[str, Remaining]:
+        return {dim: Remaining(seen.remaining, seen.counter, now - seen.at) for dim, seen in self.seen.items()}
+
+
+class ReportBuffer:
+    """Gathers until a call takes it; what a failed call did not deliver is put back."""
+
+    def __init__(self) -> None:
+        self._load = Pending()
+        self.due_at: float | None = None
+        """Loop time at which it travels alone; None when there is none."""
+
+    def add_settlement(self, dim: str, delta: float, *, now: float, busy: bool) -> bool:
+        """Units to charge, or to refund when negative. True when the due time moved."""
+        self._load.settlements[dim] = self._load.settlements.get(dim, 0.0) + delta
+        return self._due(now + (BUSY_S if busy else IDLE_S))
+
+    def add_feedback(self, feedback: Feedback, generation: int, *, now: float, stray: bool = False) -> bool:
+        """How a request went that was granted in ``generation`` of the breaker. True when the due time moved.
+
+        ``stray``: a refusal that is counted and stops nobody.
+        """
+        report, signal = self._load.report, feedback.signal
+        current = generation == report.generation
+        if signal in WINS:
+            self._load.report = replace(report, wins=report.wins + current)
+            return self._due(now + BUSY_S)
+        if feedback.hold:
+            self._load.report = replace(report, hold=feedback.hold)
+            return self._due(now)
+        if stray:
+            self._load.report = replace(report, strays=report.strays + 1)
+            return self._due(now + BUSY_S)
+        if signal in _FAILURES:
+            self._load.report = replace(report, losses=report.losses + current)
+        elif signal is Signal.RAMP:
+            self._load.report = replace(report, ramp=report.ramp + 1)
+        else:
+            self._load.report = replace(report, throttled=report.throttled + 1)
+        return self._due(now + TROUBLE_S)
+
+    def add_retry(self) -> None:
+        """A request is sent again; it rides on the call that reserves for it."""
+        self._load.report = replace(self._load.report, retries=self._load.report.retries + 1)
+
+    def add_remaining(self, dim: str, seen: RemainingHere, *, now: float) -> None:
+        """The latest sighting of a dimension counts."""
+        self._load.seen[dim] = seen
+        self._due(now + BUSY_S)
+
+    def ask_again(self, *, now: float) -> bool:
+        """Tickets were given without a call: soon hear whether that is still right. True when the due time moved."""
+        return self._due(now + BUSY_S)
+
+    def enter(self, generation: int) -> None:
+        """The breaker moved on: what was won and lost before it did says nothing about now."""
+        if generation != self._load.report.generation:
+            self._load.report = replace(self._load.report, generation=generation, wins=0, losses=0)
+
+    def take(self) -> Pending:
+        load = self._load
+        self._load = Pending(report=Report(generation=load.report.generation))
+        self.due_at = None
+        return load
+
+    def put_back(self, load: Pending, *, now: float) -> None:
+        """An undelivered load joins what came since."""
+        for dim, delta in load.settlements.items():
+            self._load.settlements[dim] = self._load.settlements.get(dim, 0.0) + delta
+        self._load.seen = {**load.seen, **self._load.seen}
+        self._load.report = _sum(load.report, self._load.report)
+        self._due(now + BUSY_S)
+
+    def drop_refunds(self) -> None:
+        """Refunds are perishable: an empty bucket owes nobody anything. So are remaining: they count from its counters."""
+        self._load.settlements = {dim: delta for dim, delta in self._load.settlements.items() if delta > 0}
+        self._load.seen = {}
+
+    def _due(self, at: float) -> bool:
+        if self.due_at is not None and self.due_at <= at:
+            return False
+        self.due_at = at
+        return True
+
+
+def _sum(before: Report, since: Report) -> Report:
+    same = before.generation == since.generation
+    return Report(
+        throttled=before.throttled + since.throttled,
+        ramp=before.ramp + since.ramp,
+        wins=since.wins + before.wins * same,
+        losses=since.losses + before.losses * same,
+        generation=since.generation,
+        retries=before.retries + since.retries,
+        strays=before.strays + since.strays,
+        hold=since.hold or before.hold,
+    )

@@ -1,0 +1,147 @@
+"""Those who wait for a ticket: first in line without a start time, then with one, then let go on time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final
+
+from penstock_ratelimit.fairness import FairLine
+from penstock_ratelimit.limiter import StartRequest
+from penstock_ratelimit.terms import Terms
+from penstock_ratelimit.tickets import UNSHARED
+
+GATHER_S: Final = 0.005
+"""At hundreds of starts a second one may be so late to go with the next: a turn of the loop costs more than a start."""
+LEAST_COST_S: Final = 1e-6
+"""What asks for nothing of a quota takes its turn all the same, but next to nothing of its flow's part."""
+
+
+class Waiter:
+    """One caller in ``acquire``. Owned by the dispatcher, except ``future``, which the caller may cancel."""
+
+    __slots__ = ("amounts", "ask", "future", "grant", "reserved", "terms")
+
+    def __init__(self, ask: StartRequest, terms: Terms, future: asyncio.Future[None]) -> None:
+        self.ask = ask
+        self.future = future
+        self.grant = UNSHARED
+        self.reserved = False
+        """True while the quota counts it and its caller does not hold the ticket yet."""
+        self.price(terms)
+
+    def price(self, terms: Terms) -> None:
+        """Price it by these terms. Raises ``NeverFits`` and ``BadCost``.
+
+        Without limits nothing is looked up in ``costs`` and ``certain``: a caller may work them out when they are read.
+        """
+        if terms.dims and self.ask.certain:
+            terms.check_fits(self.ask.certain)
+        self.amounts = terms.amounts(self.ask.costs)
+        self.terms = terms
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds of the quota that it takes: those of the dimension that binds."""
+        rows = zip(self.amounts, self.terms.rates, strict=True)
+        return max((amount / rate for amount, rate in rows if amount > 0 and rate > 0), default=LEAST_COST_S)
+
+    @property
+    def gone(self) -> bool:
+        return self.future.done()
+
+
+class WaitingCallers:
+    """The line and the issued start times of one quota in one process, with one timer for the earliest start.
+
+    The line is fair between flows (see ``fairness``), in order of arrival inside each. It is bounded by the callers (one
+    entry per waiting task), the issued ones by the window.
+    ``on_start`` is told after some were let go.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_start: Callable[[], None]) -> None:
+        self._loop, self._on_start = loop, on_start
+        self._line: FairLine[Waiter] = FairLine(gone=_is_gone)
+        self._issued: list[tuple[float, int, Waiter]] = []  # a heap by start time, loop clock
+        self._order = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self.granted = 0
+
+    @property
+    def unstarted(self) -> int:
+        """Tickets with a start time in the future."""
+        return len(self._issued)
+
+    @property
+    def has_line(self) -> bool:
+        return bool(self._line)
+
+    @property
+    def has_first_tries(self) -> bool:
+        """Whether anybody in line sends for the first time: what is sent again gives way to these only."""
+        return any(not waiter.ask.retry and not waiter.gone for waiter in self._line)
+
+    @property
+    def waiting(self) -> int:
+        return sum(not waiter.gone for waiter in self._line) + sum(not waiter.gone for _, _, waiter in self._issued)
+
+    def arrive(self, waiter: Waiter) -> None:
+        self._line.push(waiter, waiter.ask.flow, waiter.cost_s)
+
+    def put_back(self, waiters: list[Waiter]) -> None:
+        """To the head of the line, in their order: a window at most, so those who come now wait for little."""
+        self._line.push_front(waiters)
+
+    def next(self) -> Waiter | None:
+        """Whose turn it is, of those who are still there."""
+        return self._line.pop()
+
+    def let_go(self, waiter: Waiter) -> None:
+        if not waiter.gone:
+            self.granted += 1
+            waiter.future.set_result(None)
+
+    def let_go_at(self, waiter: Waiter, start_at: float) -> None:
+        """Hold the waiter until its start time; call ``arm`` after a batch of these."""
+        heappush(self._issued, (start_at, next(self._order), waiter))
+
+    def forget(self, waiter: Waiter) -> None:
+        """Its caller gave up; at most a window of others is looked through."""
+        self._issued = [entry for entry in self._issued if entry[2] is not waiter]
+        heapify(self._issued)
+        self.arm()
+
+    def arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._issued:
+            self._timer = self._loop.call_at(self._next_wake(), self._start_due)
+
+    def _next_wake(self) -> float:
+        """The earliest start; a moment later when another follows closely, to let both go in one turn of the loop."""
+        first = self._issued[0][0]
+        second = min(self._issued[1:3], default=None)  # a heap: the second smallest is one of these
+        follows_closely = second is not None and 0 < second[0] - first <= GATHER_S
+        return first + GATHER_S if follows_closely else first
+
+    def recall(self) -> list[tuple[float, Waiter]]:
+        """Take every unstarted ticket back, with its start time; the callers are at the head of the line again."""
+        tickets = [(start_at, waiter) for start_at, _, waiter in sorted(self._issued) if not waiter.gone]
+        self._issued.clear()
+        self.arm()
+        self.put_back([waiter for _, waiter in tickets])
+        return tickets
+
+    def _start_due(self) -> None:
+        now = self._loop.time()
+        while self._issued and self._issued[0][0] <= now:
+            self.let_go(heappop(self._issued)[2])
+        self.arm()
+        self._on_start()
+
+
+def _is_gone(waiter: Waiter) -> bool:
+    return waiter.gone

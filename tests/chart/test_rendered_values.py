@@ -1,0 +1,222 @@
+"""What each example's values become in its manifests, beyond the smallest installation, which is held in golden/ as a whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from chart import golden
+from chart.conftest import CHART, EXAMPLES, Render
+from chart.helm_library import Manifest, Release
+from chart.pods import WITH_TEMPLATES, container, containers, env, pod_spec, pods, pool
+
+ALIKE = [
+    "name",
+    "imagePullPolicy",
+    "ports",
+    "startupProbe",
+    "readinessProbe",
+    "livenessProbe",
+    "securityContext",
+]  # of every worker, whatever its pool
+SETTLED = ["PENSTOCK_CONFIG", "PENSTOCK_METRICS_HOST", "PENSTOCK_METRICS_PORT", "PENSTOCK_PROBE_DIR"]
+CACHES = ["HF_HOME", "HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME"]
+
+
+def golden_worker() -> dict[str, Any]:
+    """The api pool's container as golden/ has it."""
+    manifests = yaml.safe_load_all(golden.PATH.read_text("utf-8"))
+    api = next(one for one in manifests if one["metadata"]["name"] == "fleet-penstock-api")
+    return container(api, "penstock")
+
+
+def workers(release: Release) -> dict[str, Manifest]:
+    return {
+        name: found
+        for name, found in release.all("Deployment").items()
+        if "penstock/pool" in found["metadata"]["labels"]
+    }
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_workers_are_made_alike(name: str, render: Render) -> None:
+    """In every example a worker has the probes, ports, rights and paths of the golden one; only a start may take longer."""
+    wanted = golden_worker()
+    found = {pool: container(manifest, "penstock") for pool, manifest in workers(render(name)).items()}
+    assert len(found) >= 2
+    for worker in found.values():
+        patient = {**worker, "startupProbe": {**worker["startupProbe"], "failureThreshold": None}}
+        model = {**wanted, "startupProbe": {**wanted["startupProbe"], "failureThreshold": None}}
+        assert {field: patient[field] for field in ALIKE} == {field: model[field] for field in ALIKE}
+        assert {key: env(worker)[key] for key in SETTLED} == {key: env(wanted)[key] for key in SETTLED}
+        mounted = {mount["mountPath"] for mount in worker["volumeMounts"]}
+        assert {mount["mountPath"] for mount in wanted["volumeMounts"]} <= mounted
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_objects_belong_to_their_release(name: str, render: Render) -> None:
+    """Every object has the standard labels of chart and release, and each workload selects the pods that it makes."""
+    release = render(name)
+    for manifest in release.manifests:
+        labels = manifest["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == "fleet", manifest["metadata"]["name"]
+        assert labels["app.kubernetes.io/managed-by"] == "Helm", manifest["metadata"]["name"]
+        assert labels["app.kubernetes.io/component"], manifest["metadata"]["name"]
+        if manifest["kind"] in WITH_TEMPLATES and "selector" in manifest["spec"]:
+            made = manifest["spec"]["template"]["metadata"]["labels"]
+            assert manifest["spec"]["selector"]["matchLabels"].items() <= made.items()
+
+
+def test_every_pool_runs_its_own_lane(render: Render) -> None:
+    """`kind` of a pool is the lane of its workers."""
+    lanes = {name: container(found, "penstock")["args"][-1] for name, found in workers(render("gpu")).items()}
+    assert lanes == {"fleet-penstock-gpu": "gpu", "fleet-penstock-embed": "embed", "fleet-penstock-control": "control"}
+
+
+def test_a_scaled_object_says_what_its_pool_may_do(render: Render) -> None:
+    """Limits, times and steps of KEDA are those of the values, and its target is the pool's Deployment."""
+    spec = render("karpenter").one("ScaledObject")["spec"]
+    assert spec["scaleTargetRef"] == {"name": "fleet-penstock-api"}
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"], spec["pollingInterval"]) == (0, 8, 15)
+    assert spec["fallback"] == {"failureThreshold": 3, "replicas": 0, "behavior": "currentReplicasIfHigher"}
+    assert spec["advanced"]["scalingModifiers"]["metricType"] == "AverageValue"
+    assert spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleUp"] == {
+        "stabilizationWindowSeconds": 0, "policies": [{"type": "Pods", "value": 10, "periodSeconds": 60}],
+    }  # fmt: skip
+    authentications = {trigger["authenticationRef"]["name"] for trigger in spec["triggers"]}
+    assert authentications == set(render("karpenter").all("TriggerAuthentication"))
+
+
+def test_what_prometheus_finds(render: Render) -> None:
+    """Monitor and rules have the labels that the operator selects by, and the metrics keep pool and component."""
+    release = render("karpenter")
+    monitor = release.one("PodMonitor")
+    for found in (monitor, release.one("PrometheusRule")):
+        assert found["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    assert monitor["spec"]["podTargetLabels"] == ["penstock/pool", "app.kubernetes.io/component"]
+    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "metrics", "path": "/metrics", "interval": "15s"}]
+
+
+def test_all_alerts_and_dashboards_are_shipped(render: Render) -> None:
+    """The chart's own files are in the render as they are: every alert, and every dashboard under its file's name."""
+    release = render("karpenter")
+    alerts = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text("utf-8"))
+    assert release.one("PrometheusRule")["spec"]["groups"] == alerts["groups"]
+    boards = {path.name: json.loads(path.read_text("utf-8")) for path in (CHART / "files" / "dashboards").iterdir()}
+    found = [one["data"] for name, one in release.all("ConfigMap").items() if "-dashboard-" in name]
+    assert {name: json.loads(text) for data in found for name, text in data.items()} == boards
+
+
+def test_migrations_run_once_and_are_cleared_away(render: Render) -> None:
+    """The hook's job is not restarted in place, tries three times more, and leaves neither its pod nor itself behind."""
+    job = render("karpenter").one("Job")
+    assert job["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
+    assert (job["spec"]["backoffLimit"], job["spec"]["ttlSecondsAfterFinished"]) == (3, 86_400)
+    assert pod_spec(job)["restartPolicy"] == "Never"
+    assert container(job, "migrate")["args"] == ["migrate"]
+
+
+@pytest.mark.parametrize(("name", "holder"), [("gpu", "penstock"), ("gpu-sidecar", "vllm")])
+def test_engines_write_where_they_may(name: str, holder: str, render: Render) -> None:
+    """The root is read-only: every cache of a container with an engine lies in a volume, and shared memory is memory."""
+    engine = container(pool(render(name), "gpu"), holder)
+    mounts = {mount["mountPath"]: mount["name"] for mount in engine["volumeMounts"] if not mount.get("readOnly")}
+    for variable in CACHES:
+        path = env(engine)[variable]
+        assert any(path == mount or path.startswith(f"{mount}/") for mount in mounts), (variable, path)
+    assert mounts["/dev/shm"] == "shm"
+    assert env(engine)["VLLM_NO_USAGE_STATS"] == "1"
+    assert env(engine)["USER"] == "penstock"  # torch asks the system for a name, and user 10001 has none
+
+
+def test_an_engine_in_process_gets_its_arguments(render: Render) -> None:
+    """`vllm.args` and `maxNumSeqs` are settings of the worker, whose slots are twice what the engine computes at once."""
+    found = env(container(pool(render("gpu"), "gpu"), "penstock"))
+    assert json.loads(found["PENSTOCK_GPU__ENGINE"]) == {"gpu_memory_utilization": 0.92, "max_model_len": 8192}
+    assert (found["PENSTOCK_GPU__MAX_NUM_SEQS"], found["PENSTOCK_CONCURRENCY"]) == ("512", "1024")
+
+
+def test_an_engine_beside_the_worker_gets_its_arguments(render: Render) -> None:
+    """The same values are the sidecar's command line, and the hub's token comes from a Secret."""
+    vllm = container(pool(render("gpu-sidecar"), "gpu"), "vllm")
+    assert vllm["command"] == ["vllm", "serve"]
+    assert vllm["args"][0] == "meta-llama/Llama-3.1-8B-Instruct"
+    names = vllm["args"].index("--served-model-name")
+    assert vllm["args"][names + 1 : names + 3] == ["meta-llama/Llama-3.1-8B-Instruct", "llama-8b"]
+    wanted = "--port=8000 --max-num-seqs=256 --max-model-len=8192 --enable-prefix-caching --tensor-parallel-size=2"
+    assert set(wanted.split()) <= set(vllm["args"])
+    assert env(vllm)["HF_TOKEN"] == {"secretKeyRef": {"name": "huggingface", "key": "token"}}
+    probe = vllm["livenessProbe"]
+    assert "http://127.0.0.1:8000/health" in probe["exec"]["command"][-1]
+    assert (probe["periodSeconds"], probe["failureThreshold"]) == (30, 3)
+
+
+def test_a_sidecars_worker_is_small(render: Render) -> None:
+    """Beside an engine the worker holds twice what that computes at once, and asks for no GPU's memory."""
+    worker = container(pool(render("gpu-sidecar"), "gpu"), "penstock")
+    assert env(worker)["PENSTOCK_CONCURRENCY"] == "512"
+    assert worker["resources"] == {"limits": {"memory": "2Gi"}, "requests": {"cpu": "500m", "memory": "512Mi"}}
+    assert {mount["mountPath"] for mount in worker["volumeMounts"]} == {"/etc/penstock", "/run/penstock", "/tmp"}
+
+
+def _fetch(release: Release) -> Manifest:
+    (job,) = (found for name, found in release.all("Job").items() if "fetch" in name)
+    return job
+
+
+def test_a_model_is_fetched_once_for_all_pods(render: Render) -> None:
+    """One job downloads the pinned revision into the claim and marks it complete; pods wait for that very mark."""
+    release = render("gpu")
+    job = _fetch(release)
+    fetch, wait = container(job, "prefetch"), container(pool(release, "gpu"), "wait-for-model")
+    found = env(fetch)
+    assert (found["MODEL"], found["REVISION"]) == ("Qwen/Qwen3-8B", "b968826d9c46dd6066d109eabc6255188de91218")
+    assert found["MARK"] == env(wait)["MARK"] == f"{found['FOLDER']}/.penstock-complete"
+    download, mark = fetch["args"][0].split(" && ")
+    assert download == 'hf download "$MODEL" --revision "$REVISION" --local-dir "$FOLDER"'
+    assert mark == 'touch "$MARK"'
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"]
+        for spec in (pod_spec(job), pod_spec(pool(release, "gpu")))
+        for volume in spec["volumes"]
+        if volume["name"] == "models"
+    ]
+    assert claims == ["fleet-penstock-gpu-models"] * 2
+
+
+def test_a_fetch_gives_up_some_time(render: Render) -> None:
+    """The job tries again on its node and off spot, five times more and for two hours at most."""
+    job = _fetch(render("gpu"))
+    assert (job["spec"]["backoffLimit"], job["spec"]["activeDeadlineSeconds"]) == (5, 7200)
+    assert pod_spec(job)["restartPolicy"] == "OnFailure"
+    terms = pod_spec(job)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (match,) = terms["nodeSelectorTerms"][0]["matchExpressions"]
+    assert (match["key"], match["operator"]) == ("cloud.google.com/gke-spot", "NotIn")
+
+
+def test_a_claim_is_what_the_values_ask_for(render: Render) -> None:
+    """Size and class are the values', and several nodes may mount it."""
+    claim = render("gpu").one("PersistentVolumeClaim")["spec"]
+    assert claim["resources"] == {"requests": {"storage": "50Gi"}}
+    assert (claim["storageClassName"], claim["accessModes"]) == ("filestore-rwx", ["ReadWriteMany"])
+
+
+def test_pods_may_be_placed_by_label(render: Render) -> None:
+    """A pool's nodeSelector is its pods', and no other pool's."""
+    release = render("gpu")
+    assert pod_spec(pool(release, "gpu"))["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    assert [name for name, spec in pods(release) if "nodeSelector" in spec] == ["Deployment/fleet-penstock-gpu"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_commands_come_from_the_image(name: str, render: Render) -> None:
+    """Containers of our images give arguments and no command, but for the shell that waits for a model."""
+    ours = [
+        (found["name"], found["command"])
+        for _, spec in pods(render(name))
+        for found in containers(spec)
+        if found["image"].startswith("penstock") and "command" in found
+    ]
+    assert {name for name, _ in ours} <= {"wait-for-model"}

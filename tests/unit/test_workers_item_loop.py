@@ -1,0 +1,68 @@
+"""The loop that items run on: uvloop where it is installed and wanted, asyncio's own elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from penstock_cli.doctor.checks import _loop
+from penstock_workers.celery_app import item_loop
+
+
+@pytest.fixture
+def thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def module_of_loop(factory: item_loop.LoopFactory | None) -> str:
+    """The module whose loop a thread beside the main one runs on, a child process included."""
+    found: list[str] = []
+
+    async def main() -> None:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", "raise SystemExit(3)")
+        assert await process.wait() == 3
+        found.append(type(asyncio.get_running_loop()).__module__.partition(".")[0])
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    return found[0]
+
+
+def test_uvloop_is_taken_where_it_is_installed() -> None:
+    """And child processes, which hooks run in, are started and waited for from its thread."""
+    pytest.importorskip("uvloop")
+    assert module_of_loop(item_loop.loop_factory(uvloop=True)) == "uvloop"
+    assert _loop(wanted=True).startswith("items run on uvloop ")
+
+
+def test_the_setting_turns_it_off() -> None:
+    """``uvloop = false`` is asyncio's own loop."""
+    assert item_loop.loop_factory(uvloop=False) is None
+    assert module_of_loop(None) == "asyncio"
+    assert _loop(wanted=False) == "items run on asyncio's own loop: uvloop = false"
+
+
+def test_without_uvloop_items_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it has no wheel, nothing else changes."""
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert item_loop.loop_factory(uvloop=True) is None
+
+
+def test_the_collector_walks_seldom_and_never_what_was_there_at_start(thresholds: None) -> None:
+    """Hundreds of items hold more new objects than Python's threshold: they are not walked with every few of them."""
+    item_loop.spare_the_collector()
+    assert gc.get_threshold() == (item_loop.NEW_OBJECTS, item_loop.YOUNG_WALKS, item_loop.MIDDLE_WALKS)
+    assert gc.get_freeze_count() > 10_000
