@@ -32,7 +32,7 @@ def make_attempt(
     retries: int = 0,
     headers: Mapping[str, Any] | None = None,
     settings: ProviderSettings | None = None,
-    **spec: object,
+    **spec: Any,
 ) -> Attempt:
     """An attempt at a document that has its job and its body, and has not begun."""
     key = ItemKey(job_id, generation, doc_id)
@@ -41,12 +41,12 @@ def make_attempt(
     return Attempt(delivery, ItemMessage(key, body, None), job, body)
 
 
-def make_runner(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: object) -> ItemRunner:
+def make_runner(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: Any) -> ItemRunner:
     """A runner around ``part``, which plays every part that is not among ``parts``."""
     return _make(cast(Any, part), Waits(concurrency), pause_after_run, parts)
 
 
-def make_host(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: object) -> ItemHost:
+def make_host(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: Any) -> ItemHost:
     """The same with its tasks; ``part`` plays the settler, too."""
     waits = Waits(concurrency)
     return ItemHost(_make(cast(Any, part), waits, pause_after_run, parts), cast(Any, part), waits)

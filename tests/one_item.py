@@ -108,7 +108,8 @@ def send_one(settings: WorkerSettings, recorder: Recorder, folder: Path) -> None
     control = Control(settings, database, RedisLedger(redis, Meta(database).epoch()), owner="test")
     recorder.phase("item")
     sys.setprofile(recorder.in_control)
-    until(lambda: control.tick() or redis.exists(f"penstock:{job.job_id}:1:window"), "the document is fed")
+    while not redis.exists(f"penstock:{job.job_id}:1:window"):
+        control.tick()
     sys.setprofile(None)
     until(lambda: outcomes.counts(job.job_id).succeeded, "the document has its result")
     until(lambda: not redis.exists("unacked.api"), "the message is acknowledged")

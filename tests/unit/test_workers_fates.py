@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import orjson
 import pytest
@@ -32,7 +33,7 @@ class Highest(random.Random):
 POLICY = RetryPolicy(base_s=1.0, cap_s=60.0, max_retry_after_s=900.0, rng=Highest())
 
 
-def attempt(retries: int = 0, **spec: object) -> Attempt:
+def attempt(retries: int = 0, **spec: Any) -> Attempt:
     item = make_attempt(retries=retries, settings=PRICED, **spec)
     item.calls = 1
     return item

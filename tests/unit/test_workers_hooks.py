@@ -17,6 +17,7 @@ import orjson
 import pytest
 from attempts import make_attempt
 
+from penstock_ratelimit.for_penstock import DETAIL_CHARS
 from penstock_workers.children import frames
 from penstock_workers.children.frames import After, Before, Have
 from penstock_workers.children.marks import Marks, new_file
@@ -28,7 +29,7 @@ from penstock_workers.hooks.calls import HookCalls
 from penstock_workers.hooks.imports import HOOKS_KEPT, HookImports
 from penstock_workers.hooks.job_code import JobCode
 from penstock_workers.item.attempt import Attempt
-from penstock_workers.item.failures import DETAIL_CHARS, Failure, Reply
+from penstock_workers.item.failures import Failure, Reply
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 REPLY = Reply(b'{"answer":1}', 200, "r", "m", "stop", 3, 2, "text", 5)
@@ -133,7 +134,7 @@ async def at_work() -> JobCode:
     return hooks_here()
 
 
-def attempt(**spec: object) -> Attempt:
+def attempt(**spec: Any) -> Attempt:
     return make_attempt(generation=2, body=BODY, **spec)
 
 

@@ -81,7 +81,7 @@ class House:
         self.stores = Stores()
         self.outcomes: dict[str, Outcome] = {}
         stores: Any = self.stores
-        self.settler = Settler(self, stores, Failpoints({}), Tally(("default",)), group_max=500, linger_s=0.0)
+        self.settler = Settler(self, stores, Failpoints(), Tally(("default",)), group_max=500, linger_s=0.0)
 
     def started(self, delivery: Delivery) -> None:
         """Nothing waits for it here."""
@@ -249,7 +249,7 @@ class Fed:
 
     def begin(self, items: Sequence[Begin]) -> list[Begun]:
         fed = [item.key.doc_id == "known" for item in items]
-        return [Begun(BeginVerdict.GO if known else BeginVerdict.UNKNOWN, 0) for known in fed]
+        return [Begun(BeginReply.GO if known else BeginReply.UNKNOWN, 0) for known in fed]
 
     def settle(self, batch: SettleBatch) -> None:
         """Takes starts back."""

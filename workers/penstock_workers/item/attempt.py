@@ -14,7 +14,6 @@ from penstock_ratelimit.for_penstock import DEFAULT_FLOW
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.item.answer_memory import Room
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.lane import Request
 from penstock_workers.item.outcome import Outcome
 from penstock_workers.settings import ProviderSettings
 
@@ -112,19 +111,6 @@ class Attempt(Item):
 
     def __post_init__(self) -> None:
         self.body = self.given
-
-    def request(self) -> Request:
-        spec = self.job.spec
-        return Request(
-            self.tag,
-            spec.provider,
-            spec.endpoint,
-            self.body,
-            spec.timeout_s,
-            schema=spec.response_schema,
-            priority=spec.priority,
-            on_overflow=spec.on_overflow,
-        )
 
 
 class Settled(NamedTuple):

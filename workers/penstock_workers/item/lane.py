@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from penstock_producer.spec import Overflow, Priority
 from penstock_workers.item.answer import Answer, Tried
+from penstock_workers.item.attempt import Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,20 @@ class Prepared:
     tokens: int = 0
     refused: Answer | None = None
     input: Any = field(default=None, repr=False)  # the lane's own; None where the body is sent as it is
+
+
+def request_of(attempt: Attempt) -> Request:
+    spec = attempt.job.spec
+    return Request(
+        attempt.tag,
+        spec.provider,
+        spec.endpoint,
+        attempt.body,
+        spec.timeout_s,
+        schema=spec.response_schema,
+        priority=spec.priority,
+        on_overflow=spec.on_overflow,
+    )
 
 
 class Lane(Protocol):

@@ -1,4 +1,4 @@
-"""What the ledger and the queue keep of an attempt, field by field."""
+"""What the ledger and the queue keep of an attempt, field by field, and what it cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock_ledger import SettledDead, SettledDone, SettledRetry
 from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.tracing import TRACEPARENT_HEADER, parse_traceparent
 from penstock_producer.wire import FED_HEADER, URGENT_HEADER, encode_item
-from penstock_workers.item.attempt import Attempt, Item
+from penstock_workers.item.attempt import NOTHING_SPENT, Attempt, Item, Spent
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Retry
 
@@ -106,3 +106,11 @@ def message_again(item: Item, retries: int) -> bytes:
         fed=fed if type(fed) is int else None,
         trace=trace if parse_traceparent(trace) is not None else None,
     )
+
+
+def spent_on(attempt: Attempt, happened: Failure | Reply) -> Spent:
+    """What the answer cost. It is in the books whether the job accepts it or not."""
+    tokens_in, tokens_out = happened.prompt_tokens, happened.completion_tokens
+    if tokens_in is None and tokens_out is None:
+        return NOTHING_SPENT
+    return Spent(tokens_in or 0, tokens_out or 0, attempt.job.provider.cost_microusd(tokens_in, tokens_out))

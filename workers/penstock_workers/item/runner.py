@@ -18,14 +18,15 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.hooks.job_code import JobCode
 from penstock_workers.item.admission import Admission, Turn
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
-from penstock_workers.item.attempt import NOTHING_SPENT, Attempt, Item, Marks, Settled, Spent
+from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
 from penstock_workers.item.causes import Causes
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.fates import RetryPolicy, decide
-from penstock_workers.item.lane import Lane, Prepared
+from penstock_workers.item.lane import Lane, Prepared, request_of
 from penstock_workers.item.outcome import Outcome, Released, Unreadable
 from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
 from penstock_workers.item.reads import Reads
+from penstock_workers.item.rows import spent_on
 from penstock_workers.item.runs import Runs
 from penstock_workers.item.slots import Waits
 from penstock_workers.item.starts import Starts
@@ -101,12 +102,6 @@ class ItemRunner:
             turn.release()  # gives back what was never started
         return await self._accept(attempt, happened)
 
-    def stop_waiting(self) -> None:
-        """For the drain: what has not begun ends now, and nothing that takes long begins."""
-        self.waits.close()
-        self.runs.close()
-        self.lane.drain()
-
     # -- the steps -------------------------------------------------------------------------------------------------
 
     def _read(self, delivery: Delivery) -> Item:
@@ -130,7 +125,7 @@ class ItemRunner:
             await self.code.ready(attempt)
         if spec.preprocess is not None:
             await self._preprocess(attempt)
-        prepared = await self.lane.prepare(attempt.request())
+        prepared = await self.lane.prepare(request_of(attempt))
         if prepared.refused is not None:
             raise TurnedAway(decide(attempt, self._name(attempt, prepared.refused), self.policy))
         return prepared
@@ -176,7 +171,7 @@ class ItemRunner:
             attempt.calls = 0
         attempt.last_answer, attempt.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         happened = attempt.happened = name_failure(tried, time.time())
-        attempt.spent = _spent(attempt, happened)
+        attempt.spent = spent_on(attempt, happened)
         self.causes.note(attempt, happened)
         return happened
 
@@ -211,11 +206,3 @@ class ItemRunner:
         if not isinstance(item, Item) or (isinstance(item, Attempt) and item.begun):
             return outcome
         return await self.starts.vouch(item, self.reads.known_job(item.key.job_id), outcome)
-
-
-def _spent(attempt: Attempt, happened: Failure | Reply) -> Spent:
-    """What the answer cost. It is in the books whether the job accepts it or not."""
-    tokens_in, tokens_out = happened.prompt_tokens, happened.completion_tokens
-    if tokens_in is None and tokens_out is None:
-        return NOTHING_SPENT
-    return Spent(tokens_in or 0, tokens_out or 0, attempt.job.provider.cost_microusd(tokens_in, tokens_out))
