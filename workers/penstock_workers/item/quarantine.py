@@ -1,8 +1,8 @@
 """Suspects are tried apart. An item that was in flight twice when its worker died runs in a child process, with others like it.
 
-If the child survives, all of them were innocent (they only flew beside the culprit, or were killed from outside) and their
-answers count as any other. If it dies, its marks and narrower lines find the culprit (children/crew.py), which becomes the
-dead letter `worker_crashed` while hundreds of items in the worker never notice.
+If the child survives, none of them was the cause (they were only in flight beside it, or the worker was killed from outside)
+and their answers count as any other. If it dies, its marks and smaller groups find the cause (children/crew.py), which
+becomes the dead letter `worker_crashed` while hundreds of items in the worker never notice.
 
 What still kills the worker from inside a child (a hook that sends its parent a signal, say) is found by counting: each such
 death makes the group smaller in which its items run next, and ``CRASHES_MAX`` of them are a dead letter whatever happens.
@@ -27,7 +27,7 @@ from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure
 from penstock_workers.item.lane import Prepared
 
-SUSPECT_AFTER_CRASHES: Final = 2  # one crash is bad luck beside a culprit or a spot notice; two make a suspect
+SUSPECT_AFTER_CRASHES: Final = 2  # one crash may be that of an item beside it, or a spot notice; two make a suspect
 # From here on an item runs in smaller groups. A crash of its own ends a child, not the worker, so what goes on counting is
 # mostly a fleet that is killed from outside: the first such deaths cost no speed.
 NARROWER_AFTER_CRASHES: Final = (4, 5)
@@ -51,14 +51,14 @@ def died_alone(crashes: int) -> NoAnswer:
 
 
 class Quarantine(Protocol):
-    """Where suspects are tried, so that a culprit takes nobody with it."""
+    """Where suspects are tried, so that one that ends its process ends no other item's attempt."""
 
     def place(self, attempt: Attempt) -> AbstractAsyncContextManager[None]:
         """Wait until the item may be tried, in a group as narrow as its crashes ask for."""
         ...
 
     async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
-        """The item's answer, or ``died_alone`` when whatever runs it dies."""
+        """The item's answer, or ``died_alone`` when it ends what runs it."""
         ...
 
 

@@ -29,7 +29,7 @@ JOBS_KEPT: Final = 1_000
 
 
 class Run:
-    """What one job was answered of late. ``sent``: loop times at which requests went out."""
+    """The latest answers to one job. ``sent``: loop times at which requests went out."""
 
     def __init__(self, pauses_at: int) -> None:
         self.proven_at = float("-inf")  # when the newest request went out that was answered well
@@ -65,12 +65,12 @@ class Run:
 
     def in_words(self) -> str:
         kinds = Counter(what for _, what in self.astray)
-        told = (
+        answers = (
             ", ".join(f"{times} x {what}" for what, times in kinds.most_common())
             if len(kinds) > 1
             else next(iter(kinds))
         )
-        return f"the last {len(self.astray)} answers were all {told}"
+        return f"the last {len(self.astray)} answers were all {answers}"
 
 
 class Runs:

@@ -151,7 +151,7 @@ class Starts:
         )
 
     def _finish(self, begins: Iterable[Begin]) -> None:
-        """Their outcomes are in SQL, but the worker that put them there died before it told Redis: tell it now."""
+        """Their outcomes are in SQL, but the worker that put them there died before it wrote to Redis: write it now."""
         found = list(begins)
         for (job_id, generation, doc_id), buckets in found:
             self._hot.rehydrate(job_id, generation, [(doc_id, False)], buckets)
