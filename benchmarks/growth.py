@@ -104,7 +104,6 @@ def _beside_small_jobs(run: Callable[[], Grown], *, postgres: bool) -> tuple[Gro
         costs: list[JobCost] = []
         while not large.done():
             costs.append(running.run(SMALL))
-        costs = costs[:-1] or costs  # the last one had the machine to itself for a while
         peak, after = running.redis_peak() - before, _redis_memory(running) - before
         items = SMALL * len(costs)
         mean = replace(

@@ -14,7 +14,7 @@ from penstock_ledger import Begin, Publish, RedisLedger, SettleBatch
 from penstock_ledger.batches import SettledDone
 from penstock_ledger.keys import bucket_count
 from penstock_ledger.model import ItemKey
-from penstock_producer.wire import encode_item, item_tag
+from penstock_producer.wire import encode_item
 from penstock_workers.broker.claim import ClaimScript
 from penstock_workers.broker.lease_scripts import Lease, LeaseScripts, lane_keys
 
@@ -54,9 +54,7 @@ def _steps(client: redis.Redis, first: int, items: int) -> Iterator[tuple[str, C
     hot.rehydrate(JOB, 1, ((doc_id(10_000_000 + n), False) for n in range(JOB_ITEMS)), buckets)
     keys = [ItemKey(JOB, 1, doc_id(n)) for n in range(first, first + items)]
     raws = [encode_item(key, queue=QUEUE, body=orjson.dumps(request_body(n)), ref=None) for n, key in enumerate(keys)]
-    published = [
-        Publish(key, f"{n * 600}:600", item_tag(key), raw) for n, (key, raw) in enumerate(zip(keys, raws, strict=True))
-    ]
+    published = [Publish(key, f"{n * 600}:600", raw) for n, (key, raw) in enumerate(zip(keys, raws, strict=True))]
     held: list[Lease] = []
 
     def plain() -> None:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from servers import RedisServer
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.store.quota_hash import NOTHING, Health, QuotaHash, Report, Reserve, Reserved
+from penstock_ratelimit.store.messages import NOTHING, Health, Report, Reserve, Reserved
+from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.testing import BlockingScripts
 
 START_US = 10**15

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from penstock_ledger.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    __all__: list[str]
     from penstock_ledger.batches import Begin as Begin
     from penstock_ledger.batches import BeginReply as BeginReply
     from penstock_ledger.batches import Begun as Begun

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from penstock_ledger.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    __all__: list[str]
     from penstock_ledger.errors import DatabaseUnavailable as DatabaseUnavailable
     from penstock_ledger.errors import DatabaseUnusable as DatabaseUnusable
     from penstock_ledger.errors import JobClosed as JobClosed

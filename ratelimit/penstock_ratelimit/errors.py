@@ -3,10 +3,10 @@
 RateLimitError
 ├── BadQuota       a quota was declared with a value that cannot be (at start-up)
 ├── BadCost        a cost is negative or not a number
-├── UnknownQuota   nobody declared this quota
+├── UnknownQuota   this quota was not declared
 ├── NeverFits      a certain cost is larger than the provider's own capacity
 ├── QuotaHeld      the account is held: out of credit, or its key is refused
-└── LimiterClosed  the limiter was closed while somebody waited, or before
+└── LimiterClosed  the limiter was closed while callers waited, or before
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BadQuota(RateLimitError, ValueError):
 
 
 class BadCost(RateLimitError, ValueError):
-    """A cost is negative or not a number; it would poison the quota that everybody shares."""
+    """A cost is negative or not a number; it would poison the quota that all processes share."""
 
     def __init__(self, dimension: str, value: object) -> None:
         super().__init__(f"cost {dimension!r} is {value!r}: give a number that is zero or more")
@@ -36,7 +36,7 @@ class BadCost(RateLimitError, ValueError):
 
 
 class UnknownQuota(RateLimitError, LookupError):
-    """Nobody declared this quota."""
+    """This quota was not declared."""
 
     def __init__(self, quota_id: str, known: Iterable[str]) -> None:
         names = ", ".join(sorted(known)) or "none"
@@ -56,7 +56,7 @@ class NeverFits(RateLimitError):
 
 
 class QuotaHeld(RateLimitError):
-    """The account is held: nothing it sends can succeed before a person acts, so nobody waits for it."""
+    """The account is held: nothing it sends can succeed before a person acts, so callers do not wait for it."""
 
     def __init__(self, quota_id: str, reason: str) -> None:
         super().__init__(
@@ -67,7 +67,7 @@ class QuotaHeld(RateLimitError):
 
 
 class LimiterClosed(RateLimitError):
-    """The limiter is closed: whoever still waited holds no ticket and was charged nothing."""
+    """The limiter is closed: callers that still waited hold no ticket and were charged nothing."""
 
     def __init__(self, quota_id: str) -> None:
         super().__init__(f"quota {quota_id!r}: the limiter is closed; open a new one to go on")

@@ -1,6 +1,6 @@
 """Who is next in line inside one process: fair between tenants, between their jobs by weight, and urgent work first.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996) on three levels. At each level whoever was served least, for its
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) on three levels. At each level the one that was served least, for its
 weight, is next: its tag, the virtual time at which its next item starts, is the smallest. Serving an item moves the
 tag of its job by cost / weight, and so the tags of its tenant and its class. While two jobs wait, what they were given
 for their weights differs by no more than their largest items.
@@ -60,14 +60,14 @@ DEFAULT_FLOW: Final = Flow()
 class FairLine(Generic[T]):
     """A line of items, each with its flow and its cost. First come, first served inside a flow, and with one flow at all.
 
-    Items for which ``gone`` is true are skipped and charged to nobody. Every step takes O(log flows). Kept are the items
+    Items for which ``gone`` is true are skipped and charged to no flow. Every step takes O(log flows). Kept are the items
     and, of flows that left, the tags that are ahead of those who wait: absence earns no credit and clears no debt. They
-    are forgotten when the others have caught up, and when nobody waits.
+    are forgotten when the others have caught up, and when the line is empty.
     """
 
     def __init__(self, gone: Callable[[T], bool] | None = None) -> None:
         self._gone = gone or _never
-        self._returned: deque[T] = deque()  # ahead of everybody; charged when they were taken the first time
+        self._returned: deque[T] = deque()  # ahead of all others; charged when they were taken the first time
         self._classes: _Crowd[T] = _Crowd()
 
     def push(self, item: T, flow: Flow, cost: float) -> None:
@@ -82,7 +82,7 @@ class FairLine(Generic[T]):
         self._returned.extendleft(reversed(list(items)))
 
     def pop(self) -> T | None:
-        """The next item; None when nobody waits."""
+        """The next item; None when the line is empty."""
         while self._returned:
             item = self._returned.popleft()
             if not self._gone(item):
@@ -98,7 +98,7 @@ class FairLine(Generic[T]):
         return len(self._returned) + len(self._classes)
 
     def __iter__(self) -> Iterator[T]:
-        """Everybody in line, in no order but that of each flow."""
+        """All items in line, in no order but that of each flow."""
         return chain(self._returned, self._classes)
 
 

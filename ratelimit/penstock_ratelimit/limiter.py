@@ -74,7 +74,7 @@ class Limiter(Protocol):
         ...
 
     def not_before(self, quota_id: str, seconds: float) -> None:
-        """The provider said 429: nobody who shares the quota starts for so long. Never shortens a longer pause."""
+        """The provider said 429: no process that shares the quota starts a request for so long. Never shortens a longer pause."""
         ...
 
     def may_retry(self, quota_id: str) -> bool:
@@ -92,7 +92,7 @@ class Limiter(Protocol):
     def stats(self) -> dict[str, QuotaStats]: ...
 
     async def aclose(self) -> None:
-        """Give back what was not started; everybody who waits gets ``LimiterClosed``."""
+        """Give back what was not started; every caller that waits gets ``LimiterClosed``."""
         ...
 
 

@@ -169,7 +169,7 @@ class LocalQuota:
         )
 
     def close(self) -> None:
-        """Everybody who waits gets ``LimiterClosed``: let the head through to see it, the others follow."""
+        """Every caller that waits gets ``LimiterClosed``: let the head through to see it, the others follow."""
         self._failure = LimiterClosed(self.terms.quota_id)
         self._resume.set()
         for bucket in self._buckets:

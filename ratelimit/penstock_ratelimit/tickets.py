@@ -46,7 +46,7 @@ class QuotaStats:
     breaker: str = "closed"
     """State of the breaker that the fleet shares: closed, open or half_open."""
     held: str = ""
-    """Why nobody may send (out of credit, a refused key); empty when all is well."""
+    """Why nothing may be sent (out of credit, a refused key); empty when all is well."""
 
     def summary(self) -> str:
         """As JSON, what `penstock limits` shows of one process."""
@@ -88,7 +88,7 @@ class Feedback:
 
     @property
     def pause_s(self) -> float | None:
-        """How long nobody who shares the quota may start: what the provider asked for, or its shortest window."""
+        """How long no process that shares the quota may start a request: what the provider asked for, or its shortest window."""
         if self.signal not in (Signal.THROTTLED, Signal.RAMP):
             return None
         return THROTTLED_BASE_S if self.retry_after_s is None else self.retry_after_s
@@ -116,7 +116,7 @@ class Account(Protocol):
         ...
 
     def ended(self, ticket: Ticket, feedback: Feedback | None) -> None:
-        """The ticket's request is over, or was never sent; ``feedback`` is None when nobody says how it went."""
+        """The ticket's request is over, or was never sent; ``feedback`` is None when its caller did not say how it went."""
         ...
 
 
@@ -159,7 +159,7 @@ class Ticket:
         self._charged = amounts
         self.grant = grant
         self.since = account.now()
-        """Loop time at which the request was sent, or the ticket was handed out while nobody said ``start``."""
+        """Loop time at which the request was sent, or the ticket was handed out while ``start`` was not called."""
         self.state = TicketState.UNSTARTED
 
     @property

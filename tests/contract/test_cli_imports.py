@@ -9,7 +9,8 @@ import pytest
 
 HEAVY = (
     "sqlalchemy", "alembic", "redis", "pydantic", "celery", "kombu", "aiohttp", "prometheus_client", "prompt_toolkit",
-    "flower", "tornado", "penstock_ratelimit", "penstock_workers", "penstock_simulate", "torch", "vllm", "boto3",
+    "flower", "tornado", "penstock_ratelimit", "penstock_workers", "penstock_workers.control", "penstock_simulate",
+    "torch", "vllm", "boto3",
 )  # fmt: skip
 
 
@@ -80,3 +81,6 @@ def test_a_worker_imports_no_command_line_of_celery() -> None:
         "vllm",
         "boto3",
     }
+    assert not loaded & {"aiohttp", "penstock_workers.control"}, (
+        "neither its default client nor its settings ask for them"
+    )

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,11 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[HttpClient]:
 
 @pytest.fixture(params=["aiohttp", "uvicorn", pytest.param("nginx", marks=pytest.mark.servers)])
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
-    services = {"aiohttp": aiohttp_service, "uvicorn": uvicorn_service, "nginx": lambda: nginx_service(tmp_path)}
+    services: dict[str, Callable[[], AbstractAsyncContextManager[str]]] = {
+        "aiohttp": aiohttp_service,
+        "uvicorn": uvicorn_service,
+        "nginx": lambda: nginx_service(tmp_path),
+    }
     async with services[request.param]() as url:
         yield url
 
@@ -221,7 +226,7 @@ async def test_headers_that_break_a_request_apart_are_refused(client: HttpClient
     """Line ends in a value would be headers of their own, and lengths are the client's to say: nothing is sent."""
     async with raw_server(canned(OK)) as server:
         with pytest.raises(UnusableRequest, match="header"):
-            await post(client, server.url, **{name: value})
+            await client.post(Target.of(server.url), b"{}", headers={name: value}, timeout_s=LIMIT_S)
         with pytest.raises(UnusableRequest, match="header"):
             Target.of(server.url, {name: value})
         assert server.connections == 0
@@ -279,7 +284,8 @@ def test_the_package_imports_nothing_else_of_penstock() -> None:
 
 def test_the_lean_client_does_not_load_aiohttp() -> None:
     """A worker starts without the library that it does not use."""
-    code = "import sys, penstock_workers.lanes.make; print('aiohttp' in sys.modules)"
+    lanes = ", ".join(f"penstock_workers.lanes.{name}" for name in ("api", "gauges", "gpu.sidecar"))
+    code = f"import sys, {lanes}; print('aiohttp' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
 

@@ -106,7 +106,7 @@ async def test_a_body_of_just_the_limit_is_an_answer(client: HttpClient) -> None
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_packed_bombs_are_not_unpacked(client: HttpClient, encoding: str) -> None:
     """10 MiB in 10 KiB: what counts is what it becomes."""
-    bomb = {"gzip": gzip.compress, "deflate": zlib.compress}[encoding](bytes(10 * KIB * KIB))
+    bomb = gzip.compress(bytes(10 * KIB * KIB)) if encoding == "gzip" else zlib.compress(bytes(10 * KIB * KIB))
     async with raw_server(canned(answer(bomb, b"content-encoding: " + encoding.encode()))) as server:
         with pytest.raises(AnswerTooLarge):
             await post(client, server)

@@ -28,7 +28,8 @@ from penstock_ratelimit import (
 )
 from penstock_ratelimit.blocking import limiter as blocking_limiter
 from penstock_ratelimit.blocking.limiter import BlockingLimiter
-from penstock_ratelimit.limiter import QuotaLimiter, StartRequest
+from penstock_ratelimit.limiter import StartRequest
+from penstock_ratelimit.local import LocalQuota
 from penstock_ratelimit.tickets import TicketState
 
 QUICK = Quota("quick", {"requests": PerSecond(100_000), "tokens": PerSecond(1e9)})
@@ -205,7 +206,7 @@ def test_what_is_asked_goes_on_to_the_limiter_as_it_is(monkeypatch: pytest.Monke
     asked: list[StartRequest] = []
 
     class Spying(LocalLimiter):
-        def _quota_limiter(self, quota_id: str) -> QuotaLimiter:
+        def _quota_limiter(self, quota_id: str) -> LocalQuota:
             lane = super()._quota_limiter(quota_id)
             acquire = lane.acquire
 

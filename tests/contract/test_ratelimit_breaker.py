@@ -6,7 +6,7 @@ import pytest
 from one_quota import Redis, tokens
 from servers import RedisServer
 
-from penstock_ratelimit.store.quota_hash import Breaker, Health, Report
+from penstock_ratelimit.store.messages import Breaker, Health, Report
 
 OPEN, HALF_OPEN, CLOSED = Breaker.OPEN, Breaker.HALF_OPEN, Breaker.CLOSED
 

@@ -7,7 +7,7 @@ from one_quota import Redis, both, run, tokens
 from servers import RedisServer
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.store.quota_hash import Report
+from penstock_ratelimit.store.messages import Report
 
 NO_MONEY = Report(hold="out_of_credit")
 

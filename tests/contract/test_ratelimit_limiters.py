@@ -324,7 +324,7 @@ async def refused(limiter: Limiter, times: int, *, retry_after_s: float) -> None
 def test_a_stray_429_holds_back_nobody_else(
     check: Check, good: int, refusals: int, retry_after_s: float, held_s: float
 ) -> None:
-    """One refusal among twenty good answers stops nobody; everybody pauses from the second of a flight (E3)."""
+    """One refusal among twenty good answers stops no caller; all pause from the second of a flight (E3)."""
 
     async def body(limiter: Limiter) -> None:
         await answered(limiter, good)
@@ -367,7 +367,7 @@ def test_a_429_while_the_limits_make_others_wait_stops_everybody(check: Check) -
 
 
 def test_a_429_well_inside_the_limits_is_stray(check: Check) -> None:
-    """Where nobody has waited for the limits for five seconds, a lone refusal is not about them (E3)."""
+    """Where no caller has waited for the limits for five seconds, a lone refusal is not about them (E3)."""
 
     async def body(limiter: Limiter) -> None:
         for _ in range(100):

@@ -17,7 +17,7 @@ from servers import RedisServer, as_bytes
 
 from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.rates import Slope
-from penstock_ratelimit.store.quota_hash import NOTHING, Report, ReserveStatus
+from penstock_ratelimit.store.messages import NOTHING, Report, ReserveStatus
 
 Start = tuple[float, tuple[float, ...]]
 """When, in seconds, and what it costs."""

@@ -15,7 +15,7 @@ import pytest
 from one_quota import Redis, tokens
 from servers import RedisServer
 
-from penstock_ratelimit.store.quota_hash import Remaining, Report
+from penstock_ratelimit.store.messages import Remaining, Report
 
 RATE = 1000.0
 COST = 25.0

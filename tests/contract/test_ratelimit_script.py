@@ -7,7 +7,7 @@ from one_quota import Redis, both, run, tokens, without_limits
 from servers import RedisServer
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.store.quota_hash import Breaker, Report, ReserveStatus
+from penstock_ratelimit.store.messages import Breaker, Report, ReserveStatus
 
 
 def test_an_item_takes_from_all_dimensions_or_from_none(redis_server: RedisServer) -> None:

@@ -9,7 +9,7 @@ from one_quota import BURST_S, Redis, both, tokens
 from servers import RedisServer
 
 from penstock_ratelimit.rates import Slope
-from penstock_ratelimit.store.quota_hash import Report
+from penstock_ratelimit.store.messages import Report
 
 LONG = 11.0
 """A pause that is a restart."""

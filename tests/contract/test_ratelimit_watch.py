@@ -11,7 +11,8 @@ from one_quota import Redis, both, run, tokens, without_limits
 from servers import RedisServer
 
 from penstock_ratelimit import Estimator, Learned, Quota
-from penstock_ratelimit.store.quota_hash import Breaker, QuotaHash, Remaining, Report
+from penstock_ratelimit.store.messages import Breaker, Remaining, Report
+from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.store.watch import QuotaView, read_quotas
 from penstock_ratelimit.testing import BlockingScripts
 

@@ -16,7 +16,8 @@ from penstock_cli.main import command_line
 from penstock_ledger import Cause, CauseBook, JobStore, NewJob, open_database
 from penstock_ledger.model import JobState
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.store.quota_hash import QuotaHash, Reserve
+from penstock_ratelimit.store.messages import Reserve
+from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.testing import BlockingScripts
 
 QUOTA = Quota("default", {"requests": PerSecond(10)})

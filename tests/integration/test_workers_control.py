@@ -35,7 +35,8 @@ from penstock_ledger.tables import feeds
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.store.quota_hash import QuotaHash, Report, Reserve
+from penstock_ratelimit.store.messages import Report, Reserve
+from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.testing import BlockingScripts
 from penstock_workers.control import feed_windows, fleet_figures, loop
 from penstock_workers.control.budget import FIRST_DOCUMENTS

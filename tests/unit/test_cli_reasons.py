@@ -15,7 +15,7 @@ from penstock_cli.show.quota import Look, lines, troubles
 from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, latest_cause, unserved
 from penstock_cli.show.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Cause, WorkerSeen
-from penstock_ratelimit.store.quota_hash import Breaker
+from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.store.watch import QuotaView
 
 NOW = 1_790_000_000.0

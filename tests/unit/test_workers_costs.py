@@ -75,8 +75,8 @@ def test_what_is_not_asked_for_is_not_worked_out() -> None:
     whole = known.of(item)
     read: list[Attempt] = []
 
-    def of(asked: Attempt) -> tuple[dict[str, float], dict[str, float]]:
-        read.append(asked)
+    def of(attempt: Attempt) -> tuple[dict[str, float], dict[str, float]]:
+        read.append(attempt)
         return whole
 
     known.of = of  # type: ignore[method-assign, assignment]  # counts how often it is asked

@@ -144,7 +144,7 @@ class BlockingLimiter:
 class BlockingTicket:
     """A ``Ticket`` for threads: any of them may use it, one after the other or at once.
 
-    Once the limiter is closed, and in a forked child, its methods do nothing: nobody listens any more.
+    Once the limiter is closed, and in a forked child, its methods do nothing: the loop that they would call is gone.
     """
 
     __slots__ = ("_engine", "_ticket")
@@ -262,7 +262,7 @@ class BlockingQuota:
 
 _LIMITERS: Final[WeakSet[BlockingLimiter]] = WeakSet()
 _DISOWNED: Final[list[LoopThread]] = []
-"""Loops of the parent, kept so that nobody tidies them up: closing one here would end the parent's watch on its sockets."""
+"""Loops of the parent, kept from the garbage collector: closing one here would end the parent's watch on its sockets."""
 
 
 def _after_fork() -> None:

@@ -128,7 +128,7 @@ class Wait(Generic[T]):
         self._task.add_done_callback(self._finish)
 
     def abandon(self) -> None:
-        """Nobody waits any more: what came, or comes at the last moment, is undone."""
+        """The thread no longer waits: what came, or comes at the last moment, is undone."""
         self._abandoned = True
         if self._task.done():
             self._undo_result(self._task)

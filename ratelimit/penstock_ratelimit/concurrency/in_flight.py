@@ -1,4 +1,4 @@
-"""How many requests of this process may be in flight. Open, unless the quota is probed first or its server is felt out."""
+"""How many requests of this process may be in flight. No bound, unless the quota is probed or controls it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InFlight:
 
     @property
     def opens_at(self) -> float | None:
-        """Loop time at which a probe counts as not refused; None when nobody waits for one."""
+        """Loop time at which a probe counts as not refused; None when no probe is under way."""
         return self._probing_since + PROBE_S if self._probe and self.count else None
 
     @property

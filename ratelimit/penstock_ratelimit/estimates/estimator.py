@@ -23,7 +23,7 @@ OUTPUT_QUANTILE: Final = 0.75
 MAX_OUTPUT_TOKENS: Final = 1e7
 """A longer answer counts as this long: no model writes it."""
 MAX_CHARS: Final = 10**12
-"""A longer prompt counts as this long: nobody sends it."""
+"""A longer prompt counts as this long: no model takes it."""
 
 MEMORY: Final = 1.0 / SLOWEST_LEARNING
 """Observations that count: older ones fade, so that each new one weighs max(0.05, 1/n)."""
@@ -126,7 +126,7 @@ class Estimator:
     # --- sharing -------------------------------------------------------------------------------------------------
 
     def take(self, most: int) -> dict[Hashable, Sketch]:
-        """What was observed since the last time, of up to ``most`` keys; empty sketches of keys that nobody here knows."""
+        """What was observed since the last time, of up to ``most`` keys; empty sketches of keys that are unknown here."""
         return dict(self._fresh.popitem(last=False) for _ in range(min(most, len(self._fresh))))
 
     def put_back(self, taken: Mapping[Hashable, Sketch]) -> None:
@@ -135,7 +135,7 @@ class Estimator:
             _merge_into(self._fresh, key, sketch)
 
     def adopt(self, key: Hashable, shared: Sketch) -> None:
-        """Know what everybody knows, and what was observed here since it was taken."""
+        """Take over what the fleet learned, and keep what was observed here since it was taken."""
         fresh = self._fresh.get(key)
         self._known.pop(key, None)
         _merge_into(self._known, key, shared, memory=math.inf)

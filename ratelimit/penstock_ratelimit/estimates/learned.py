@@ -22,7 +22,7 @@ log = logging.getLogger("penstock.ratelimit")
 FLUSH_S: Final = 2.0
 """How often the owner should flush: an estimate that is two seconds old misses few answers."""
 SHARED_MEMORY: Final = 5 * MEMORY
-"""Observations that count together: enough that one process's last twenty do not push out everybody else's."""
+"""Observations that count together: enough that one process's last twenty do not push out those of all others."""
 KEYS_PER_FLUSH: Final = 16
 """Keys in one call, so that it holds Redis for two milliseconds at most; the others go with the next flush."""
 MAX_FIELDS: Final = 1024
@@ -30,7 +30,7 @@ MAX_FIELDS: Final = 1024
 MAX_FIELD_CHARS: Final = 200
 """A longer key is stored by its hash."""
 TTL_S: Final = 7 * 86_400
-"""Forgotten after a week in which nobody learned."""
+"""Forgotten after a week in which nothing was learned."""
 
 
 class Learned:

@@ -63,7 +63,7 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One limit as an answer's headers told it. None is what they did not tell, or told in a way nobody can believe."""
+    """One limit as an answer's headers told it. None is what they did not tell, or told in a way that cannot be right."""
 
     dim: str
     limit: float | None

@@ -85,7 +85,7 @@ class Profile:
     burst_s: float = 0.5
     horizon_s: float = 1.0
     slope: Slope | None = _SLOPE
-    """None: going from nothing to everything at once hurts nobody."""
+    """None: going from nothing to everything at once does no harm."""
     charges_failed: bool = True
     """Failed requests count like others; where a provider does not say, they are taken to."""
     unset_max_tokens: int | None = None

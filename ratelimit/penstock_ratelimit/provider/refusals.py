@@ -38,7 +38,7 @@ class Signal(Enum):
     REFUSED = "refused"
     """The request is at fault; says nothing bad about the server."""
     THROTTLED = "throttled"
-    """Too much: nobody who shares the quota starts before Retry-After."""
+    """Too much. Unless it is a stray one, no process that shares the quota starts a request before Retry-After."""
     RAMP = "ramp"
     """Growing too steeply, even inside the limits."""
     OUT_OF_MONEY = "out_of_money"
@@ -46,7 +46,7 @@ class Signal(Enum):
     UNAUTHORIZED = "unauthorized"
     """The key is not accepted: hold the account."""
     OVERLOADED = "overloaded"
-    """No capacity, which is no fault of ours: for the breaker and the concurrency, not the quota."""
+    """The server has no capacity, whatever we send: for the breaker and the concurrency, not the quota."""
     TRANSIENT = "transient"
     """Broken for now: other 5xx, timeouts, lost connections. For the breaker."""
 

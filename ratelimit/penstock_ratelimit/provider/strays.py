@@ -1,14 +1,14 @@
-"""A stray refusal holds back its own item; refusals that are more than stray hold back everybody who shares the quota.
+"""A stray refusal holds back its own item; any other one pauses all that share the quota.
 
-Providers refuse single requests well inside their limits: one replica is busy, a balancer wavers. A pause of everybody for
-each of them stops a fleet that is doing well. So good answers earn patience, and a refusal that finds enough of it is stray:
+Providers refuse single requests well inside their limits: one replica is busy, a balancer wavers. A pause of all for each
+of them stops a fleet that is doing well. So good answers earn patience, and a refusal that finds enough of it is stray:
 
 one in 20      The share of refusals below which they are stray. A limit that is really hit refuses everything above it: a fleet
                that sends a tenth too much has a share of 9 %. Below 5 % a pause costs more than it saves, because each one stops
                all, while a refused request is sent again alone; and it is half of what the retry budget allows (a tenth).
 a flight       No more good answers count than are in flight now, or 20: what was earned long ago is no excuse. So with up to
                39 requests in flight the second refusal of one flight is no longer stray, with 256 in flight the thirteenth.
-a minute       Limits are per minute. Who is asked to wait longer has hit one of a day, or of the account: never stray.
+a minute       Limits are per minute. A longer wait is about a day's limit or the account: never stray.
 """
 
 from __future__ import annotations

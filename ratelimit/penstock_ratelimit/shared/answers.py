@@ -1,4 +1,4 @@
-"""What the provider's answers say about pacing: limits and levels in headers, and which refusals stop everybody."""
+"""What the provider's answers say about pacing: limits and levels in headers, and which refusals pause all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Limits as the provider tells them: what its headers say becomes the terms in force, and a sight of the bucket's level.
 
 A declared limit is a ceiling: headers lower it, and raise it again, but never above what was declared. Dimensions that
-nobody declared are added when the quota discovers. Limits per hour or day are left to the provider's own 429: pacing a
+were not declared are added when the quota discovers. Limits per hour or day are left to the provider's own 429: pacing a
 day's budget evenly would stop a job that may use it in an hour.
 """
 
@@ -24,7 +24,7 @@ READ_EVERY_S: Final = 0.05
 """Headers of one answer in so long are enough: reading them costs as much as everything else of a ticket."""
 FORGET_S: Final = 30.0
 """A learned limit that no header told any process for so long is forgotten, where good answers came without it or callers
-wait for it: the provider's headers were wrong, or it has other limits now. What nobody uses meanwhile stays."""
+wait for it: the provider's headers were wrong, or it has other limits now. What is not used meanwhile stays."""
 PATIENCE: Final = 3.0
 """Times the limit's own seconds per request, where these are more: it is told no more often than requests are answered."""
 ABSURD: Final = 50.0
@@ -177,7 +177,7 @@ def _declared(terms: Terms) -> dict[str, float]:
 
 
 def learned(terms: Terms) -> list[str]:
-    """Dimensions in force that headers told: nobody declared them, or they are below what was declared."""
+    """Dimensions in force that headers told: they were not declared, or they are below what was declared."""
     rows = zip(terms.dims, terms.rates, terms.ceilings, strict=True)
     return [dim for dim, rate, ceiling in rows if rate < ceiling or ceiling <= 0]
 

@@ -25,7 +25,8 @@ from penstock_ratelimit.shared.reports import ReportBuffer
 from penstock_ratelimit.shared.terms_in_force import TermsInForce
 from penstock_ratelimit.shared.waiting import Waiter, WaitingCallers
 from penstock_ratelimit.shared.window import MAX_WINDOW, Window
-from penstock_ratelimit.store.quota_hash import QuotaHash, Reserve, Reserved, ReserveStatus
+from penstock_ratelimit.store.messages import Reserve, Reserved, ReserveStatus
+from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.tasks import cancel_and_wait
 from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import Feedback, Grant, QuotaStats, Tally, Ticket, refund
@@ -272,7 +273,7 @@ class Dispatcher:
         if until is not None:
             self._issuing.recall(until)
         if reply.health.hold:
-            self._retry_at = 0.0  # nobody waits for a hold to end: whoever comes hears of it at once
+            self._retry_at = 0.0  # callers do not wait for a hold to end: each is refused at once
             self._issuing.refuse_all(QuotaHeld(self._quota.id, reply.health.hold))
 
     def _follow(self, reply: Reserved, now: float) -> None:
@@ -325,7 +326,7 @@ class Dispatcher:
     # --- a quota without limits --------------------------------------------------------------------------------------
 
     def _starts_freely(self) -> bool:
-        """Without limits nobody is asked while all is well; what the fleet learns is heard within a second."""
+        """Without limits Redis is not asked while all is well; what the fleet learns is known here within a second."""
         return (
             not self._terms.dims
             and ((self._provider.heard and self._agreed.version != "") or self._outage.lasts)
@@ -375,7 +376,7 @@ class Dispatcher:
             log.info("quota %s: closed without Redis (%s); its unused tickets run out", self._quota.id, error)
 
     def _stop(self, error: Exception) -> None:
-        """Everybody who waits, now and later, gets ``error``; tickets that have not started go back to the quota."""
+        """Every caller that waits, now and later, gets ``error``; tickets that have not started go back to the quota."""
         self._failure = error
         self._issuing.recall(-inf)
         self._issuing.refuse_all(error)

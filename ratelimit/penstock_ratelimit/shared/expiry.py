@@ -23,7 +23,7 @@ class Expiry:
             self._discovery.forget(terms, ages, now=now, pace_s=pace_s, waiting=waiting)
 
     async def confirm(self, dims: Sequence[str]) -> dict[str, float]:
-        """Tell what headers told here; hear for how many seconds nobody was told of ``dims``."""
+        """Report the limits that headers told here; return for how many seconds no process was told of ``dims``."""
         told, self._discovery.told = self._discovery.told, set()
         try:
             return await self._hash.confirm(told, dims)

@@ -1,4 +1,4 @@
-"""Tickets on their way to callers: issued for now or for later, taken back when a caller gives up or everybody must wait."""
+"""Tickets on their way to callers: issued for now or for later, taken back when a caller gives up or all must wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock_ratelimit.tickets import Tally
 class Issuing:
     """The callers of one quota in one process, and what they were granted.
 
-    ``refund`` gives units back to the quota; it is called with the dimensions and amounts of a ticket that nobody used.
+    ``refund`` gives units back to the quota; it is called with the dimensions and amounts of an unused ticket.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 
-from penstock_ratelimit.store.quota_hash import Breaker, Health, Reserved
+from penstock_ratelimit.store.messages import Breaker, Health, Reserved
 
 log = logging.getLogger("penstock.ratelimit")
 
@@ -50,7 +50,7 @@ class ProviderState:
         self.untold = self.paused_until > now
 
     def learn(self, reply: Reserved, now: float) -> float | None:
-        """Take in what a call told. Returns the loop time before which nobody starts, if that is news.
+        """Take in a reply. Returns the loop time before which no request starts, if that has changed.
 
         A pause that Redis was told of is Redis's from then on: when it is over there (``lift``), it is over here.
         """

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock_ratelimit.provider.refusals import WINS, Signal
-from penstock_ratelimit.store.quota_hash import NOTHING, Remaining, Report
+from penstock_ratelimit.store.messages import NOTHING, Remaining, Report
 from penstock_ratelimit.tickets import Feedback
 
 IDLE_S: Final = 0.25
-"""When nobody waits, settlements travel alone after so long."""
+"""When no caller waits, settlements travel alone after so long."""
 BUSY_S: Final = 1.0
 """The same while callers wait: a reservation is due soon, and calls of their own would double them at low rates."""
 TROUBLE_S: Final = 0.05
@@ -58,7 +58,7 @@ class ReportBuffer:
     def add_feedback(self, feedback: Feedback, generation: int, *, now: float, stray: bool = False) -> bool:
         """How a request went that was granted in ``generation`` of the breaker. True when the due time moved.
 
-        ``stray``: a refusal that is counted and stops nobody.
+        ``stray``: a refusal that is counted and stops nothing.
         """
         report, signal = self._load.report, feedback.signal
         current = generation == report.generation
@@ -112,7 +112,7 @@ class ReportBuffer:
         self._due(now + BUSY_S)
 
     def drop_refunds(self) -> None:
-        """Refunds are perishable: an empty bucket owes nobody anything. So are remaining: they count from its counters."""
+        """Refunds are void once the bucket is empty again, and so are levels seen: they count from its counters."""
         self._load.settlements = {dim: delta for dim, delta in self._load.settlements.items() if delta > 0}
         self._load.seen = {}
 

@@ -1,4 +1,4 @@
-"""The terms that the fleet agreed on: declared by whoever started last, corrected by what the provider's headers tell."""
+"""The terms that the fleet agreed on: declared by the process that started last, corrected by the provider's headers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import logging
 
 from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.shared.discovery import declares_the_same, with_discovered
-from penstock_ratelimit.store.quota_hash import InForce, QuotaHash
+from penstock_ratelimit.store.messages import InForce
+from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import Tally
 
@@ -33,7 +34,7 @@ class TermsInForce:
         self.adopt(in_force)
 
     async def propose(self, terms: Terms) -> None:
-        """Put the limits in force that the provider's headers tell, unless somebody of the fleet was first."""
+        """Put the limits in force that the provider's headers tell, unless another process was first."""
         log.info(
             "quota %s: the limits follow what the provider's headers tell, or tell no more: %s",
             self._quota.id,

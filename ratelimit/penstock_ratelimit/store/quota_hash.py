@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import cache
 from importlib.resources import files
-from math import ceil, isinf
 from typing import Any, Final, Protocol
 
+from penstock_ratelimit.store.messages import InForce, Reserve, Reserved
+from penstock_ratelimit.store.reserve_call import PRELUDE, arguments, reserved, text
 from penstock_ratelimit.terms import Terms
 
 CALL_TIMEOUT_S = 1.0
@@ -23,124 +22,6 @@ class ScriptClient(Protocol):
     """The one thing needed of ``redis.asyncio.Redis`` (and of ``redis.Redis``, for code that blocks)."""
 
     def register_script(self, script: str) -> Any: ...
-
-
-class ReserveStatus(Enum):
-    """What came of a reservation."""
-
-    OK = "ok"
-    MISSING = "missing"
-    """Redis forgot the quota: install it. Nothing was done."""
-    CHANGED = "changed"
-    """Other terms are in force: adopt them. Nothing was done."""
-
-
-@dataclass(frozen=True, slots=True)
-class InForce:
-    """The terms that Redis holds, and the version that names them."""
-
-    version: str
-    terms: Terms
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What one process saw of the provider since its last call."""
-
-    throttled: int = 0
-    """429s: too much."""
-    ramp: int = 0
-    """Answers that say: growing too steeply."""
-    wins: int = 0
-    """Good answers."""
-    losses: int = 0
-    """Failures of the server: what the breaker is for."""
-    generation: int = 0
-    """The breaker generation that wins and losses belong to (``Health.generation`` of the call that granted them)."""
-    retries: int = 0
-    """Retries sent: each costs one of the budget; a win gives back a tenth."""
-    hold: str = ""
-    """Not empty: hold the account for this reason."""
-    strays: int = 0
-    """429s that hold back their own item only: counted, and nothing else."""
-
-
-NOTHING: Final = Report()
-
-
-@dataclass(frozen=True, slots=True)
-class Remaining:
-    """The provider said ``remaining`` when it took the request after which we had charged ``counter``, ``age_s`` ago."""
-
-    remaining: float
-    counter: float
-    """``Reserved.counters`` of its call plus the amounts of its batch up to and including itself."""
-    age_s: float
-    """Seconds since the request was sent."""
-
-
-class Breaker(Enum):
-    """State of the breaker that the fleet shares."""
-
-    CLOSED = 0
-    OPEN = 1
-    """The provider fails: nothing is granted until ``left_s`` is over."""
-    HALF_OPEN = 2
-    """A few probes are let through; what comes of them decides."""
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How the provider does, as the fleet sees it."""
-
-    breaker: Breaker = Breaker.CLOSED
-    generation: int = 0
-    left_s: float = 0.0
-    """Until an open breaker lets probes through."""
-    hold: str = ""
-    """Why the account is held; empty = it is not."""
-    proven: bool = False
-    """A good answer came within the last hour."""
-    retry_budget: float = 100.0
-    share: float = 1.0
-    """Part of the rate in force: margin times slope."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """Answer to a reservation; the first ``len(waits_s)`` items have their start times, seconds from now."""
-
-    verdict: ReserveStatus
-    waits_s: Sequence[float] = ()
-    retry_s: float = 0.0
-    """When the first item left out may be asked for again; 0 = at once."""
-    pause_left_s: float = 0.0
-    pause_id: int = 0
-    """Grows with each new pause."""
-    processes: int = 0
-    """Those who share the quota, by their heartbeats."""
-    pace_s: float = 0.0
-    """Seconds per item at which the whole fleet can go, learned from what items cost; 0 = unknown."""
-    in_force: InForce | None = None
-    """Set when CHANGED."""
-    counters: tuple[float, ...] = ()
-    """Units charged so far per dimension: after the settlements, before the first item of this batch."""
-    health: Health = Health()
-
-
-@dataclass(frozen=True, slots=True)
-class Reserve:
-    """One reservation: items to start, and what rides along."""
-
-    version: str
-    terms: Terms
-    items: Sequence[tuple[float, ...]]
-    settlements: Mapping[str, float]
-    max_ahead_s: float
-    share_s: float
-    pause_s: float = 0.0
-    report: Report = NOTHING
-    remaining: Mapping[str, Remaining] = field(default_factory=dict)
 
 
 _PRELUDES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -157,11 +38,8 @@ _PRELUDES: Final[Mapping[str, tuple[str, ...]]] = {
 @cache
 def _script(name: str) -> str:
     folder = files("penstock_ratelimit.store") / "scripts"
-    return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in (*_PRELUDES[name], name))
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    names = [PRELUDE] if name == "reserve" else []
+    return "\n".join([*names, *((folder / f"{part}.lua").read_text("utf-8") for part in (*_PRELUDES[name], name))])
 
 
 def lift_hold(client: ScriptClient, quota_id: str, *, prefix: str = "penstock:") -> bool:
@@ -193,17 +71,10 @@ class QuotaHash:
         self._enlist = client.register_script(_script("enlist"))
 
     async def reserve(self, ask: Reserve) -> Reserved:
-        args: list[Any] = [self._now(), ask.version, *_limits_of(ask), *_report(ask.report)]
-        args += (len(ask.terms.dims), len(ask.remaining), len(ask.items))
-        for dim in ask.terms.dims:
-            args += (dim, ask.settlements.get(dim, 0))
-        for dim, seen in ask.remaining.items():
-            args += (ask.terms.dims.index(dim) + 1, seen.remaining, seen.counter, int(seen.age_s * _US))
-        for item in ask.items:
-            args += item
+        args = arguments(ask, self._now())
         async with asyncio.timeout(CALL_TIMEOUT_S):
             reply = await self._reserve(keys=[self.key, self._processes_key], args=args)
-        return self._read(reply, len(ask.terms.dims))
+        return reserved(reply, self._quota_id, dims=len(ask.terms.dims))
 
     async def install(self, terms: Terms, *, replaces: str = "", empty: bool = False, account: str = "") -> InForce:
         """Fill in what is missing. ``replaces`` is "any", or the version that ``terms`` are to follow; "" is none.
@@ -217,7 +88,7 @@ class QuotaHash:
             version, config = await self._install(keys=[self.key], args=args)
         async with asyncio.timeout(CALL_TIMEOUT_S):
             await self._enlist(keys=[self._quotas_key], args=[self._quota_id])
-        return InForce(_text(version), Terms.from_json(self._quota_id, config))
+        return InForce(text(version), Terms.from_json(self._quota_id, config))
 
     async def heartbeat(self, process: str, ttl_s: float, stats: str = "") -> int:
         """Count the processes that share this quota, and leave ``stats`` (JSON) for readers; ``ttl_s`` 0 leaves."""
@@ -239,48 +110,3 @@ class QuotaHash:
 
     def _now(self) -> int | str:
         return "" if self._clock_us is None else self._clock_us()
-
-    def _read(self, reply: list[Any], dims: int) -> Reserved:
-        if reply[0] == -1:
-            return Reserved(ReserveStatus.MISSING)
-        if reply[0] == -3:
-            return Reserved(
-                ReserveStatus.CHANGED, in_force=InForce(_text(reply[1]), Terms.from_json(self._quota_id, reply[2]))
-            )
-        first_wait = _HEALTH.stop + dims
-        return Reserved(
-            ReserveStatus.OK,
-            waits_s=[wait / _US for wait in reply[first_wait:]],
-            retry_s=reply[1] / _US,
-            pause_left_s=reply[2] / _US,
-            pause_id=reply[3],
-            pace_s=reply[4] / _US,
-            processes=reply[5],
-            counters=tuple(float(counter) for counter in reply[_HEALTH.stop : first_wait]),
-            health=_health(*reply[_HEALTH]),
-        )
-
-
-_HEALTH: Final = slice(6, 13)
-"""Where a reply to a reservation says how the provider does."""
-
-
-def _limits_of(ask: Reserve) -> tuple[int | float, ...]:
-    """Arguments 3 to 8: how far, how much, and how fast after a restart."""
-    slope = ask.terms.slope
-    idle_us = 0 if isinf(slope.after_idle_s) else ceil(slope.after_idle_s * _US)
-    ahead_us, share_us, pause_us = int(ask.max_ahead_s * _US), int(ask.share_s * _US), ceil(ask.pause_s * _US)
-    return ahead_us, share_us, pause_us, slope.start, int(slope.doubling_s * _US), idle_us
-
-
-def _report(seen: Report) -> tuple[int | str, ...]:
-    """Arguments 9 to 17."""
-    if seen == NOTHING:
-        return ("",) * 9
-    return (1, seen.throttled, seen.ramp, seen.wins, seen.losses, seen.generation, seen.retries, seen.hold, seen.strays)
-
-
-def _health(
-    breaker: int, generation: int, left_us: int, hold: bytes | str, proven: int, budget: bytes, share: bytes
-) -> Health:
-    return Health(Breaker(breaker), generation, left_us / _US, _text(hold), bool(proven), float(budget), float(share))

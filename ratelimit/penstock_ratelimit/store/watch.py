@@ -12,11 +12,11 @@ from typing import Any, Final, Protocol
 from penstock_ratelimit.estimates.estimator import OUTPUT_QUANTILE
 from penstock_ratelimit.estimates.learned import read_sketch
 from penstock_ratelimit.shared.dispatcher import HEARTBEAT_TTL_S
-from penstock_ratelimit.store.quota_hash import Breaker
+from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.terms import Terms
 
 MAX_QUOTAS: Final = 256
-"""Quotas read at once: a fleet has a few; more than this is somebody's quota per customer, to be asked for by name."""
+"""Quotas read at once: a fleet has a few; more than this is one quota per customer, to be asked for by name."""
 MAX_PROCESSES: Final = 1000
 """Processes whose figures are summed, per quota: a tenth of a megabyte. Those alive are all counted."""
 MAX_LEARNED: Final = 64
@@ -49,7 +49,7 @@ class DimensionView:
     charged: float
     """Units charged so far, after settlements and refunds."""
     others: float
-    """Units per second that somebody else took from the same key lately, as far as the provider's headers tell."""
+    """Units per second that others took from the same key lately, as far as the provider's headers tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,9 @@ class QuotaView:
     in_flight: int
     """Requests under way, in all processes."""
     concurrency: int | None
-    """Requests that the processes that control it may have under way; None = nobody does."""
+    """Requests that the processes that control it may have under way; None = none of them does."""
     concurrency_most: int | None
-    """The most that they may ever have under way; None = nobody says."""
+    """The most that they may ever have under way; None = unknown."""
     climbing: bool
     """A process that controls it still doubles what it has under way, as after a start."""
     granted: int
@@ -120,7 +120,7 @@ class QuotaView:
     held_s: float
     """For how long."""
     pause_left_s: float
-    """Nobody starts for so long, because the provider said so."""
+    """No request starts for so long, because the provider said so."""
     answered_ago_s: float | None
     """Since the last good answer; None = none is known."""
     retry_budget: float

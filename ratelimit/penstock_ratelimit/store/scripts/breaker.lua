@@ -8,13 +8,13 @@ local LOST_SHARE = 0.5
 local LOST_IN_A_ROW = 8
 local OPEN_US, LONGEST_OPEN_US, SHORTEST_OPEN_US = 5e6, 120e6, 1e6
 local PROBES = 3 -- for the whole fleet; as many wins close the breaker
-local PROBES_DECIDE_US = 60e6 -- probes that nobody answered for are let through again: their workers may be dead
+local PROBES_DECIDE_US = 60e6 -- probes without an answer are let through again: their workers may be dead
 local PROBE_RECHECK_US = 1e6 -- others ask again so often whether the probes have decided
 
 local BREAKER_FIELDS = {'bs', 'bg', 'bu', 'bk', 'bp', 'bw', 'be', 'bt', 'bat', 'br'}
 
--- From the values of BREAKER_FIELDS, which stand in `state` after the first `offset`. A closed one that nobody reports to,
--- the usual case, is not read further: that is time of everybody's Redis.
+-- From the values of BREAKER_FIELDS, which stand in `state` after the first `offset`. A closed one without a report,
+-- the usual case, is not read further: that is time of a Redis that all share.
 local function stored_breaker(state, offset, reported)
   local is = tonumber(state[offset + 1]) or CLOSED
   if is == CLOSED and not reported then return {state = is, generation = tonumber(state[offset + 2]) or 0} end

@@ -1,4 +1,4 @@
--- Prelude of the other scripts (put before their text): one clock for everybody, Redis's own.
+-- Prelude of the other scripts (put before their text): one clock for all processes, Redis's own.
 -- An injected time in microseconds is for tests only; production passes ''.
 
 local function clock_us(injected)
@@ -8,7 +8,7 @@ local function clock_us(injected)
 end
 
 -- Redis's clock can step back (NTP, failover). Up to this much, time stands still until it has caught up, so that a clock
--- that wavers hands out nothing twice. Beyond it, everything moves back with the clock, so that nobody waits for it.
+-- that wavers hands out nothing twice. Beyond it, everything moves back with the clock, so that no caller waits for it.
 local MAX_STANDSTILL_US = 1000000
 
 local TIMES = {'lt', 'nb', 'ng', 'mga', 'ra', 'bu', 'bat', 'hat', 'ok'}

@@ -1,4 +1,4 @@
--- End a hold and a pause: somebody says that the account is in order. It has to prove itself again, so few are sent at first.
+-- End a hold and a pause: a person says that the account is in order. It has to prove itself again, so few are sent at first.
 -- An open breaker lets its probes through now. Processes with callers in line ask again within two seconds, and hear of it.
 -- Prelude: clock.
 --

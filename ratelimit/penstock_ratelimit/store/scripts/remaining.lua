@@ -14,7 +14,7 @@ local HEADROOM_PART = 0.3 -- of the depth, where that is less: of a depth of one
 local SCARCE_PART = 0.5 -- of the depth: below, what others took lately is expected to go on
 local FOREIGN_STEP_US = 0.5e6 -- pairs of sightings closer than this are mostly jitter
 local FOREIGN_MEMORY_US = 10e6
-local LONGEST_PUSH_US = 10e6 -- then somebody has to try, whatever an odd header says
+local LONGEST_PUSH_US = 10e6 -- then a request is tried, whatever an odd header says
 
 local function stored_sighting(key, dim)
   local row = redis.call('HMGET', key, 'p:' .. dim, 'f:' .. dim, 'sr:' .. dim, 'sk:' .. dim, 'sa:' .. dim)

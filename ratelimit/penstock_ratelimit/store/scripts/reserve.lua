@@ -1,5 +1,5 @@
 -- Hand out start times for a batch of items, all dimensions at once (GCRA), and take in what a process has to say: settlements,
--- a pause, what it saw of the provider. One atomic step; preludes: clock, slope, margin, breaker, sightings.
+-- a pause, what it saw of the provider. One atomic step; preludes: names, clock, slope, margin, breaker, remaining.
 --
 -- KEYS[1]  <prefix>{q:<id>}  hash, no expiry, one per quota; times in us of the server's clock. Written here unless said:
 --   v        version of the terms in force: "<counter>:<sha1 of config>"   written by install
@@ -10,10 +10,10 @@
 --   t:<dim>  theoretical arrival time: when the bucket is full again, in work of the whole rate    also written by install
 --   m:<dim>  mean time that one item takes of this dimension, us: the last 50 items of the fleet
 --   k:<dim>  units charged so far, settlements and refunds included
---   p: f: sr: sk: sa:<dim>  what the provider said is left, see sightings.lua
+--   p: f: sr: sk: sa:<dim>  what the provider said is left, see remaining.lua
 --   h:<dim>  when a header last told its limit                             written by confirm
 --   n        tickets granted so far        ng  latest start time granted
---   nb       nobody starts before this time
+--   nb       no request starts before this time
 --   lt       latest time seen                                              also written by install
 --   mg mga   margin at the last 429 or install, and when that was          also written by install
 --   rf ra rd the slope, see slope.lua; absent = whole rate
@@ -26,17 +26,11 @@
 --
 -- KEYS[2]  <prefix>{q:<id>}:w  the processes that share the quota, described in heartbeat.lua
 --
--- ARGV  1 now_us or ''   2 version   3 max_ahead_us   4 share_us (0 = any)   5 pause_us (0 = none)
---       6 slope start   7 slope doubling_us   8 slope after idle_us (0 = never)
---       9 '1' when a report follows, else ''   then: throttled, ramp, wins, losses, generation, retries, hold, strays
---       18 n dimensions   19 sightings   20 items
---       then n times: dim, settlement (+ charge, - refund); sightings times: index of dim, remaining, counter, age_us;
---       then the items' costs, row by row, in the order of the dimensions
--- No items: settle and report only.
+-- ARGV     by name: arg.<name>, then lists from LISTS_AT on. Names, order and meaning: reserve_call.py (Arguments), whose prelude
+--          stands before this script. No items: settle and report only.
 --
--- returns {granted, retry_us, pause_left_us, pause_at_us, pace_us per item (0 = unknown), processes,
---          breaker, generation, left_us until probes, hold, proven, retry budget, share of the rate,
---          counters of n dimensions: before the first item, wait_1_us, ...}
+-- returns  the fields of reserve_call.py (Reply) in the order of REPLY, then the counters of the dimensions before the first
+--          item, then the wait of each item granted, in us
 --         {-1}                       no such quota: install first (Redis forgot); nothing was done
 --         {-3, version, config}      other terms are in force: adopt them; nothing was done
 -- Guarantee per dimension: in any interval of t seconds, starts cost at most r*t + b (+ one item larger than b).
@@ -46,14 +40,15 @@ local LEARNING_RATE = 0.02
 local FULL_BUDGET = 100
 local WIN_EARNS = 0.1 -- so that retries are at most a tenth of what works
 local PROVEN_US = 3600e6
-local HOLD_RECHECK_US = 5e6 -- somebody may have lifted it
+local HOLD_RECHECK_US = 5e6 -- it may have been lifted
 local ROW = 5 -- fields per dimension
 
-local key, version, max_ahead, fair_share = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local n, sightings, items = tonumber(ARGV[18]), tonumber(ARGV[19]), tonumber(ARGV[20])
-local first_sighting, first_item = 20 + 2 * n, 20 + 2 * n + 4 * sightings
+local key, version, max_ahead, fair_share = KEYS[1], arg.version, tonumber(arg.max_ahead_us), tonumber(arg.share_us)
+local n, items = tonumber(arg.dims), tonumber(arg.items)
+local first_level = LISTS_AT + 2 * n
+local first_cost = first_level + 4 * tonumber(arg.remaining)
 local dims = {}
-for i = 1, n do dims[i] = ARGV[19 + 2 * i] end
+for i = 1, n do dims[i] = ARGV[LISTS_AT + 2 * (i - 1)] end
 
 -- --- read ----------------------------------------------------------------------------------------------------------
 
@@ -69,7 +64,7 @@ if not state[1] then return {-1} end
 if state[1] ~= version then return {-3, state[1], redis.call('HGET', key, 'config')} end
 
 local last_seen = tonumber(state[2])
-local now, back = guarded(clock_us(ARGV[1]), last_seen)
+local now, back = guarded(clock_us(arg.now_us), last_seen)
 if back > 0 then
   move_back(key, dims, back)
   state = redis.call('HMGET', key, unpack(fields))
@@ -80,8 +75,9 @@ local pause_at, granted_ever, last_start = tonumber(state[3]) or 0, tonumber(sta
 local margin = margin_at(tonumber(state[6]), tonumber(state[7]), now)
 local slope = stored_slope(state[8], state[9], state[10])
 local hold, proven_at, budget = state[11] or '', tonumber(state[12]), tonumber(state[13]) or FULL_BUDGET
-local report = ARGV[9] ~= '' and {throttled = tonumber(ARGV[10]), ramp = tonumber(ARGV[11]), wins = tonumber(ARGV[12]),
-  losses = tonumber(ARGV[13]), generation = tonumber(ARGV[14]), retries = tonumber(ARGV[15]), hold = ARGV[16], strays = tonumber(ARGV[17])}
+local report = arg.reports == '1' and {throttled = tonumber(arg.throttled), ramp = tonumber(arg.ramp), wins = tonumber(arg.wins),
+  losses = tonumber(arg.losses), generation = tonumber(arg.generation), retries = tonumber(arg.retries), hold = arg.hold,
+  strays = tonumber(arg.strays)}
 local breaker = stored_breaker(state, before_breaker, report)
 
 local writes = {'lt', string.format('%.0f', now)}
@@ -101,7 +97,7 @@ local function settle()
   -- what the slope kept from being done since the last call
   local lost = now - last_seen - work_between(slope, last_seen, now)
   for i = 1, n do
-    local row, settlement = shared_fields + ROW * (i - 1), tonumber(ARGV[20 + 2 * i])
+    local row, settlement = shared_fields + ROW * (i - 1), tonumber(ARGV[LISTS_AT + 2 * (i - 1) + 1])
     limit[i] = tonumber(state[row + 1]) / 1000000
     rate[i] = limit[i] * margin
     burst[i] = tonumber(state[row + 2]) * margin
@@ -112,11 +108,11 @@ local function settle()
   end
 end
 
-local function heed_sightings()
-  for at = first_sighting, first_item - 4, 4 do
-    local i = tonumber(ARGV[at + 1])
+local function apply_remaining()
+  for at = first_level, first_cost - 4, 4 do
+    local i = tonumber(ARGV[at])
     local level = spendable(key, dims[i], limit[i], charged[i], now,
-      tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]))
+      tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]))
     if level and level < burst[i] then
       local push = math.min((burst[i] - level) / rate[i], burst[i] / rate[i] + LONGEST_PUSH_US)
       tat[i] = math.max(tat[i], now + push)
@@ -125,7 +121,7 @@ local function heed_sightings()
 end
 
 local function restart(at)
-  slope = restarted(slope, now, at, tonumber(ARGV[6]), tonumber(ARGV[7]))
+  slope = restarted(slope, now, at, tonumber(arg.slope_start), tonumber(arg.slope_doubling_us))
 end
 
 local function pause(pause_us)
@@ -135,7 +131,7 @@ local function pause(pause_us)
   if pause_us > RESTART_PAUSE_US then restart(pause_at) end
 end
 
--- A refusal says that the provider's bucket is empty. Ours is too, then: nobody bursts right after the pause.
+-- A refusal says that the provider's bucket is empty. Ours is too, then: no process bursts right after the pause.
 local function empty_buckets(at)
   local work = now + work_between(slope, now, at)
   for i = 1, n do tat[i] = math.max(tat[i], work + burst[i] / rate[i]) end
@@ -145,7 +141,7 @@ local function count(name, times)
   if times > 0 then redis.call('HINCRBY', key, 'x:' .. name, times) end
 end
 
-local function heed_refusals()
+local function count_refusals()
   count('throttled', report.throttled + report.strays)
   count('ramp', report.ramp)
   count('failed', report.losses)
@@ -165,7 +161,7 @@ local function heed_refusals()
   end
 end
 
-local function heed_wins()
+local function count_wins()
   if report.wins > 0 then
     proven_at = now
     put_us('ok', now)
@@ -177,7 +173,7 @@ local function heed_wins()
   end
 end
 
-local function heed_breaker()
+local function turn_breaker()
   if breaker.state == CLOSED and not report then return end
   local before = breaker_values(breaker)
   if move_breaker(breaker, key, report, now) then restart(math.max(now, pause_at)) end
@@ -189,7 +185,7 @@ end
 -- --- hand out ------------------------------------------------------------------------------------------------------
 
 -- how many may be granted at all, and when to ask again if none
-local function gate()
+local function most_to_grant()
   if hold ~= '' then return 0, HOLD_RECHECK_US end
   if breaker.state == OPEN then return 0, breaker.turns_at - now end
   if breaker.state == HALF_OPEN then return breaker.probes, PROBE_RECHECK_US end
@@ -209,12 +205,12 @@ local waits = {}
 -- Start times in work since now, in the order of the items; returns how many, and when to ask for the first one left out.
 local function grant(most)
   local earliest = math.max(now, pause_at)
-  local idle_us = tonumber(ARGV[8])
+  local idle_us = tonumber(arg.slope_after_idle_us)
   if idle_us > 0 and (not last_start or earliest - last_start > idle_us) then restart(earliest) end
   shrink_bursts(earliest)
   local first_start, before, granted = now + work_between(slope, now, earliest), {unpack(tat)}, 0
   for item = 0, most - 1 do
-    local at = first_item + item * n
+    local at = first_cost + item * n - 1
     local start = first_start
     for i = 1, n do
       start = math.max(start, tat[i] + (math.min(tonumber(ARGV[at + i]), burst[i]) - burst[i]) / rate[i])
@@ -240,19 +236,19 @@ end
 -- --- one step ------------------------------------------------------------------------------------------------------
 
 settle()
-heed_sightings()
+apply_remaining()
 local counters = {}
 for i = 1, n do counters[i] = string.format('%.3f', charged[i]) end
 if report then
-  heed_refusals()
-  heed_wins()
+  count_refusals()
+  count_wins()
 end
-pause(tonumber(ARGV[5]))
+pause(tonumber(arg.pause_us))
 if report and report.throttled > 0 then empty_buckets(math.max(now, pause_at)) end
-heed_breaker()
+turn_breaker()
 
 local granted, retry_us = 0, 0
-local most, recheck_us = gate()
+local most, recheck_us = most_to_grant()
 if most > 0 and items > 0 then
   granted, retry_us = grant(math.min(items, most))
   if breaker.state == HALF_OPEN then
@@ -292,8 +288,12 @@ redis.call('HSET', key, unpack(writes))
 
 local left_us = breaker.state == OPEN and breaker.turns_at - now or 0
 local proven = proven_at and now - proven_at <= PROVEN_US and 1 or 0
-local reply = {granted, retry_us, math.max(0, math.ceil(pause_at - now)), pause_at, pace_us, redis.call('ZCARD', KEYS[2]),
-  breaker.state, breaker.generation, left_us, hold, proven, string.format('%.1f', budget), string.format('%.4f', share * margin)}
+local values = {granted = granted, retry_us = retry_us, pause_left_us = math.max(0, math.ceil(pause_at - now)),
+  pause_at_us = pause_at, pace_us = pace_us, processes = redis.call('ZCARD', KEYS[2]), breaker = breaker.state,
+  generation = breaker.generation, breaker_left_us = left_us, hold = hold, proven = proven,
+  retry_budget = string.format('%.1f', budget), share = string.format('%.4f', share * margin)}
+local reply = {}
+for place, name in ipairs(REPLY) do reply[place] = values[name] end
 for i = 1, n do reply[#reply + 1] = counters[i] end
 for i = 1, granted do reply[#reply + 1] = waits[i] end
 return reply
