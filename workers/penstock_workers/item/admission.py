@@ -121,11 +121,16 @@ class QuotaAdmission:
 class QuotaTurn:
     """A ticket of the quota, with what it takes to say afterwards what it cost."""
 
-    __slots__ = ("_attempt", "_costs", "_ticket", "release", "start")
+    __slots__ = ("_attempt", "_costs", "_ticket")
 
     def __init__(self, ticket: Ticket, attempt: Attempt, costs: Costs) -> None:
         self._ticket, self._attempt, self._costs = ticket, attempt, costs
-        self.start, self.release = ticket.start, ticket.release
+
+    def start(self) -> None:
+        self._ticket.start()
+
+    def release(self) -> None:
+        self._ticket.release()
 
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
         """A failed request stays charged as the provider charges it."""
@@ -142,7 +147,7 @@ class QuotaTurn:
 
 
 class Unpaced:
-    """For a lane whose own queue is the limit: everybody starts at once, as far as the slots allow."""
+    """For a lane whose own queue is the limit: an item that has a slot starts at once."""
 
     async def turn(self, attempt: Attempt, prepared: Prepared) -> FreeTurn:
         return FreeTurn()
@@ -155,13 +160,13 @@ class Unpaced:
 
 
 class FreeTurn:
-    """A turn that costs nobody anything."""
+    """A turn that takes nothing from others."""
 
     def start(self) -> None:
         """Nothing to spend."""
 
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
-        """Nobody to tell."""
+        """No quota learns from it."""
 
     def release(self) -> None:
         """Nothing to give back."""
