@@ -28,6 +28,7 @@ from penstock_workers.item.lane import Lane
 from penstock_workers.item.reads import Reads
 from penstock_workers.item.records import Records
 from penstock_workers.item.runner import ItemRunner
+from penstock_workers.item.runs import Runs
 from penstock_workers.item.settle import Durable, Settler
 from penstock_workers.item.slots import Waits
 from penstock_workers.item.starts import Starts
@@ -91,7 +92,7 @@ class WorkerEngine:
         code = JobCode(Crew(start_child, settings.hook_processes), Crew(start_child, settings.hook_processes), suspects)
         waits = Waits(settings.concurrency)
         runner = ItemRunner(
-            bridge,
+            bridge=bridge,
             lane=self._lane,
             reads=Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others),
             admission=admission,
@@ -102,7 +103,7 @@ class WorkerEngine:
             waits=waits,
             policy=RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s),
             failpoints=self._failpoints,
-            pause_after_run=settings.pause_after_run,
+            runs=Runs(settings.pause_after_run),
             traced=traces is not None,
         )
         self._settler, self._backlogs = settler, (settler.backlog, starts.backlog)

@@ -86,11 +86,16 @@ class QuotaAdmission:
 class QuotaTurn:
     """A ticket of the quota, with what it takes to say afterwards what it cost."""
 
-    __slots__ = ("_attempt", "_costs", "_ticket", "release", "start")
+    __slots__ = ("_attempt", "_costs", "_ticket")
 
     def __init__(self, ticket: Ticket, attempt: Attempt, costs: Costs) -> None:
         self._ticket, self._attempt, self._costs = ticket, attempt, costs
-        self.start, self.release = ticket.start, ticket.release
+
+    def start(self) -> None:
+        self._ticket.start()
+
+    def release(self) -> None:
+        self._ticket.release()
 
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
         """A failed request stays charged as the provider charges it."""

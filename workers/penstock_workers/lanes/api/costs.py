@@ -120,7 +120,7 @@ def _key(attempt: Attempt) -> str:
 
 
 def _least_prompt(body: bytes) -> float:
-    """Tokens that the prompt has for sure. 0 with images or sound: they travel as text that is not what is counted."""
+    """Tokens that the prompt has for sure. How many images and sound have, which travel as text, is not known before."""
     return 0.0 if any(mark in body for mark in _NOT_TEXT) else len(body) / MOST_CHARS_PER_TOKEN
 
 

@@ -9,7 +9,7 @@ from penstock_workers.item.answer import NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.lane import Prepared
-from penstock_workers.item.quarantine import SUSPECT_AFTER_CRASHES, line_of
+from penstock_workers.item.quarantine import SUSPECT_AFTER_CRASHES, died_alone, line_of
 from penstock_workers.lanes.gpu.engine_queue import EngineQueue, Place
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.sidecar import SidecarLane
@@ -67,10 +67,10 @@ class EngineQuarantine:
         attempt.line = line_of(attempt.crashes)
         return nullcontext()
 
-    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried | None:
+    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
         turn.release()  # the engine is emptied for suspects, of this one too
         alone = attempt.crashes > SUSPECT_AFTER_CRASHES
         async with self._lane.queue.isolated(alone=alone):
             tried = await self._lane.infer(prepared)
         died = isinstance(tried, NoAnswer) and tried.failure == "engine_died"
-        return None if died and alone else tried
+        return died_alone(attempt.crashes) if died and alone else tried
