@@ -15,17 +15,11 @@
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
--- Redis keeps a hash of at most 512 short fields as a list, and each of HINCRBY and HDEL walks along it. A field longer than
--- Redis's limit of 64 bytes makes it a table, which it stays after that field is gone and until the hash is empty.
+-- Redis walks along a hash of up to 512 fields as along a list. One field of more than 64 bytes, also if it is deleted at
+-- once, makes it a table until it is empty.
 local MANY, LONG = 32, string.rep('-', 65)
 
-local function make_table(starts)
-  if redis.call('HLEN', starts) < MANY then return end
-  redis.call('HSET', starts, LONG, '')
-  redis.call('HDEL', starts, LONG)
-end
-
-local states, answer, seen = {}, {}, {}
+local states, answer = {}, {}
 local verdicts = {paused = 2, cancelled = 3}
 local remembers = redis.call('GET', KEYS[1]) == ARGV[1]
 local unknown = redis.call('EXISTS', KEYS[2]) == 1 and 5 or 4
@@ -43,11 +37,12 @@ for i = 2, #ARGV, 5 do
   elseif remembers and redis.call('HEXISTS', feed .. ':window', doc) == 0 then
     verdict = unknown
   else
-    if not seen[feed] then
-      seen[feed] = true
-      make_table(feed .. ':starts')
+    local starts = feed .. ':starts'
+    if i == 2 and redis.call('HLEN', starts) >= MANY then
+      redis.call('HSET', starts, LONG, '')
+      redis.call('HDEL', starts, LONG)
     end
-    crashes = redis.call('HINCRBY', feed .. ':starts', doc, 1) - 1
+    crashes = redis.call('HINCRBY', starts, doc, 1) - 1
   end
   answer[#answer + 1] = verdict
   answer[#answer + 1] = crashes
