@@ -219,9 +219,9 @@ def test_what_lies_in_a_former_broker_comes_home(client: redis.Redis, relay: Rel
     """After a switch back to Redis relayed messages return to their lists, once they are older than a lease."""
     arrived = relayed(client, relay, "a", "b")
     shovel = LaneShovel(client, "api", TIMEOUT_S, owner="home")
-    assert shovel.bring_home() == 0
+    assert shovel.recall_unclaimed() == 0
     for tag in ("job:a", "job:b"):
         client.zincrby(RELAYED, -2 * TIMEOUT_S, tag)
-    assert shovel.bring_home() == 2
+    assert shovel.recall_unclaimed() == 2
     assert listed(client) == ["job:a", "job:b"]
     assert taker.take(arrived).ours == [False, False]

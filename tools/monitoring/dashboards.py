@@ -27,7 +27,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     title: str
     panels: tuple[Panel, ...]
 
@@ -36,7 +36,7 @@ class Row:
 class Dashboard:
     uid: str
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
 
 
 def _rate(metric: object, by: str, more: str = "") -> str:
@@ -53,7 +53,7 @@ def _quantile(share: float, metric: object, by: str) -> str:
 
 
 FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
-    Row("What comes out", (
+    PanelRow("What comes out", (
         Panel("Throughput", "Items settled per second, by what became of them.", "ops",
               ((_rate(of.ITEMS, "lane, outcome"), "{{lane}} {{outcome}}"),), stacked=True),
         Panel("Dead letters", "Items that failed for good, per second and reason.", "ops",
@@ -68,7 +68,7 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
               ((_quantile(0.5, of.CALL_SECONDS, "lane"), "{{lane}} p50"),
                (_quantile(0.95, of.CALL_SECONDS, "lane"), "{{lane}} p95"))),
     )),
-    Row("What waits", (
+    PanelRow("What waits", (
         Panel("Queued, held, delayed, parked", "Messages, by where they are.", "short",
               tuple((_fleet(metric), f"{{{{lane}}}} {what}") for metric, what in (
                   (of.QUEUED, "queued"), (of.UNACKED, "held"), (of.DELAYED, "delayed"), (of.PARKED, "parked"))),
@@ -81,7 +81,7 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
         Panel("Jobs", "Live ones.", "short", ((_fleet(of.JOBS, "state"), "{{state}}"),)),
         Panel("Workers", "Heard of within 15 s.", "short", ((_fleet(of.WORKERS), "{{lane}}"),)),
     )),
-    Row("What went wrong", (
+    PanelRow("What went wrong", (
         Panel("Leases", "Messages given back for dead workers, and leases lost, per second.", "ops",
               ((_rate(of.LEASES_RESTORED, "lane"), "{{lane}} restored"), (_rate(of.LEASES_LOST, "lane"), "{{lane}} lost"))),
         Panel("Reconciliation", "Documents published again because they were nowhere; rounds.", "ops",
@@ -99,7 +99,7 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
 ))  # fmt: skip
 
 WORKERS: Final = Dashboard("penstock-workers", "Penstock: workers and engines", (
-    Row("What bounds them", (
+    PanelRow("What bounds them", (
         Panel("Bound by", "Workers, by what limits each.", "short",
               ((f"sum by (lane, by) ({of.BOUND}{{{LANE}}}) > 0", "{{lane}} {{by}}"),), stacked=True),
         Panel("Slots in use", "Of all slots.", "percentunit",
@@ -108,14 +108,14 @@ WORKERS: Final = Dashboard("penstock-workers", "Penstock: workers and engines", 
               ((f"sum by (lane) ({of.HELD}{{{LANE}}})", "{{lane}} held"),
                (f"sum by (lane) ({of.ADMITTING}{{{LANE}}})", "{{lane}} wait for their turn"))),
     )),
-    Row("Settling", (
+    PanelRow("Settling", (
         Panel("Items per commit", "Settled together.", "short", ((_quantile(0.5, of.COMMIT_ITEMS, "lane"), "{{lane}} p50"),)),
         Panel("Time per commit", "By store.", "s", ((_quantile(0.95, of.STORE, "store"), "{{store}} p95"),)),
         Panel("Waiting to be stored", "Age of the oldest start or outcome that a store has not taken.", "s",
               ((f"max by (lane) ({of.UNSETTLED_OLDEST}{{{LANE}}})", "{{lane}}"),)),
         Panel("Duplicates", "Copies dropped at the claim, per second.", "ops", ((_rate(of.DUPLICATES, "lane"), "{{lane}}"),)),
     )),
-    Row("Engines", (
+    PanelRow("Engines", (
         Panel("Running and waiting", "Requests in the engines.", "short",
               ((f"sum by (lane) ({of.ENGINE_RUNNING}{{{LANE}}})", "{{lane}} running"),
                (f"sum by (lane) ({of.ENGINE_WAITING}{{{LANE}}})", "{{lane}} waiting"))),
@@ -138,7 +138,7 @@ WORKERS: Final = Dashboard("penstock-workers", "Penstock: workers and engines", 
 ))  # fmt: skip
 
 PROVIDERS: Final = Dashboard("penstock-providers", "Penstock: providers and quotas", (
-    Row("Quotas", (
+    PanelRow("Quotas", (
         Panel("Use", "Charged, as a share of what is allowed.", "percentunit",
               ((_fleet(of.QUOTA_USE, "quota, dimension"), "{{quota}} {{dimension}}"),)),
         Panel("Limits", "Per second.", "short", ((_fleet(of.QUOTA_LIMIT, "quota, dimension"), "{{quota}} {{dimension}}"),)),
@@ -170,7 +170,7 @@ def dashboard_json(dashboard: Dashboard) -> str:
     return json.dumps(body, indent=1) + "\n"
 
 
-def _panels(rows: Sequence[Row], ids: count[int]) -> Iterator[dict[str, Any]]:
+def _panels(rows: Sequence[PanelRow], ids: count[int]) -> Iterator[dict[str, Any]]:
     top = 0
     for row in rows:
         place = {"x": 0, "y": top, "w": WIDTH * PER_ROW, "h": 1}

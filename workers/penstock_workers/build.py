@@ -14,7 +14,7 @@ from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
 from penstock_workers.backlog import Backlog
 from penstock_workers.celery_app.bridge import Bridge, Delivery, ItemEngine
 from penstock_workers.celery_app.heartbeat import Heartbeat
-from penstock_workers.children.crew import Crew
+from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.hooks.job_code import JobCode
@@ -82,7 +82,7 @@ class WorkerEngine:
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         traces = None if self._tracing is None else self._tracing.of_items()
         start_child = child_starter(settings)
-        suspects = Crew(start_child, _suspect_children(settings))
+        suspects = ChildPool(start_child, _suspect_children(settings))
         settler = Settler(
             bridge,
             Records(jobs, outcomes, stores.hot),
@@ -95,7 +95,9 @@ class WorkerEngine:
         starts = Starts(stores.hot, outcomes, jobs)
         causes = Causes(stores.hot.failing.note)
         admission = _admission(settings, self._lane)
-        code = JobCode(Crew(start_child, settings.hook_processes), Crew(start_child, settings.hook_processes), suspects)
+        code = JobCode(
+            ChildPool(start_child, settings.hook_processes), ChildPool(start_child, settings.hook_processes), suspects
+        )
         waits = Waits(settings.concurrency)
         runner = ItemRunner(
             bridge,
@@ -222,7 +224,7 @@ def _suspect_children(settings: WorkerSettings) -> int:
     return SUSPECT_CHILDREN.get(settings.lane, SUSPECT_CHILDREN_DEFAULT)
 
 
-def _quarantine(settings: WorkerSettings, lane: Lane, suspects: Crew) -> Quarantine:
+def _quarantine(settings: WorkerSettings, lane: Lane, suspects: ChildPool) -> Quarantine:
     """A suspect runs in a child process; where the engine is in one already, alone in the engine."""
     if isinstance(lane, GpuLane | SidecarLane):
         return EngineQuarantine(lane)

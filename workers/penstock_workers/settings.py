@@ -211,7 +211,7 @@ class WorkerSettings(ProducerSettings):
     control: bool = True  # this worker also keeps jobs moving (one leader each) and takes new ones from Celery clients
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
-    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
+    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see control/feed_windows.py
     hook_modules: tuple[str, ...] = ()  # modules, with all inside them, that jobs may name hooks of; () = none
     hook_processes: Annotated[int, Field(ge=1, le=64)] = 2  # that run hooks, and as many that check schemas
     hook_memory_mb: Annotated[int, Field(ge=64, le=1_048_576)] = 2048  # one of them that holds more is ended

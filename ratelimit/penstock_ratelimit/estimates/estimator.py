@@ -19,7 +19,7 @@ MAX_KEYS: Final = 4096
 DEFAULT_OUTPUT_TOKENS: Final = 256
 """Output expected before anything was observed: a paragraph or two."""
 OUTPUT_QUANTILE: Final = 0.75
-"""Of the outputs observed, so many are no longer than the estimate (ratelimit.md 1.3)."""
+"""Of the outputs observed, so many are no longer than the estimate."""
 MAX_OUTPUT_TOKENS: Final = 1e7
 """A longer answer counts as this long: no model writes it."""
 MAX_CHARS: Final = 10**12

@@ -133,7 +133,7 @@ STYLES: Final[Mapping[str, Style]] = {
         remaining="anthropic-ratelimit-{}-remaining",
         reset="anthropic-ratelimit-{}-reset",
     ),
-    # curator cost.py RATE_LIMIT_HEADER, curator#484: requests and tokens per second
+    # curator's RATE_LIMIT_HEADER, curator#484: requests and tokens per second
     "together": Style(
         {"x-ratelimit": Told("requests", 1.0), "x-tokenlimit": Told("tokens", 1.0)},
         limit="{}-limit",

@@ -103,7 +103,7 @@ class Discovery:
         wanted = terms
         for dim, age_s in ages.items():
             if age_s > patience_s and (waiting or self._silent.get(dim, 0) >= SILENT):
-                wanted = _without(wanted, dim, _Row.of(declared, dim))
+                wanted = _without(wanted, dim, _DimensionTerms.of(declared, dim))
                 self._silent.pop(dim, None)
         if wanted != terms:
             self.proposal = wanted
@@ -131,18 +131,18 @@ class Discovery:
             rate = reading.per_second
             if rate is None or reading.limit is None:
                 continue
-            row = _Row.of(terms, reading.dim)
+            row = _DimensionTerms.of(terms, reading.dim)
             if row is None and not self._quota.discover:
                 continue
             ceiling = row.ceiling if row is not None else 0.0
             rate = min(rate, ceiling) if ceiling > 0 else rate
             if row is None or abs(rate - row.rate) > SAME_LIMIT * rate:
                 cap = row.cap if row is not None and ceiling > 0 else reading.limit
-                terms = _with_limit(terms, reading.dim, _Row(rate, rate * self._quota.burst_s, cap, ceiling))
+                terms = _with_limit(terms, reading.dim, _DimensionTerms(rate, rate * self._quota.burst_s, cap, ceiling))
         return terms
 
 
-class _Row(NamedTuple):
+class _DimensionTerms(NamedTuple):
     """One dimension of terms."""
 
     rate: float
@@ -151,7 +151,7 @@ class _Row(NamedTuple):
     ceiling: float
 
     @classmethod
-    def of(cls, terms: Terms, dim: str) -> _Row | None:
+    def of(cls, terms: Terms, dim: str) -> _DimensionTerms | None:
         if dim not in terms.dims:
             return None
         i = terms.dims.index(dim)
@@ -166,7 +166,7 @@ def declares_the_same(ours: Terms, in_force: Terms) -> bool:
 def with_discovered(ours: Terms, in_force: Terms) -> Terms:
     """Our declaration, and beside it the dimensions that only headers told."""
     for dim in in_force.dims:
-        row = _Row.of(in_force, dim)
+        row = _DimensionTerms.of(in_force, dim)
         if row is not None and row.ceiling <= 0 and dim not in ours.dims:
             ours = _with_limit(ours, dim, row)
     return ours
@@ -182,7 +182,7 @@ def learned(terms: Terms) -> list[str]:
     return [dim for dim, rate, ceiling in rows if rate < ceiling or ceiling <= 0]
 
 
-def _without(terms: Terms, dim: str, declared: _Row | None) -> Terms:
+def _without(terms: Terms, dim: str, declared: _DimensionTerms | None) -> Terms:
     """Terms in which headers told nothing of a dimension: as it was declared, or without it."""
     if declared is not None:
         return _with_limit(terms, dim, declared)
@@ -197,8 +197,8 @@ def _without(terms: Terms, dim: str, declared: _Row | None) -> Terms:
     )
 
 
-def _with_limit(terms: Terms, dim: str, row: _Row) -> Terms:
-    rows = {known: _Row.of(terms, known) for known in terms.dims} | {dim: row}
+def _with_limit(terms: Terms, dim: str, row: _DimensionTerms) -> Terms:
+    rows = {known: _DimensionTerms.of(terms, known) for known in terms.dims} | {dim: row}
     dims = tuple(sorted(rows))
     rates, bursts, caps, ceilings = zip(*(rows[known] or row for known in dims), strict=True)
     return replace(terms, dims=dims, rates=rates, bursts=bursts, caps=caps, ceilings=ceilings)
@@ -206,7 +206,7 @@ def _with_limit(terms: Terms, dim: str, row: _Row) -> Terms:
 
 def _declared_window(reading: Reading, terms: Terms) -> float | None:
     """The window in which the limit told would be the rate declared."""
-    row = _Row.of(terms, reading.dim)
+    row = _DimensionTerms.of(terms, reading.dim)
     if row is None or row.ceiling <= 0 or reading.limit is None:
         return None
     window_s = reading.limit / row.ceiling

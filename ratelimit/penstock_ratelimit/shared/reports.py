@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock_ratelimit.provider.refusals import WINS, Signal
-from penstock_ratelimit.store.messages import NOTHING, Remaining, Report
+from penstock_ratelimit.store.messages import NOTHING, ProviderReport, Remaining
 from penstock_ratelimit.tickets import Feedback
 
 IDLE_S: Final = 0.25
@@ -35,7 +35,7 @@ class Pending:
     """One call's worth of news."""
 
     settlements: dict[str, float] = field(default_factory=dict)
-    report: Report = NOTHING
+    report: ProviderReport = NOTHING
     seen: dict[str, RemainingHere] = field(default_factory=dict)
 
     def remaining(self, now: float) -> dict[str, Remaining]:
@@ -99,7 +99,7 @@ class ReportBuffer:
 
     def take(self) -> Pending:
         load = self._load
-        self._load = Pending(report=Report(generation=load.report.generation))
+        self._load = Pending(report=ProviderReport(generation=load.report.generation))
         self.due_at = None
         return load
 
@@ -123,9 +123,9 @@ class ReportBuffer:
         return True
 
 
-def _sum(before: Report, since: Report) -> Report:
+def _sum(before: ProviderReport, since: ProviderReport) -> ProviderReport:
     same = before.generation == since.generation
-    return Report(
+    return ProviderReport(
         throttled=before.throttled + since.throttled,
         ramp=before.ramp + since.ramp,
         wins=since.wins + before.wins * same,

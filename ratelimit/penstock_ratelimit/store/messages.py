@@ -29,7 +29,7 @@ class InForce:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProviderReport:
     """What one process saw of the provider since its last call."""
 
     throttled: int = 0
@@ -50,7 +50,7 @@ class Report:
     """429s that hold back their own item only: counted, and nothing else."""
 
 
-NOTHING: Final = Report()
+NOTHING: Final = ProviderReport()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +124,5 @@ class Reserve:
     max_ahead_s: float
     share_s: float
     pause_s: float = 0.0
-    report: Report = NOTHING
+    report: ProviderReport = NOTHING
     remaining: Mapping[str, Remaining] = field(default_factory=dict)

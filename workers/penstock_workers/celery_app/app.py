@@ -130,7 +130,7 @@ def _configuration(parts: Parts) -> dict[str, Any]:
         queues.insert(0, CONTROL_QUEUE)  # before items: such messages are few and must not wait
     return {
         "broker_url": broker_url(settings),
-        "broker_transport_options": _lent(parts) if on_amqp else _transport_options(parts),
+        "broker_transport_options": _rabbitmq_options(parts) if on_amqp else _transport_options(parts),
         "broker_use_ssl": _tls(parts.settings),
         "broker_heartbeat": HEARTBEAT_S,  # RabbitMQ's; Redis has none
         "broker_channel_error_retry": True,  # RabbitMQ refuses by closing a channel
@@ -195,7 +195,7 @@ def _transport_options(parts: Parts) -> dict[str, Any]:
     }
 
 
-def _lent(parts: Parts) -> dict[str, Any]:
+def _rabbitmq_options(parts: Parts) -> dict[str, Any]:
     """What a worker's consumers on RabbitMQ need of Redis."""
     timeout_s, queue = parts.settings.visibility_timeout_s, queue_name(parts.settings.lane)
     return {

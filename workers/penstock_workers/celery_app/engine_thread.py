@@ -82,13 +82,13 @@ class EngineThread:
         except RuntimeError:
             log.debug("the item loop is closed already")
 
-    def turns(self) -> bool:
+    def is_turning(self) -> bool:
         """False when the item loop serves and has stood still for ``LOOP_STUCK_S`` seconds."""
         turned_at = self._turned_at
         return turned_at is None or monotonic() - turned_at < LOOP_STUCK_S
 
     def stuck(self) -> str | None:
-        if not self.turns():
+        if not self.is_turning():
             return f"the item loop has not turned for {LOOP_STUCK_S:.0f} s"
         return None if self._engine is None else self._engine.stuck()
 

@@ -34,11 +34,11 @@ def gather_events(consumer: Any, sample: EventSample) -> None:
         dispatcher.flush()
 
     consumer.timer.call_repeatedly(FLUSH_EACH_S, flush)
-    look_around(dispatcher, sample)
-    consumer.timer.call_repeatedly(FLEET_LOOK_EACH_S, look_around, (dispatcher, sample))
+    count_workers(dispatcher, sample)
+    consumer.timer.call_repeatedly(FLEET_LOOK_EACH_S, count_workers, (dispatcher, sample))
 
 
-def look_around(dispatcher: Any, sample: EventSample) -> None:
+def count_workers(dispatcher: Any, sample: EventSample) -> None:
     """How many workers share Flower's attention. While Redis does not say, as many as before."""
     if not dispatcher.groups or "task" in dispatcher.groups:
         try:

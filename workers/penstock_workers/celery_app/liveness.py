@@ -22,14 +22,14 @@ BEAT_S = 5.0  # well below the probe's MAX_AGE_S
 STALLED_S = 45.0  # an idle worker asks 20 times per second; keepers of leases reach Redis each quarter of their timeout
 
 
-class Heard(Protocol):
+class BrokerContact(Protocol):
     """The part of ``Leases`` that tells when Redis has answered; None = never, or over another transport."""
 
     claim_heard_at: float | None
     kept_at: float | None
 
 
-class Engine(Protocol):
+class EngineHealth(Protocol):
     """The part of ``EngineThread`` that says how it is; see ``bridge.ItemEngine``."""
 
     def stuck(self) -> str | None: ...
@@ -43,10 +43,10 @@ class Liveness:
     def __init__(
         self,
         probes: ProbeFiles,
-        heard: Heard,
+        heard: BrokerContact,
         *,
         may_rest: Callable[[], bool],
-        engine: Engine,
+        engine: EngineHealth,
         stalled_s: float | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:

@@ -174,7 +174,7 @@ class AsyncioPool(ItemPool):
     # -- the thread that keeps the leases ------------------------------------------------------------------------------
 
     def may_renew(self) -> bool:
-        return self._engine.turns()
+        return self._engine.is_turning()
 
     def lost(self, tags: Sequence[str]) -> None:
         self._post(self.handover.lose, tags, self._leases)

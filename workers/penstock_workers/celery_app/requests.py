@@ -37,7 +37,7 @@ class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
         return repr({name: _short(given[name]) for name in self.SHOWN if name in given})
 
     def send_event(self, type: str, **fields: Any) -> None:
-        super().send_event(type, **_fit_to_be_told(fields))
+        super().send_event(type, **_redacted(fields))
 
     def info(self, safe: bool = False) -> dict[str, Any]:
         """For `inspect` and Flower: 500 items with their bodies would be megabytes, each time that somebody looks."""
@@ -110,7 +110,7 @@ class ItemRequest(QuietRequest):
             self._announce(eventer)
             if self.time_start:
                 eventer.send("task-started", uuid=self.id, timestamp=self.time_start)
-        eventer.send(type, uuid=self.id, **_fit_to_be_told(fields))
+        eventer.send(type, uuid=self.id, **_redacted(fields))
 
     def _listened(self) -> Any:
         """The dispatcher, where task events are on: somebody watches."""
@@ -133,7 +133,7 @@ class ItemRequest(QuietRequest):
         )  # fmt: skip
 
 
-def _fit_to_be_told(fields: dict[str, Any]) -> dict[str, Any]:
+def _redacted(fields: dict[str, Any]) -> dict[str, Any]:
     """Why a task failed is foreign text: without secrets, and without what steers a terminal."""
     words = {name: several_lines(redact(str(fields[name]))) for name in WORDS if fields.get(name)}
     return {**fields, **words}

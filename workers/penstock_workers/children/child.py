@@ -22,23 +22,23 @@ from typing import Any
 
 import msgspec
 
-from penstock_workers.children.frames import (
+from penstock_workers.children.protocol import (
     HELLO,
-    After,
-    Asked,
-    Before,
     Call,
+    CallFrame,
     Cancel,
     Check,
     Fault,
     Ping,
+    Postprocess,
+    Preprocess,
     Reply,
-    Usable,
+    TrySchema,
     frame,
     read_frame,
-    said_from,
+    read_reply,
 )
-from penstock_workers.children.marks import Marks, new_file
+from penstock_workers.children.running_calls import RunningCalls, new_file
 from penstock_workers.errors import ChildBroken
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Cause(Enum):
     MEMORY = "memory"  # killed: it held more than it may
 
 
-class Blame(Enum):
+class Involvement(Enum):
     """What the marks of a lost child say of one call that was inside."""
 
     THIS = "this"
@@ -71,13 +71,13 @@ class Blame(Enum):
 class ChildLost(Exception):
     """The child is gone, and with it the answer to this call."""
 
-    def __init__(self, cause: Cause, blame: Blame) -> None:
-        super().__init__(cause, blame)
-        self.cause, self.blame = cause, blame
+    def __init__(self, cause: Cause, involvement: Involvement) -> None:
+        super().__init__(cause, involvement)
+        self.cause, self.involvement = cause, involvement
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChildLimits:
     """What one child may take."""
 
     memory_bytes: int
@@ -86,18 +86,18 @@ class Limits:
 
     def of(self, call: Call | None) -> float:
         """Seconds for which a call may keep the child's event loop for itself."""
-        if isinstance(call, (Check, Usable)):
+        if isinstance(call, (Check, TrySchema)):
             return self.check_s
-        return self.hook_s if isinstance(call, (Before, After)) else SILENT_S
+        return self.hook_s if isinstance(call, (Preprocess, Postprocess)) else SILENT_S
 
 
 class Child:
     """Used on one event loop. Bounded by its caller: it takes as many calls as it is given."""
 
-    def __init__(self, process: Process, marks: Marks, limits: Limits) -> None:
+    def __init__(self, process: Process, running_calls: RunningCalls, limits: ChildLimits) -> None:
         self.retired = False  # takes no more calls, and is ended when those inside are answered
         self.lost = False
-        self._process, self._marks, self._limits = process, marks, limits
+        self._process, self._running_calls, self._limits = process, running_calls, limits
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._numbers = count(HELLO + 1)
@@ -109,7 +109,7 @@ class Child:
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    async def start(cls, options: Mapping[str, Any], limits: Limits) -> Child:
+    async def start(cls, options: Mapping[str, Any], limits: ChildLimits) -> Child:
         """``options`` are those of ``serve.Options``. Raises ChildBroken when it does not come up."""
         ours, theirs = socket.socketpair()
         marks_fd = new_file()
@@ -124,8 +124,8 @@ class Child:
             raise ChildBroken(f"no process could be started for hooks and schemas: {error}") from error
         finally:
             theirs.close()
-        child = cls(process, Marks(marks_fd), limits)
-        await child._meet(ours)
+        child = cls(process, RunningCalls(marks_fd), limits)
+        await child._wait_for_hello(ours)
         return child
 
     @property
@@ -145,11 +145,11 @@ class Child:
         self._calls[number] = call, future
         self._has_calls.set()
         try:
-            self._writer.write(frame(Asked(number, call)))
+            self._writer.write(frame(CallFrame(number, call)))
             answer = await future
         except asyncio.CancelledError:
             if self._calls.pop(number, None) and not self.lost:
-                self._writer.write(frame(Asked(number, Cancel())))
+                self._writer.write(frame(CallFrame(number, Cancel())))
             raise
         finally:
             self._end_if_retired()
@@ -168,7 +168,7 @@ class Child:
         await asyncio.gather(*(task for task in self._tasks if task is not current), return_exceptions=True)
         await self._process.wait()
 
-    async def _meet(self, ours: socket.socket) -> None:
+    async def _wait_for_hello(self, ours: socket.socket) -> None:
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         self._tasks = [
             asyncio.create_task(self._listen(), name="child"),
@@ -191,7 +191,7 @@ class Child:
     async def _listen(self) -> None:
         try:
             while True:
-                said = said_from(await read_frame(self._reader))
+                said = read_reply(await read_frame(self._reader))
                 self._heard_at = monotonic()
                 if said.number == HELLO:
                     if not self._hello.done():
@@ -222,7 +222,7 @@ class Child:
             return
         if self.lost or not self._calls:
             return
-        mark = self._marks.on_loop()
+        mark = self._running_calls.on_loop()
         if mark != self._on_loop[0]:
             self._on_loop = mark, now
         call, _ = self._calls.get(mark[0], (None, None))
@@ -235,7 +235,7 @@ class Child:
             self._lose(Cause.MEMORY)
         elif now - self._pinged_at > PING_S:
             self._pinged_at = now
-            self._writer.write(frame(Asked(next(self._numbers), Ping())))
+            self._writer.write(frame(CallFrame(next(self._numbers), Ping())))
 
     def _lose(self, cause: Cause, culprits: set[int] | None = None) -> None:
         """Kill what is left of it, and tell those who wait. ``culprits`` None: whichever the marks name."""
@@ -248,25 +248,25 @@ class Child:
             )
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        running = (culprits or self._marks.running()) & self._calls.keys()
-        self._marks.close()
+        running = (culprits or self._running_calls.running()) & self._calls.keys()
+        self._running_calls.close()
         self._writer.close()
         if not self._hello.done():
-            self._hello.set_exception(ChildLost(cause, Blame.MAYBE))
+            self._hello.set_exception(ChildLost(cause, Involvement.MAYBE))
         calls, self._calls = self._calls, {}
         for number, (_, future) in calls.items():
             if not future.done():
-                future.set_exception(ChildLost(cause, _blame(number, running, len(calls))))
+                future.set_exception(ChildLost(cause, _involvement(number, running, len(calls))))
 
     def _end_if_retired(self) -> None:
         if self.retired and not self._calls:
             self._lose(Cause.DIED)
 
 
-def _blame(number: int, running: set[int], inside: int) -> Blame:
+def _involvement(number: int, running: set[int], inside: int) -> Involvement:
     if inside == 1 or running == {number}:
-        return Blame.THIS
-    return Blame.MAYBE if number in running or not running else Blame.OTHER
+        return Involvement.THIS
+    return Involvement.MAYBE if number in running or not running else Involvement.OTHER
 
 
 def _resident(pid: int) -> int:

@@ -23,27 +23,27 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock_workers.children.frames import (
+from penstock_workers.children.protocol import (
     HELLO,
-    After,
-    Asked,
-    Before,
+    CallFrame,
     Cancel,
     Check,
     Fault,
     Fine,
-    Have,
+    ImportHook,
     Infer,
     Inferred,
     Ping,
+    Postprocess,
+    Preprocess,
     Reply,
-    Said,
-    Usable,
-    asked_from,
+    ReplyFrame,
+    TrySchema,
+    read_call,
     frame,
     read_frame,
 )
-from penstock_workers.children.marks import LOOP, Marks
+from penstock_workers.children.running_calls import LOOP, RunningCalls
 from penstock_workers.hooks.calls import HookCalls
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ _number: ContextVar[int] = ContextVar("number of the call")
 class Serving:
     """One connection to the worker."""
 
-    def __init__(self, writer: asyncio.StreamWriter, marks: Marks, options: Options) -> None:
-        self._writer, self._marks, self._options = writer, marks, options
-        self._hooks = HookCalls(marks, options.allowed, options.hook_s)
+    def __init__(self, writer: asyncio.StreamWriter, running_calls: RunningCalls, options: Options) -> None:
+        self._writer, self._running_calls, self._options = writer, running_calls, options
+        self._hooks = HookCalls(running_calls, options.allowed, options.hook_s)
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bounded by the worker
         self._schemas: SchemaChecks | None = None
         self._lane: asyncio.Future[tuple[Lane, Failpoints]] | None = None
@@ -82,18 +82,18 @@ class Serving:
         self.say(HELLO, Fine())
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                self._take(asked_from(await read_frame(reader)))
+                self._take(read_call(await read_frame(reader)))
 
     def say(self, number: int, what: Reply) -> None:
-        self._writer.write(frame(Said(number, what)))
+        self._writer.write(frame(ReplyFrame(number, what)))
 
-    def _take(self, asked: Asked) -> None:
+    def _take(self, asked: CallFrame) -> None:
         number, what = asked.number, asked.what
         match what:
-            case Check() | Usable():
-                self._marks.enter(LOOP, number)
+            case Check() | TrySchema():
+                self._running_calls.enter(LOOP, number)
                 self.say(number, self._check(what))
-                self._marks.leave(LOOP)
+                self._running_calls.leave(LOOP)
             case Ping():
                 self.say(number, Fine())
             case Cancel():
@@ -104,7 +104,7 @@ class Serving:
                 self._tasks[number] = asyncio.get_running_loop().create_task(self._run(number, what))
                 _number.reset(token)
 
-    def _check(self, what: Check | Usable) -> Reply:
+    def _check(self, what: Check | TrySchema) -> Reply:
         if self._schemas is None:
             from penstock_workers.hooks.schema import SchemaChecks
 
@@ -116,7 +116,7 @@ class Serving:
         )
         return Fine() if words is None else Fault(words)
 
-    async def _run(self, number: int, what: Have | Before | After | Infer) -> None:
+    async def _run(self, number: int, what: ImportHook | Preprocess | Postprocess | Infer) -> None:
         try:
             answer = await (self._infer(what) if isinstance(what, Infer) else self._hooks.answer(number, what))
         except Exception as error:  # not of a hook: those come back as values
@@ -152,23 +152,23 @@ async def _open_lane(name: str) -> tuple[Lane, Failpoints]:
     return lane, Failpoints.parse(settings.failpoints)
 
 
-class _Marked:
+class _Recorded:
     """A coroutine with its number in the marks while it has the loop."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], marks: Marks, number: int) -> None:
-        self._coroutine, self._marks, self._number = coroutine, marks, number
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], running_calls: RunningCalls, number: int) -> None:
+        self._coroutine, self._running_calls, self._number = coroutine, running_calls, number
 
     def __await__(self) -> Generator[Any, Any, Any]:
         steps: Any = self._coroutine.__await__()
         step, argument = steps.send, None
         while True:
-            self._marks.enter(LOOP, self._number)
+            self._running_calls.enter(LOOP, self._number)
             try:
                 waits_for = step(argument)
             except StopIteration as end:
                 return end.value
             finally:
-                self._marks.leave(LOOP)
+                self._running_calls.leave(LOOP)
             try:
                 argument = yield waits_for
                 step = steps.send
@@ -176,23 +176,23 @@ class _Marked:
                 step, argument = steps.throw, error
 
 
-def _mark_tasks(loop: asyncio.AbstractEventLoop, marks: Marks) -> None:
+def _record_tasks(loop: asyncio.AbstractEventLoop, running_calls: RunningCalls) -> None:
     """Every task of a call, those that a hook makes itself too, is marked while it runs."""
 
-    async def marked(coroutine: Coroutine[Any, Any, Any], number: int) -> Any:
-        return await _Marked(coroutine, marks, number)
+    async def recorded(coroutine: Coroutine[Any, Any, Any], number: int) -> Any:
+        return await _Recorded(coroutine, running_calls, number)
 
     def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
         number = _number.get(0)
-        return asyncio.Task(marked(coroutine, number) if number else coroutine, loop=loop, **more)
+        return asyncio.Task(recorded(coroutine, number) if number else coroutine, loop=loop, **more)
 
     loop.set_task_factory(make)
 
 
-async def _main(fd: int, marks: Marks, options: Options) -> None:
+async def _main(fd: int, running_calls: RunningCalls, options: Options) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
-    _mark_tasks(asyncio.get_running_loop(), marks)
-    serving = Serving(writer, marks, options)
+    _record_tasks(asyncio.get_running_loop(), running_calls)
+    serving = Serving(writer, running_calls, options)
     gc.freeze()
     await serving.serve(reader)
 
@@ -232,7 +232,7 @@ def main() -> None:
     _keeper = _end_group_with_us()  # held: its pipe closes with it
     sys.path[:] = options.path
     try:
-        asyncio.run(_main(fd, Marks(marks_fd), options))
+        asyncio.run(_main(fd, RunningCalls(marks_fd), options))
     finally:
         os._exit(0)  # threads of hooks may never end
 

@@ -6,8 +6,8 @@ import os
 import sys
 from functools import partial
 
-from penstock_workers.children.child import Child, Limits
-from penstock_workers.children.crew import Start
+from penstock_workers.children.child import Child, ChildLimits
+from penstock_workers.children.child_pool import Start
 from penstock_workers.hooks.job_code import HOOK_TIMEOUT_S
 from penstock_workers.settings import WorkerSettings
 
@@ -23,4 +23,4 @@ def child_starter(settings: WorkerSettings, hook_timeout_s: float = HOOK_TIMEOUT
         "hook_s": hook_timeout_s,
         "lane": settings.lane,
     }
-    return partial(Child.start, options, Limits(settings.hook_memory_mb * MB, hook_timeout_s))
+    return partial(Child.start, options, ChildLimits(settings.hook_memory_mb * MB, hook_timeout_s))

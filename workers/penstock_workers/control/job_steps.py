@@ -29,7 +29,7 @@ from penstock_workers.control.ending import Ending
 from penstock_workers.control.feed_windows import FeedWindows
 from penstock_workers.control.job_states import JobStates
 from penstock_workers.control.leadership import Leadership, LedFeed
-from penstock_workers.control.limits import Limits
+from penstock_workers.control.limits import JobLimits
 from penstock_workers.control.outputs import OutputWriter
 from penstock_workers.control.reconcile import Reconciler
 from penstock_workers.control.resume import Resumes
@@ -72,7 +72,7 @@ class JobSteps:
         self._specs = Specs()
         self._windows = FeedWindows(hot, settings.window, self._specs)
         self._outputs = OutputWriter(settings, outcomes, outputs_written)
-        self._limits = Limits(outcomes, hot, states)
+        self._limits = JobLimits(outcomes, hot, states)
         self._completion = Completion(jobs, hot, states, balance, self._outputs)
         self._cancelling = Cancelling(jobs, outcomes, hot, states, balance, settings.visibility_timeout_s)
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)

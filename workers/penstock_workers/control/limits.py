@@ -12,7 +12,7 @@ from penstock_workers.control.budget import MICROUSD, affordable, mean_cost
 from penstock_workers.control.job_states import JobStates
 
 
-class Limits:
+class JobLimits:
     """Belongs to the control thread."""
 
     def __init__(self, outcomes: OutcomeStore, hot: RedisLedger, states: JobStates) -> None:

@@ -12,8 +12,8 @@ from penstock_ledger import Database, JobSeen, JobStore, LiveJob, LiveJobs, Outc
 from penstock_ledger.model import Job
 from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
-from penstock_workers.broker.amqp.homecoming import Homecoming
 from penstock_workers.broker.amqp.shovel import start_shovel
+from penstock_workers.broker.amqp.switch_back import SwitchBack
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.fleet_figures import FleetFigures
 from penstock_workers.control.job_steps import JobSteps
@@ -59,7 +59,7 @@ class Control:
         )
         client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=FIGURES_TIMEOUT_S)
         self._fleet_figures = FleetFigures(hot, client)
-        self._homecoming = Homecoming(client, settings) if settings.broker_url is None else None
+        self._switch_back = SwitchBack(client, settings) if settings.broker_url is None else None
         self._rounds = 0
         self._next_round = 0.0  # monotonic time of the next round, whether or not this process leads anything
         self._states: dict[str, str] = {}  # of the jobs at the last look
@@ -84,8 +84,8 @@ class Control:
         if self._recovery.rebuild_if_lost([job for job, _ in live]):
             self._counters.rebuilds += 1
             live = self._live.look()  # all feeds were rewound
-        if self._homecoming is not None:
-            self._homecoming.look()
+        if self._switch_back is not None:
+            self._switch_back.look()
         seen = self._hot.see([job for job, _ in live])
         self._steps.prepare(live, seen)
         jobs = list(zip(live, seen, strict=True))
@@ -126,7 +126,7 @@ class Control:
         """Tick now instead of at the end of the interval. Any thread."""
         self._wake.set()
 
-    def turns(self) -> bool:
+    def is_turning(self) -> bool:
         """False when a tick has not come back for so long that it never will. Any thread."""
         return time.monotonic() - self._turned_at < STUCK_S
 

@@ -72,7 +72,7 @@ class ControlEngine:
         return {}
 
     def stuck(self) -> str | None:
-        if self._control is None or self._control.turns():
+        if self._control is None or self._control.is_turning():
             return None
         return "the control loop has been stuck in one round for minutes"
 

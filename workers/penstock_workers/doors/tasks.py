@@ -24,7 +24,7 @@ from penstock_ledger import DatabaseUnavailable, PenstockError, RedisAddress
 from penstock_producer import Producer
 from penstock_producer.borders import Borders
 from penstock_producer.errors import ProducerError
-from penstock_workers.doors.book import DoorBook
+from penstock_workers.doors.task_records import TaskRecords
 from penstock_workers.errors import DoorRefused
 from penstock_workers.settings import WorkerSettings
 
@@ -46,7 +46,7 @@ class Door:
         self.settings = settings
         self._lock = threading.Lock()
         self._producer: Producer | None = None
-        self._book: DoorBook | None = None
+        self._records: TaskRecords | None = None
 
     @property
     def producer(self) -> Producer:
@@ -57,14 +57,14 @@ class Door:
             return self._producer
 
     @property
-    def book(self) -> DoorBook:
+    def records(self) -> TaskRecords:
         with self._lock:
-            if self._book is None:
+            if self._records is None:
                 address = RedisAddress.parse(self.settings.redis_url)
-                self._book = DoorBook(
+                self._records = TaskRecords(
                     address.connect(socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S)
                 )
-            return self._book
+            return self._records
 
 
 class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
@@ -120,7 +120,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         """Counted before anything of the task is looked into, and outside of this process, which may not survive it."""
         task_id = str(self.request.id)
         try:
-            crashes = self.door.book.begin(task_id)
+            crashes = self.door.records.begin(task_id)
         except RedisError as error:
             raise Reject(f"Redis does not answer ({type(error).__name__})", requeue=True) from None
         most = self.door.settings.doors.max_crashes
@@ -135,7 +135,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
     def given_back(self, task_id: str) -> None:
         """It ended, or returns to its queue because this process is told to end: no crash is counted."""
         with contextlib.suppress(RedisError):
-            self.door.book.end(task_id)
+            self.door.records.end(task_id)
 
     def overdue(self, task_id: str, given: Any) -> None:
         """It was given up from outside; what its thread still does is as if it had been sent again."""
@@ -147,7 +147,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         named = task_id or str(self.request.id)
         log.warning("%s %s is refused: %s", self.name, named, reason)
         with contextlib.suppress(RedisError):  # the client hears of it in any case
-            self.door.book.refuse(str(self.name), named, job, reason, parked=parked)
+            self.door.records.refuse(str(self.name), named, job, reason, parked=parked)
 
     def _given(self, args: Any, kwargs: Any) -> Mapping[str, Any] | str:
         """The arguments by their names, or what is wrong with them."""

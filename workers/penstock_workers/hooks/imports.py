@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_producer.hook_paths import is_allowed
-from penstock_workers.children.marks import Marks
+from penstock_workers.children.running_calls import RunningCalls
 from penstock_workers.errors import HookMissing
 
 HOOKS_KEPT = 100  # functions; two per job that has them
@@ -22,8 +22,8 @@ Hook = Callable[..., Any]
 class HookImports:
     """``allowed`` names modules, with all inside them; None allows whatever can be imported."""
 
-    def __init__(self, marks: Marks, allowed: Sequence[str] | None) -> None:
-        self._marks, self._allowed = marks, allowed
+    def __init__(self, running_calls: RunningCalls, allowed: Sequence[str] | None) -> None:
+        self._running_calls, self._allowed = running_calls, allowed
         self._found: OrderedDict[str, Hook] = OrderedDict()
         self._importing = asyncio.Lock()
 
@@ -43,7 +43,7 @@ class HookImports:
             return hook
 
     def _import(self, number: int, path: str) -> Hook:
-        with self._marks.in_thread(number):
+        with self._running_calls.in_thread(number):
             return _import(path)
 
     def _check(self, path: str) -> None:

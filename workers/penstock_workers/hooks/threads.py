@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from penstock_workers.children.marks import Marks
+from penstock_workers.children.running_calls import RunningCalls
 
 HOOK_THREADS = 4  # hooks are small; heavier ones call libraries that use the cores by themselves
 
@@ -20,8 +20,8 @@ HOOK_THREADS = 4  # hooks are small; heavier ones call libraries that use the co
 class HookThreads:
     """Calls plain functions, at most HOOK_THREADS at once. All of it runs on one event loop."""
 
-    def __init__(self, marks: Marks) -> None:
-        self._marks = marks
+    def __init__(self, running_calls: RunningCalls) -> None:
+        self._running_calls = running_calls
         self._places = asyncio.Semaphore(HOOK_THREADS)
         self._idle: list[_HookThread] = []
 
@@ -31,15 +31,15 @@ class HookThreads:
         Raises TimeoutError: then the thread goes on by itself until the child is ended.
         """
 
-        def marked() -> Any:
-            with self._marks.in_thread(number):
+        def recorded() -> Any:
+            with self._running_calls.in_thread(number):
                 return call()
 
         async with self._places:
             thread = self._idle.pop() if self._idle else _HookThread()
             try:
                 async with asyncio.timeout(timeout_s):
-                    said = await thread.run(marked)
+                    said = await thread.run(recorded)
             except BaseException:  # out of time, or the item was given up
                 thread.end()
                 raise

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import Any, NamedTuple
 
-from penstock_workers.broker.amqp.foreign import arrived
+from penstock_workers.broker.amqp.client_messages import arrived
 from penstock_workers.broker.amqp.relay_scripts import Arrived, Taken
 from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.leases import BROKER_ERRORS, FAILURES_LOGGED_EACH_S, Leases
@@ -27,7 +27,7 @@ PREFETCH_SHARE = 8  # at most one waits here for so many that the worker holds: 
 RETRY_S = 0.5  # while Redis cannot be reached
 
 
-class Waiting(NamedTuple):
+class Delivered(NamedTuple):
     """One delivery."""
 
     number: int  # RabbitMQ's delivery tag, rising on a channel
@@ -63,8 +63,8 @@ class Intake:
         self._goodbye = goodbye
         self.delivered = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-take")
-        self._waiting: deque[Waiting] = deque()  # bounded by the prefetch that the channel has asked for
-        self._group: list[Waiting] = []  # what the call under way is about
+        self._waiting: deque[Delivered] = deque()  # bounded by the prefetch that the channel has asked for
+        self._group: list[Delivered] = []  # what the call under way is about
         self._call: Future[Taken] | None = None
         self._not_before = self._failed_at = 0.0
 
@@ -80,7 +80,7 @@ class Intake:
             found = Arrived(queue, properties["message_id"], body)
         else:
             found = arrived(queue, message)
-        self._waiting.append(Waiting(info["delivery_tag"], info["consumer_tag"], found, deliver))
+        self._waiting.append(Delivered(info["delivery_tag"], info["consumer_tag"], found, deliver))
 
     def tick(self) -> None:
         """At each turn of the hub."""
@@ -139,7 +139,7 @@ class Intake:
             self._leases.conclude(self._note(group, taken), BrokerAction.GIVE_BACK)
             self._ack(group[-1].number)
 
-    def _ended(self, call: Future[Taken]) -> tuple[list[Waiting], Taken | None]:
+    def _ended(self, call: Future[Taken]) -> tuple[list[Delivered], Taken | None]:
         group, self._group, self._call = self._group, [], None
         try:
             return group, call.result()
@@ -151,19 +151,19 @@ class Intake:
                 log.warning("cannot take %d messages (%s); they wait until Redis answers", len(self), error)
             return group, None
 
-    def _note(self, group: Sequence[Waiting], taken: Taken) -> list[str]:
+    def _note(self, group: Sequence[Delivered], taken: Taken) -> list[str]:
         """Returns the tags that are ours. One of a copy may be ours as well, from before: never give back by those."""
         ours = [waiting.arrived.tag for waiting, is_ours in zip(group, taken.ours, strict=True) if is_ours]
         self._leases.claimed(ours, taken.score, dropped=len(group) - len(ours))
         return ours
 
-    def _give_back(self, call: Future[Taken], group: Sequence[Waiting]) -> None:
+    def _give_back(self, call: Future[Taken], group: Sequence[Delivered]) -> None:
         """On the thread of the call, or here when it has ended. If it failed, nothing was taken, or leases will tell."""
         if call.cancelled() or call.exception() is not None:
             return
         self._leases.conclude(self._note(group, call.result()), BrokerAction.GIVE_BACK)
 
-    def _hand_over(self, ours: Iterable[Waiting]) -> None:
+    def _hand_over(self, ours: Iterable[Delivered]) -> None:
         rest = iter(ours)
         try:
             for waiting in rest:

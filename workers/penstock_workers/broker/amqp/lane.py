@@ -102,7 +102,7 @@ class LaneShovel:
         self._is_refused = False
         return more
 
-    def bring_home(self) -> int:
+    def recall_unclaimed(self) -> int:
         """Recall what was relayed long ago; how many."""
         before = self._scripts.now() - self._timeout_s
         returned = 0

@@ -14,7 +14,7 @@ QUORUM: Final = {"x-queue-type": "quorum"}
 _PERSISTENT: Final = 2
 
 
-class Look(NamedTuple):
+class QueueState(NamedTuple):
     """A queue as RabbitMQ knows it."""
 
     ready: int  # messages that no consumer has been sent
@@ -36,10 +36,10 @@ class Publisher:
         channel.events["basic_nack"].add(self._on_nack)
         channel.events["basic_return"].add(self._on_return)
 
-    def look(self) -> Look:
+    def look(self) -> QueueState:
         """Declares the queue, which may have been deleted."""
         found = self._channel.queue_declare(self._queue, durable=True, auto_delete=False, arguments=QUORUM)
-        return Look(found.message_count, found.consumer_count)
+        return QueueState(found.message_count, found.consumer_count)
 
     def publish(self, messages: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
         """Pairs of tag and text. Returns when each was confirmed or refused; raises when that takes too long."""

@@ -37,7 +37,7 @@ FRAMES_PER_TURN = 3 * PREFETCH_MAX  # a message has three; then others on the hu
 TAKE_TIMEOUT_S = 5.0  # of a connection that takes; the hub waits for it at the end only
 
 
-class Concluder:
+class LeaseChannel:
     """What messages of ours take for their channel. They outlive the one that brought them."""
 
     no_ack_consumers = None
@@ -62,7 +62,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
     connection: Connection | None
 
     def __init__(self, connection: Connection, *arguments: Any, **options: Any) -> None:
-        self._lent = connection.lent
+        self._worker_leases = connection.worker_leases
         self._limit = 0  # what the worker may hold; 0 = as many as come
         self._intake: Intake | None = None
         self._consuming: dict[str, str] = {}  # consumer tags that go through the intake, and their queues
@@ -73,17 +73,17 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
 
     def basic_qos(self, prefetch_size: int, prefetch_count: int, a_global: bool, argsig: str = "lBb") -> Any:
         """RabbitMQ hears of a share: what the worker holds it has acknowledged."""
-        if self._lent is None:
+        if self._worker_leases is None:
             return super().basic_qos(prefetch_size, prefetch_count, a_global, argsig)
         self._limit = prefetch_count
         share = max(1, min(PREFETCH_MAX, prefetch_count // PREFETCH_SHARE)) if prefetch_count else PREFETCH_MAX
         return super().basic_qos(0, share, False)
 
     def basic_consume(self, queue: str, *arguments: Any, no_ack: bool = False, **options: Any) -> str:
-        if no_ack or self._lent is None:
+        if no_ack or self._worker_leases is None:
             return str(super().basic_consume(queue, *arguments, no_ack=no_ack, **options))
         callback = options.pop("callback")
-        intake = self._open_intake(self._lent)
+        intake = self._open_intake(self._worker_leases)
         arrive = partial(intake.add, queue, partial(self._deliver, callback))
         tag = str(super().basic_consume(queue, *arguments, no_ack=False, callback=arrive, **options))
         self._consuming[tag] = queue
@@ -98,8 +98,8 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
 
     def message_to_python(self, raw_message: Any) -> Any:
         if isinstance(raw_message, Arrived):
-            assert self._lent is not None, "only an intake makes these"
-            return Message(payload_of(raw_message.raw), channel=self._lent.concluder)
+            assert self._worker_leases is not None, "only an intake makes these"
+            return Message(payload_of(raw_message.raw), channel=self._worker_leases.lease_channel)
         return super().message_to_python(raw_message)
 
     def collect(self) -> None:
@@ -114,24 +114,24 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
 
     def room(self) -> int:
         """How many more messages the worker may hold, over all channels it has had."""
-        assert self._lent is not None, "asked by an intake"
-        return self._limit - len(self._lent.leases) if self._limit else PREFETCH_MAX
+        assert self._worker_leases is not None, "asked by an intake"
+        return self._limit - len(self._worker_leases.leases) if self._limit else PREFETCH_MAX
 
     def _on_basic_cancel(self, consumer_tag: str) -> None:
         """By RabbitMQ, because the queue is gone: Celery connects anew. Until it does, this worker asks for nothing."""
         self._consuming.pop(consumer_tag, None)
         super()._on_basic_cancel(consumer_tag)
 
-    def _open_intake(self, lent: Lent) -> Intake:
+    def _open_intake(self, worker_leases: WorkerLeases) -> Intake:
         if self._intake is not None:
             return self._intake
         hub = self.connection.hub if self.connection is not None else None
         if hub is None:
             raise RuntimeError("messages that are leased need Celery's event loop: start a worker, without -P")
-        lent.leases.open(lent.connect_keeper, lent.keys)
-        client = lent.connect(TAKE_TIMEOUT_S)
+        worker_leases.leases.open(worker_leases.connect_keeper, worker_leases.keys)
+        client = worker_leases.connect(TAKE_TIMEOUT_S)
         intake = self._intake = Intake(
-            lent.leases, TakeScript(client, lent.keys).take, room=self.room, soon=hub.call_soon,
+            worker_leases.leases, TakeScript(client, worker_leases.keys).take, room=self.room, soon=hub.call_soon,
             ack=lambda number: self.basic_ack(number, multiple=True),
             reject=lambda number: self.basic_reject(number, requeue=True), goodbye=client.close,
         )  # fmt: skip
@@ -172,17 +172,17 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
             raise
         except Exception:
             log.exception("message %s of queue %s cannot be taken; kept in %s", arrived.tag, arrived.queue, PARKED_KEY)
-            assert self._lent is not None, "only an intake delivers"
-            self._lent.leases.conclude([arrived.tag], BrokerAction.SET_ASIDE)
+            assert self._worker_leases is not None, "only an intake delivers"
+            self._worker_leases.leases.conclude([arrived.tag], BrokerAction.SET_ASIDE)
 
 
-class Lent:
+class WorkerLeases:
     """What a worker lends its connections: its leases, and where Redis keeps them."""
 
     def __init__(self, leases: Leases, address: RedisAddress, keys: Keys) -> None:
         self.leases = leases
         self.keys = keys
-        self.concluder = Concluder(leases)
+        self.lease_channel = LeaseChannel(leases)
         self._address = address
 
     def connect(self, timeout_s: float) -> Any:
@@ -213,7 +213,9 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]  # kombu is untyped
         **options: Any,
     ) -> None:
         self.hub: Any = None  # Celery's event loop; Transport writes it
-        self.lent = None if leases is None or address is None or keys is None else Lent(leases, address, keys)
+        self.worker_leases = (
+            None if leases is None or address is None or keys is None else WorkerLeases(leases, address, keys)
+        )
         super().__init__(*arguments, **options)
 
 

@@ -14,7 +14,7 @@ from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 log = logging.getLogger(__name__)
 
 
-class Homecoming:
+class SwitchBack:
     """Where Redis is the broker: messages that still lie in a RabbitMQ that was it before come back to their lists."""
 
     def __init__(self, client: redis.Redis, settings: WorkerSettings) -> None:
@@ -31,6 +31,6 @@ class Homecoming:
             return
         self._next_at = monotonic() + self._each_s
         for lane in self._lanes:
-            returned = lane.bring_home()
+            returned = lane.recall_unclaimed()
             if returned:
                 log.warning("%d messages of %s lay in RabbitMQ; they are back in Redis", returned, lane.queue)

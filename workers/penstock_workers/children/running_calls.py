@@ -27,7 +27,7 @@ def new_file() -> int:
         return os.dup(file.fileno())
 
 
-class Marks:
+class RunningCalls:
     """Written by one child, read by its worker. Takes over ``fd`` and closes it."""
 
     def __init__(self, fd: int) -> None:

@@ -20,13 +20,13 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """What goes through the socket: a call, or an answer."""
 
 
-class Have(Message, frozen=True):
+class ImportHook(Message, frozen=True):
     """Import a hook. -> Fine | Missing"""
 
     path: str
 
 
-class Before(Message, frozen=True):
+class Preprocess(Message, frozen=True):
     """Call ``preprocess``. -> Fine with the new body | Fault | Missing"""
 
     path: str
@@ -37,7 +37,7 @@ class Before(Message, frozen=True):
     body: bytes
 
 
-class After(Message, frozen=True):
+class Postprocess(Message, frozen=True):
     """Call ``postprocess``. -> Fine with what is to be stored | Refused | Fault | Missing"""
 
     path: str
@@ -49,7 +49,7 @@ class After(Message, frozen=True):
     answer: bytes
 
 
-class Usable(Message, frozen=True):
+class TrySchema(Message, frozen=True):
     """Compile a schema and try it. -> Fine | Fault"""
 
     schema: bytes
@@ -127,28 +127,28 @@ class Cancel(Message, frozen=True):
     """The worker no longer waits for the call of this number. No answer."""
 
 
-Call = Have | Before | After | Usable | Check | Infer
+Call = ImportHook | Preprocess | Postprocess | TrySchema | Check | Infer
 Reply = Fine | Refused | Fault | Missing | Inferred
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CallFrame(msgspec.Struct, frozen=True):
     number: int
-    what: Have | Before | After | Usable | Check | Infer | Ping | Cancel
+    what: ImportHook | Preprocess | Postprocess | TrySchema | Check | Infer | Ping | Cancel
 
 
-class Said(msgspec.Struct, frozen=True):
+class ReplyFrame(msgspec.Struct, frozen=True):
     number: int
     what: Fine | Refused | Fault | Missing | Inferred
 
 
 HELLO: Final = 0  # the number of what a child says first, once it can take calls
 
-asked_from: Final = msgspec.msgpack.Decoder(Asked).decode
-said_from: Final = msgspec.msgpack.Decoder(Said).decode
+read_call: Final = msgspec.msgpack.Decoder(CallFrame).decode
+read_reply: Final = msgspec.msgpack.Decoder(ReplyFrame).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-def frame(message: Asked | Said) -> bytes:
+def frame(message: CallFrame | ReplyFrame) -> bytes:
     encoded = _encode(message)
     return len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded
 

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from penstock_workers.children.child import Blame, Cause, Child, ChildLost
-from penstock_workers.children.frames import Call, Reply
+from penstock_workers.children.child import Cause, Child, ChildLost, Involvement
+from penstock_workers.children.protocol import Call, Reply
 
 WIDTHS: Final = (64, 8, 1)  # calls at once in one child, line by line
 DEATHS_ALLOWED: Final = 2  # one may be the machine's doing (out of memory beside us), two are the call's
@@ -22,7 +22,7 @@ SPREAD: Final = 8  # calls in each child before another one is started
 Start = Callable[[], Awaitable[Child]]
 
 
-class Guilty(Exception):
+class CallEndedChild(Exception):
     """A call ended its child. ``cause`` tells how, ``deaths`` how often."""
 
     def __init__(self, cause: Cause, deaths: int) -> None:
@@ -30,7 +30,7 @@ class Guilty(Exception):
         self.cause, self.deaths = cause, deaths
 
 
-class Crew:
+class ChildPool:
     """``start`` makes a child, ``processes`` is how many share the first line; none is started before the first call."""
 
     def __init__(self, start: Start, processes: int, widths: Sequence[int] = WIDTHS) -> None:
@@ -38,19 +38,19 @@ class Crew:
         self._lines = [_Line(start, widths[0], processes), *narrow]
 
     async def ask(self, call: Call, line: int = 0) -> Reply:
-        """The answer of a child. Raises Guilty, and ChildBroken when no child can be started."""
+        """The answer of a child. Raises CallEndedChild, and ChildBroken when no child can be started."""
         last = len(self._lines) - 1
         deaths = spared = 0
         while True:
             try:
                 return await self._lines[line].ask(call)
             except ChildLost as lost:
-                if lost.blame is Blame.OTHER and spared < SPARED_MAX:
+                if lost.involvement is Involvement.OTHER and spared < SPARED_MAX:
                     spared += 1
-                elif lost.blame is Blame.THIS:
+                elif lost.involvement is Involvement.THIS:
                     deaths += 1
                     if lost.cause is Cause.STUCK or deaths >= DEATHS_ALLOWED:
-                        raise Guilty(lost.cause, deaths) from None
+                        raise CallEndedChild(lost.cause, deaths) from None
                     line = last
                 else:
                     line = min(line + 1, last)
