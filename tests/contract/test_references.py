@@ -11,7 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    "benchmarks", "cli", "docs", "docker", "examples", "helm", "ledger", "producer", "ratelimit", "simulate", "tests", "tools", "workers",
+    "docker",
+    "benchmarks", "cli", "docs", "examples", "helm", "ledger", "producer", "ratelimit", "simulate", "tests", "tools", "workers",
 )  # fmt: skip
 WRITTEN_BY_USERS = {"penstock.toml", "hooks.py", "my_hooks.py", "tasks.py"}
 

@@ -43,7 +43,7 @@ class Channel:
         self.soon: list[Callable[[], object]] = []
         self.intake = Intake(
             self.leases, self.take, room=lambda: self.limit - len(self.leases), soon=self.soon.append,
-            ack=self.acked.append, reject=self.rejected.append, goodbye=str,
+            ack=self.acked.append, reject=self.rejected.append, disconnect=str,
         )  # fmt: skip
         self.number = 0
 

@@ -1,4 +1,4 @@
-"""Put a worker together: the one place that knows every part."""
+"""Builds a worker from its parts."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class WorkerEngine:
         return {**self._host.stats(), **self._settler.stats()}
 
     def stuck(self) -> str | None:
-        """A control loop beside the items may be stuck: others lead its jobs when its leases end, and the items go on."""
+        """A control loop beside the items may be stuck: other processes lead its jobs when its leases end, and the items go on."""
         return next((why for backlog in self._backlogs if (why := backlog.overdue()) is not None), None)
 
     def trouble(self) -> str | None:
@@ -181,7 +181,7 @@ class WorkerEngine:
             yield from self._control.figures()
 
     async def _report_drain(self) -> None:
-        """Into Redis, for the fleet's figures: the metrics of a process that has ended are not read. The rest was released."""
+        """Write the drain's figures to Redis: the metrics of a process that has ended are not read."""
         if self._held_at_drain is None or self._hot is None:
             return
         finished = min(self._held_at_drain, self._ended() - self._ended_before)
@@ -212,7 +212,7 @@ class WorkerEngine:
 
 
 def _admission(settings: WorkerSettings, lane: Lane) -> Admission:
-    """Providers are shared by the fleet and paced together; an engine in this worker knows when it has room."""
+    """The shared quota for providers; the engine itself for lanes that host one."""
     if isinstance(lane, GpuLane | SidecarLane):
         return RoomAdmission(lane.room)
     if settings.lane == "embed":
@@ -232,7 +232,7 @@ def _quarantine(settings: WorkerSettings, lane: Lane, suspects: ChildPool) -> Qu
 
 
 def _after_settling(also: Durable | None, group: Sequence[Settled]) -> None:
-    """Large answers leave the memory; where items are traced, their spans are made."""
+    """Free the memory of large answers, and make the spans of traced items."""
     for item, _ in group:
         if isinstance(item, Attempt) and item.room is not None:
             item.room.release()

@@ -1,4 +1,4 @@
-"""Named places where a test, or an operator proving a point, can make a worker die.
+"""Named places where a test, or an operator, can make a worker die.
 
 A failpoint is written ``<place>[:<doc_id>]:<act>`` and several are separated by commas, for example ``infer:doc-7:kill`` or
 ``after_commit:kill``. The acts: ``kill`` (SIGKILL to this process), ``raise`` (an unexpected error). Off unless the setting
@@ -41,7 +41,7 @@ class Failpoints:
         return cls(tuple(_parse_one(part.strip()) for part in text.split(",") if part.strip()))
 
     def hit(self, place: str, doc_id: str | None = None) -> None:
-        """Die here if somebody asked for it; free when nothing is armed."""
+        """Act if a failpoint is armed for this place."""
         for failpoint in self._armed:
             if failpoint.matches(place, doc_id):
                 _act(failpoint)

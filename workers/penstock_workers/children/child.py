@@ -1,4 +1,4 @@
-"""The worker's end of one child process: calls go in, answers come out, and its death is told to every call inside it."""
+"""The worker's end of one child process: it sends calls, receives answers, and fails every pending call when the child dies."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ from penstock_workers.errors import ChildBroken
 
 log = logging.getLogger(__name__)
 
-START_S = 60.0  # until a child can take calls; most of a second of a core, on a machine that has one to spare
-WATCH_S = 0.5  # between looks at its marks and its memory
+START_S = 60.0  # until a child can take calls: most of a second on an idle core
+WATCH_S = 0.5  # between checks of its running calls and its memory
 PING_S = 5.0
-SILENT_S = 65.0  # without a sign of life although it has calls: longer than a hook may take
+SILENT_S = 65.0  # without an answer although it has calls: longer than a hook may take
 CHECK_S = 5.0  # one check of an answer against a schema; a usual one takes well under a millisecond
-IDLE_S = 60.0  # a child that has had no call for so long is ended: its memory is of more use elsewhere
+IDLE_S = 60.0  # a child that has had no call for so long is ended: to free its memory
 PROGRAM = "penstock_workers.children.serve"
 
 
 class Cause(Enum):
-    """How a child was lost."""
+    """Why a child was lost."""
 
     DIED = "died"
-    STUCK = "stuck"  # killed: a call did not let go of it in its time
+    STUCK = "stuck"  # killed: a call blocked it for longer than it may
     MEMORY = "memory"  # killed: it held more than it may
 
 
 class Involvement(Enum):
-    """What the marks of a lost child say of one call that was inside."""
+    """Whether a pending call ended its child."""
 
     THIS = "this"
     MAYBE = "maybe"  # one of several
@@ -69,7 +69,7 @@ class Involvement(Enum):
 
 
 class ChildLost(Exception):
-    """The child is gone, and with it the answer to this call."""
+    """The child ended before it answered this call."""
 
     def __init__(self, cause: Cause, involvement: Involvement) -> None:
         super().__init__(cause, involvement)
@@ -92,7 +92,7 @@ class ChildLimits:
 
 
 class Child:
-    """Used on one event loop. Bounded by its caller: it takes as many calls as it is given."""
+    """Used on one event loop. Its caller bounds the number of calls."""
 
     def __init__(self, process: Process, running_calls: RunningCalls, limits: ChildLimits) -> None:
         self.retired = False  # takes no more calls, and is ended when those inside are answered
@@ -104,7 +104,10 @@ class Child:
         self._calls: dict[int, tuple[Call, asyncio.Future[Reply]]] = {}
         self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heard_at = self._pinged_at = monotonic()
-        self._on_loop: tuple[tuple[int, int], float] = ((0, 0), 0.0)  # the loop's mark, and since when it is the same
+        self._on_loop: tuple[tuple[int, int], float] = (
+            (0, 0),
+            0.0,
+        )  # the call on the child's loop and its step, and since when
         self._has_calls = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -141,7 +144,7 @@ class Child:
         number = next(self._numbers)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         if not self._calls:
-            self._heard_at = monotonic()  # silence counts from the first call on
+            self._heard_at = monotonic()  # an idle child is silent
         self._calls[number] = call, future
         self._has_calls.set()
         try:
@@ -154,12 +157,12 @@ class Child:
         finally:
             self._end_if_retired()
         if isinstance(answer, Fault) and answer.hangs:
-            self.retired = True  # a thread of it hangs, and ends only with the process
+            self.retired = True  # one of its threads hangs, and ends only with the process
             self._end_if_retired()
         return answer
 
     async def end(self) -> None:
-        """Now, whatever is inside."""
+        """Kill the child; pending calls fail."""
         self._lose(Cause.DIED)
         current = asyncio.current_task()
         for task in self._tasks:
@@ -182,7 +185,7 @@ class Child:
             status = self._process.returncode
             raise ChildBroken(
                 f"the process for hooks and schemas did not start within {START_S:.0f} s (exit status {status}); "
-                "its words are in the worker's log"
+                "its output is in the worker's log"
             ) from None
         except asyncio.CancelledError:
             await self.end()
@@ -201,7 +204,7 @@ class Child:
                 if future is not None and not future.done():
                     future.set_result(said.what)
         except (asyncio.IncompleteReadError, OSError, ValueError, msgspec.MsgspecError):
-            self._lose(Cause.DIED)  # garbage counts as a death: nothing that follows can be understood
+            self._lose(Cause.DIED)  # unreadable data counts as a death: what follows it cannot be read, either
 
     async def _watch(self) -> None:
         while not self.lost:
@@ -217,7 +220,7 @@ class Child:
             self._look(monotonic())
 
     def _look(self, now: float) -> None:
-        if self._process.returncode is not None:  # what it started itself may hold its socket open
+        if self._process.returncode is not None:  # processes that it started may keep its socket open
             self._lose(Cause.DIED)
             return
         if self.lost or not self._calls:
@@ -238,7 +241,7 @@ class Child:
             self._writer.write(frame(CallFrame(next(self._numbers), Ping())))
 
     def _lose(self, cause: Cause, culprits: set[int] | None = None) -> None:
-        """Kill what is left of it, and tell those who wait. ``culprits`` None: whichever the marks name."""
+        """Kill the child and fail its pending calls. ``culprits`` None: the calls that were running."""
         if self.lost:
             return
         self.lost = True
@@ -270,7 +273,7 @@ def _involvement(number: int, running: set[int], inside: int) -> Involvement:
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory that the process holds; 0 where /proc does not tell."""
+    """Bytes of memory that the process holds; 0 where /proc does not say."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * resource.getpagesize()
     except (OSError, IndexError, ValueError):

@@ -1,7 +1,7 @@
 """The child: `python -m penstock_workers.children.serve SOCKET MARKS OPTIONS`, started by ``Child.start`` only.
 
-It answers calls until its worker is gone. Signals to end that reach a whole group of processes do not reach it: it leads a
-group of its own, so that what hooks start ends with it.
+It answers calls until its worker ends. It leads a process group of its own, so that signals to the worker's group do not
+reach it, and processes that hooks start end with it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from penstock_workers.children.protocol import (
     Reply,
     ReplyFrame,
     TrySchema,
-    read_call,
     frame,
+    read_call,
     read_frame,
 )
 from penstock_workers.children.running_calls import LOOP, RunningCalls
@@ -55,13 +55,13 @@ PR_SET_PDEATHSIG = 1
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What a child is told at its start."""
+    """The options that a child is started with."""
 
     worker: int  # pid
-    path: list[str]  # where the worker finds its modules
+    path: list[str]  # the worker's sys.path
     allowed: list[str] | None = None  # the setting hook_modules
     hook_s: float = 60.0
-    lane: str = "api"  # whose items are inferred here, should any be under suspicion
+    lane: str = "api"  # the lane of suspected items
 
 
 _number: ContextVar[int] = ContextVar("number of the call")
@@ -119,14 +119,14 @@ class Serving:
     async def _run(self, number: int, what: ImportHook | Preprocess | Postprocess | Infer) -> None:
         try:
             answer = await (self._infer(what) if isinstance(what, Infer) else self._hooks.answer(number, what))
-        except Exception as error:  # not of a hook: those come back as values
+        except Exception as error:  # an error of Penstock: a hook's exceptions come back as values
             answer = Fault(f"{type(error).__name__}: {error}")
         finally:
             self._tasks.pop(number, None)
         self.say(number, answer)
 
     async def _infer(self, what: Infer) -> Inferred:
-        """An exception is no death: only what ends the process without one is held against the item."""
+        """An exception does not count against the item; only a call that ends the process does."""
         from penstock_workers.item.answer import NoAnswer
         from penstock_workers.item.lane import Request
 
@@ -153,7 +153,7 @@ async def _open_lane(name: str) -> tuple[Lane, Failpoints]:
 
 
 class _Recorded:
-    """A coroutine with its number in the marks while it has the loop."""
+    """A coroutine whose number is recorded while it has the loop."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], running_calls: RunningCalls, number: int) -> None:
         self._coroutine, self._running_calls, self._number = coroutine, running_calls, number
@@ -177,7 +177,7 @@ class _Recorded:
 
 
 def _record_tasks(loop: asyncio.AbstractEventLoop, running_calls: RunningCalls) -> None:
-    """Every task of a call, those that a hook makes itself too, is marked while it runs."""
+    """Record every task of a call while it runs, those that a hook starts included."""
 
     async def recorded(coroutine: Coroutine[Any, Any, Any], number: int) -> Any:
         return await _Recorded(coroutine, running_calls, number)
@@ -198,7 +198,7 @@ async def _main(fd: int, running_calls: RunningCalls, options: Options) -> None:
 
 
 def _end_with_worker(worker: int) -> None:
-    """Even when a hook keeps this process from noticing that its worker is gone; and be the first to go when memory is short."""
+    """Have the kernel end this process with its worker, and before the worker when memory runs out."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):
@@ -208,12 +208,12 @@ def _end_with_worker(worker: int) -> None:
 
 
 def _end_group_with_us() -> subprocess.Popen[bytes] | None:
-    """What hooks have started would outlive this process when its worker is killed: a shell waits for our end, and ends them.
+    """Start a shell that waits for the end of this process and kills what hooks have started, which would outlive it.
 
-    It hears of it by a signal, or where there is none by the end of a pipe, which processes forked by hooks hold open, too.
+    It learns of the end by a signal, or else by the end of a pipe, which processes forked by hooks may hold open.
     """
     if os.getpgrp() != os.getpid():
-        return None  # started by hand: the group is not ours to end
+        return None  # started by hand: the process group belongs to a terminal
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
     with contextlib.suppress(OSError):  # an image without a shell
         return subprocess.Popen(
@@ -226,7 +226,7 @@ def _end_group_with_us() -> subprocess.Popen[bytes] | None:
 
 def main() -> None:
     fd, marks_fd, options = int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Options)
-    os.set_inheritable(fd, False)  # what hooks start must not hold it open
+    os.set_inheritable(fd, False)  # processes that hooks start must not hold it open
     os.set_inheritable(marks_fd, False)
     _end_with_worker(options.worker)
     _keeper = _end_group_with_us()  # held: its pipe closes with it

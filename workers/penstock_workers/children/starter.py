@@ -15,7 +15,7 @@ MB = 1024 * 1024
 
 
 def child_starter(settings: WorkerSettings, hook_timeout_s: float = HOOK_TIMEOUT_S) -> Start:
-    """``settings`` give what hooks may be, how much memory a child may hold, and the lane that suspects are inferred in."""
+    """``settings`` give the allowed hook modules, the memory limit of a child, and the lane of suspected items."""
     options = {
         "worker": os.getpid(),
         "path": list(sys.path),

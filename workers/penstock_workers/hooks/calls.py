@@ -1,4 +1,4 @@
-"""In a child: call a job's hooks, and turn whatever they do into an answer for the worker."""
+"""Runs in a child: calls a job's hooks, and turns their results and failures into answers for the worker."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from penstock_workers.hooks.threads import HookThreads
 
 HOOK_RESULT_BYTES = (
     32 * 1024 * 1024
-)  # as an answer of a provider: what is larger would burden SQL and everybody's memory
-WORDS_CHARS = 2_000  # of what a hook says of its failure; a dead letter keeps fewer
+)  # as an answer of a provider: what is larger would burden SQL and the memory of every reader
+WORDS_CHARS = 2_000  # of a hook's error text; a dead letter keeps fewer
 TRACE_CHARS = 20_000
 
 
 class HookFault(Exception):
-    """A call of a hook that came to nothing. Its text is for the dead letter."""
+    """A call of a hook that failed. Its text is for the dead letter."""
 
     def __init__(self, words: str, *, overtime: bool = False, hangs: bool = False, trace: str = "") -> None:
         super().__init__(words)
@@ -35,7 +35,7 @@ class HookFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """What a call raised, as a value: no exception of a hook travels through an event loop, where some would end it."""
+    """What a call raised, as a value: some exceptions would end the event loop."""
 
     error: BaseException
 
@@ -47,7 +47,7 @@ class HookCalls:
         self._imports = HookImports(running_calls, allowed)
         self._threads = HookThreads(running_calls)
         self._timeout_s = timeout_s
-        self._logged: set[str] = set()  # hooks whose traceback was told; as many as were ever imported
+        self._logged: set[str] = set()  # hooks whose traceback was sent; as many as were ever imported
 
     async def answer(self, number: int, call: ImportHook | Preprocess | Postprocess) -> Reply:
         try:
@@ -77,7 +77,7 @@ class HookCalls:
         return Fine(_json(said))
 
     async def _call(self, number: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the hook says. Raises HookFault for everything that the hook raises."""
+        """The hook's result. Raises HookFault for everything that the hook raises."""
         in_thread = not inspect.iscoroutinefunction(function)
         try:
             if in_thread:
@@ -102,12 +102,12 @@ class HookCalls:
             except asyncio.CancelledError as error:
                 if task is None or task.cancelling():
                     raise
-                return _Raised(error)  # of something that the hook itself waited for
+                return _Raised(error)  # a timeout of the hook's own
             except BaseException as error:
                 return _Raised(error)
 
     def _trace_once(self, path: str, trace: str) -> str:
-        """The first traceback of a hook is for its author; a million more would only fill the disk."""
+        """The traceback, for the first failure of a hook only: more would fill the disk."""
         if not trace or path in self._logged:
             return ""
         self._logged.add(path)

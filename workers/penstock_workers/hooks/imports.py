@@ -28,7 +28,7 @@ class HookImports:
         self._importing = asyncio.Lock()
 
     async def get(self, number: int, path: str) -> Hook:
-        """For the call of this number. Raises HookMissing, as often as it is asked for: what is corrected is found then."""
+        """For the call of this number. Raises HookMissing, again at each call, so that a corrected hook is found."""
         hook = self._found.get(path)
         if hook is not None:
             self._found.move_to_end(path)
@@ -59,7 +59,7 @@ class HookImports:
 def _import(path: str) -> Hook:
     name, _, attribute = path.partition(":")
     _add_working_folder()
-    importlib.invalidate_caches()  # the file may have been put there just now
+    importlib.invalidate_caches()  # the file may be new
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:

@@ -1,6 +1,6 @@
-"""What a job brings with it, its hooks and its schema, as the runner asks for it: everything runs in child processes.
+"""Runs a job's hooks and checks its answers against its schema, both in child processes.
 
-An answer that was paid for stays here while a child that died over it is tried again: a crash is never paid for twice.
+The worker keeps a paid answer while its check is repeated after a crash, so no crash causes a second call.
 """
 
 from __future__ import annotations
@@ -39,18 +39,16 @@ from penstock_workers.item.failures import Failure, Reply
 log = logging.getLogger(__name__)
 
 HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck
-STUCK_MAX = (
-    16  # calls of a hook in a row that took too long; with more of them the hook is broken, not one of its documents
-)
+STUCK_MAX = 16  # calls of a hook in a row that took too long: then the hook is broken, not one document
 KEPT = 200  # hooks and schemas that are known to be usable: one schema and two hooks per job
 # Between tries to start a process for an answer that is paid for: a minute in which memory or processes may come free. Then
 # its job pauses, and the document is paid for again when that is over.
 START_AGAIN_S = (1.0, 4.0, 10.0, 15.0, 30.0)
-HELD_S = 10.0  # for so long a hook that is broken is not tried again: its job is about to pause
+HELD_S = 10.0  # a broken hook is not called again for so long: its job is about to pause
 
 
 class JobCode:
-    """``hooks`` and ``checks`` run what jobs bring, ``suspects`` the same for items under suspicion, in lines of theirs."""
+    """``hooks`` and ``checks`` are the pools for ordinary items, ``suspects`` is the one for suspected items."""
 
     def __init__(
         self, hooks: ChildPool, checks: ChildPool, suspects: ChildPool, hook_timeout_s: float = HOOK_TIMEOUT_S
@@ -65,7 +63,7 @@ class JobCode:
         self._logged: set[str] = set()  # hooks whose traceback is in the log; as many as were ever imported
 
     async def ready(self, attempt: Attempt) -> None:
-        """Before anything is paid: raises HookMissing, HookStuck or SchemaUnusable when an answer could not be accepted."""
+        """Check the hooks and the schema before the call: raises HookMissing, HookStuck or SchemaUnusable when an answer could not be accepted."""
         spec = attempt.job.spec
         for path in (spec.preprocess, spec.postprocess):
             if path is not None:
@@ -88,7 +86,7 @@ class JobCode:
         return None
 
     async def accept(self, attempt: Attempt, reply: Reply) -> Reply | Failure:
-        """See whether a reply is what the job asked for: its schema first, then its hook. Raises HookMissing."""
+        """Check a reply against the job's schema, then pass it to its hook. Raises HookMissing."""
         if attempt.job.spec.response_schema is not None:
             mismatch = await self._check(attempt, reply)
             if mismatch is not None:
@@ -198,13 +196,13 @@ class JobCode:
     # -- both ----------------------------------------------------------------------------------------------------------
 
     async def _ask(self, pool: ChildPool, attempt: Attempt, call: Call) -> Said:
-        """Raises ChildBroken at once before anything is paid for, and for what is paid for when it waited in vain."""
+        """Raises ChildBroken: at once before the call, and after several attempts where an answer is paid for."""
         if isinstance(call, Postprocess | Check):
             for pause_s in START_AGAIN_S:
                 try:
                     return await self._ask_once(pool, attempt, call)
                 except ChildBroken as error:
-                    self._failures.tell("an answer waits for a process to check it in", error, "it is tried again")
+                    self._failures.tell("an answer waits for a process that can check it", error, "it is tried again")
                     await asyncio.sleep(pause_s)
         return await self._ask_once(pool, attempt, call)
 
@@ -212,7 +210,7 @@ class JobCode:
         return await (self._suspects.ask(call, attempt.line) if attempt.confined else pool.ask(call))
 
     async def _once(self, name: str, look: Callable[[], Awaitable[None]]) -> None:
-        """Look whether a hook or a schema can be used, unless that is known."""
+        """Check once whether a hook or a schema can be used."""
         until, error = self._broken.get(name, (0.0, None))
         if error is not None:
             if monotonic() < until:

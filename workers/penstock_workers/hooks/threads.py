@@ -1,6 +1,6 @@
-"""In a child: threads for hooks that are plain functions. One that never returns costs its thread, and then its child.
+"""In a child: threads for hooks that are plain functions. One that never returns blocks its thread until its child is ended.
 
-Not a ThreadPoolExecutor: there waiting for a thread would count against a hook's time, a stuck hook would keep its place
+In a ThreadPoolExecutor waiting for a thread would count against a hook's time, a stuck hook would keep its place
 for good, and the interpreter would wait for it at its end.
 """
 
@@ -40,7 +40,7 @@ class HookThreads:
             try:
                 async with asyncio.timeout(timeout_s):
                     said = await thread.run(recorded)
-            except BaseException:  # out of time, or the item was given up
+            except BaseException:  # timed out, or the item was cancelled
                 thread.end()
                 raise
             self._idle.append(thread)
@@ -52,7 +52,7 @@ class HookThreads:
 
 
 class _HookThread:
-    """One thread that makes one call at a time. It never keeps the process from ending."""
+    """One thread that makes one call at a time. It does not keep the process from ending."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
@@ -74,7 +74,7 @@ class _HookThread:
             try:
                 future.get_loop().call_soon_threadsafe(_tell, future, said)
             except RuntimeError:
-                return  # the loop has closed: nobody listens
+                return  # the loop has closed
 
 
 def _tell(future: asyncio.Future[Any], said: Any) -> None:

@@ -1,4 +1,4 @@
-"""Connections to RabbitMQ apart from a worker's own, and what kombu must know to make those."""
+"""Connects to RabbitMQ outside of a worker's consumer, and registers Penstock's AMQP transports with kombu."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRANSPORTS: Final = {"amqp": "Transport", "amqps": "TlsTransport"}
 
 
 def register() -> None:
-    """Make our schemes known to kombu."""
+    """Register Penstock's AMQP schemes with kombu."""
     for scheme, name in _TRANSPORTS.items():
         TRANSPORT_ALIASES[OURS + scheme] = f"penstock_workers.broker.amqp.transport:{name}"
 
