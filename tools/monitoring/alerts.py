@@ -1,7 +1,6 @@
-"""When a person should look, and what to do then: Prometheus's rules and the runbook in docs/production.md are made from this.
+"""Alerts and what to do about them: Prometheus's rules and the runbook in docs/production.md are made from this.
 
-What a control loop tells of the fleet comes from each of them alike, hence ``max by``. Thresholds are where people of a fleet
-that works through a night would want to know; severity `critical` is worth waking a person.
+Every control loop reports the same figures of the fleet, hence ``max by``. Severity `critical` is worth waking a person.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ ALERTS: Final = (
         "PenstockNoWorkers", "critical",
         f"max by (lane) ({of.QUEUED} + {of.UNACKED}) > 0 and max by (lane) ({of.WORKERS}) == 0", "15m",
         "Lane {{ $labels.lane }} has work and no worker",
-        "Messages wait and no worker of the lane has beaten its heart for 15 s. Look whether its pods are pending (quota of the "
+        "Messages wait and no worker of the lane has sent a heartbeat for 15 s. Look whether its pods are pending (quota of the "
         "cloud, no spot capacity, an image that cannot be pulled) or restart (`kubectl logs --previous`). With KEDA, look "
         "whether the ScaledObject is ready and reaches Redis. Nothing is lost meanwhile: the queue waits.",
     ),
@@ -62,8 +61,8 @@ ALERTS: Final = (
     Alert(
         "PenstockUnsettled", "warning", f"max by (instance, lane) ({of.UNSETTLED_OLDEST}) > 300", "5m",
         "{{ $labels.instance }} has had something to store for {{ $value | humanizeDuration }}",
-        "A store does not take what the worker tells it. `penstock-probe alive` in the pod, `celery inspect stats` "
-        "(`store-trouble`) and its log say which one and why: away, full, locked, read-only, or a refusal. Put the store right "
+        "A store does not accept what the worker writes. `penstock-probe alive` in the pod, `celery inspect stats` "
+        "(`store-trouble`) and its log say which one and why: away, full, locked, read-only, or a refusal. Repair the store "
         "and leave the workers alone: ending one throws away answers that are paid for. After a quarter of an hour a worker "
         "whose store answers, and takes nothing all the same, ends itself by its probe.",
     ),
@@ -128,13 +127,13 @@ ALERTS: Final = (
     ),
     Alert(
         "PenstockMessagesLost", "warning", f"sum by (lane) (increase({of.REPUBLISHED}[15m])) > 0", "0m",
-        "{{ $value | humanize }} documents of lane {{ $labels.lane }} were nowhere and were published again",
-        "The queue is a cache of work and this is its cure, but something lost messages: a Redis that restarted without its "
+        "{{ $value | humanize }} documents of lane {{ $labels.lane }} were lost and published again",
+        "Nothing is missing any more, but something lost messages: a Redis that restarted without its "
         "newest second, an eviction policy (`penstock doctor` looks), a FLUSHALL, or a worker of an older release.",
     ),
     Alert(
         "PenstockRedisForgot", "critical", f"sum(increase({of.REBUILDS}[15m])) > 0", "0m",
-        "Redis had lost its memory and was rebuilt from SQL",
+        "Redis had lost its data and was rebuilt from SQL",
         "Redis restarted, failed over or was flushed. The completed set was read from SQL, so nothing is paid twice. See why: "
         "memory, node, missing AOF. A replica that was promoted may lack the newest second; reconciliation finds that.",
     ),
@@ -170,7 +169,7 @@ ALERTS: Final = (
         "PenstockUnreadable", "warning", f"max({of.UNREADABLE}) > 0", "5m",
         "{{ $value | humanize }} messages could not be read by any worker and wait for a person",
         "`redis-cli LRANGE penstock:parked:unknown 0 0` shows one. They come from a newer producer (upgrade the workers and "
-        "push them back with `LMOVE`), or from a program that is not ours.",
+        "push them back with `LMOVE`), or from a program that is not Penstock.",
     ),
     Alert(
         "PenstockEngineStarves", "info",

@@ -1,4 +1,4 @@
-"""Grafana's dashboards, as few lines per panel as can be read. What is fleet-wide comes from each control loop: ``max by``."""
+"""Grafana's dashboards, few lines per panel. Every control loop reports the same figures of the fleet: ``max by``."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
               ((_fleet(of.OUTSTANDING), "{{lane}} outstanding"), (_fleet(of.WINDOW), "{{lane}} target"))),
         Panel("Fed", "Documents published per second.", "ops", ((_rate(of.FED, "lane"), "{{lane}}"),)),
         Panel("Jobs", "Live ones.", "short", ((_fleet(of.JOBS, "state"), "{{state}}"),)),
-        Panel("Workers", "Heard of within 15 s.", "short", ((_fleet(of.WORKERS), "{{lane}}"),)),
+        Panel("Workers", "Workers that sent a heartbeat within 15 s.", "short", ((_fleet(of.WORKERS), "{{lane}}"),)),
     )),
     PanelRow("What went wrong", (
         Panel("Leases", "Messages given back for dead workers, and leases lost, per second.", "ops",
               ((_rate(of.LEASES_RESTORED, "lane"), "{{lane}} restored"), (_rate(of.LEASES_LOST, "lane"), "{{lane}} lost"))),
-        Panel("Reconciliation", "Documents published again because they were nowhere; rounds.", "ops",
+        Panel("Reconciliation", "Documents published again because their messages were lost; rounds.", "ops",
               ((_rate(of.REPUBLISHED, "lane"), "{{lane}} republished"), (_rate(of.RECONCILES, "lane"), "{{lane}} rounds"))),
         Panel("Drains", "Items held when workers were told to end, in the last hour.", "short",
               ((f"max by (lane, result) (increase({of.DRAINED}{{{LANE}}}[1h]))", "{{lane}} {{result}}"),
@@ -94,7 +94,7 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
         Panel("Control", "Failed rounds per second, rebuilds of Redis.", "ops",
               ((f'sum(rate({of.TICKS}{{result="failed"}}[$__rate_interval]))', "failed rounds"),
                (f"sum(increase({of.REBUILDS}[$__rate_interval]))", "rebuilds"))),
-        Panel("Unreadable", "Messages that wait for a person.", "short", ((f"max({of.UNREADABLE})", "messages"),)),
+        Panel("Unreadable", "Messages that an operator must look at.", "short", ((f"max({of.UNREADABLE})", "messages"),)),
     )),
 ))  # fmt: skip
 

@@ -157,7 +157,7 @@ class WorkerEngine:
         return {**self._host.stats(), **self._settler.stats()}
 
     def stuck(self) -> str | None:
-        """A control loop beside the items may be stuck: other processes lead its jobs when its leases end, and the items go on."""
+        """A control loop beside the items may be stuck: its leases then end, others lead its jobs, and the items go on."""
         return next((why for backlog in self._backlogs if (why := backlog.overdue()) is not None), None)
 
     def trouble(self) -> str | None:

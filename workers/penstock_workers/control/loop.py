@@ -1,4 +1,4 @@
-"""One loop over every live job: a round looks at each, does a bounded amount of work, and comes back."""
+"""One loop over all live jobs: each round does a bounded amount of work for each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock_workers.tracing import Tracing, open_tracing
 log = logging.getLogger(__name__)
 
 PROMOTE_MAX = 1_000  # due retries brought back per queue and round
-ASIDE_S = 2.0  # between the rounds of a process that leads nothing: it helps where the leader is busy, dead or gone
+ASIDE_S = 2.0  # between the rounds of a process that leads nothing: it helps where a leader is busy or dead
 FIGURES_TIMEOUT_S = 15.0  # of Redis, as for the other connections of a control loop
 STUCK_S = 300.0  # of one round: stores and sources answer, or fail, much sooner
 FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
@@ -66,7 +66,7 @@ class Control:
         self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
     def tick(self) -> None:
-        """Look at all live jobs, and work on them if that is for this process to do."""
+        """Look at all live jobs, and work on them if this process leads them or could."""
         live = self._live.look()
         if self._is_due(live):
             self._next_round = time.monotonic() + ASIDE_S
@@ -83,14 +83,14 @@ class Control:
     def _round(self, live: Sequence[LiveJob]) -> None:
         if self._recovery.rebuild_if_lost([job for job, _ in live]):
             self._counters.rebuilds += 1
-            live = self._live.look()  # all feeds were rewound
+            live = self._live.look()  # recovery has rewound all feeds
         if self._switch_back is not None:
             self._switch_back.look()
         seen = self._hot.see([job for job, _ in live])
         self._steps.prepare(live, seen)
         jobs = list(zip(live, seen, strict=True))
         first = self._rounds % max(1, len(jobs))
-        for job, of_job in (*jobs[first:], *jobs[:first]):  # by turns: who is fed first is ahead in the queue
+        for job, of_job in (*jobs[first:], *jobs[:first]):  # in turns: the job that is fed first is ahead in the queue
             self._step(job, of_job)
         self._rounds += 1
         for lane in {str(job.spec.get("lane", "api")) for job, _ in live}:
@@ -99,7 +99,7 @@ class Control:
         self._counters.windows = self._steps.windows
 
     def run(self, stop: threading.Event) -> None:
-        """Tick until ``stop`` is set. A fault of a store is tried again, for as long as it takes."""
+        """Tick until ``stop`` is set. An error of a store is logged, and the next round tries again."""
         faults = 0
         while not stop.is_set():
             usual_s, began = self._settings.control_interval_s, time.monotonic()
@@ -114,12 +114,12 @@ class Control:
                 faults += 1
                 self._counters.ticks["failed"] += 1
             self._counters.tick_s = time.monotonic() - began
-            self._turned_at = time.monotonic()  # whatever a store says: a loop that turns is a loop that lives
+            self._turned_at = time.monotonic()  # the loop is alive, whatever a store says
             if not stop.is_set():
                 self._wake.wait(wait_s)
         try:
             self._steps.release_all()
-        except Exception as error:  # a full disk, a database that is away: the leases then end by themselves
+        except Exception as error:  # the database is down or its disk full: the leases then end by themselves
             log.warning("control: leases of feeds could not be handed over: %s: %s", type(error).__name__, error)
 
     def wake(self) -> None:
@@ -127,7 +127,7 @@ class Control:
         self._wake.set()
 
     def is_turning(self) -> bool:
-        """False when a tick has not come back for so long that it never will. Any thread."""
+        """False when a tick has not returned for ``STUCK_S`` seconds. Any thread."""
         return time.monotonic() - self._turned_at < STUCK_S
 
     def figures(self) -> Iterator[Sample]:
@@ -138,7 +138,7 @@ class Control:
             yield from self._tracing.sink.figures()
 
     def _step(self, live: LiveJob, seen: JobSeen) -> None:
-        """One job's trouble must not hold up the others."""
+        """Work on one job; its failure must not stop the others."""
         try:
             self._steps.step(live, seen)
         except Exception as error:
@@ -150,7 +150,7 @@ class Control:
             )
 
     def _refresh_figures(self, live: Sequence[Job]) -> None:
-        """Figures must not hold up the work that they are about."""
+        """Read the figures; their failure must not stop the round."""
         try:
             self._fleet_figures.refresh(live)
         except Exception as error:

@@ -40,7 +40,7 @@ REDIS_TIMEOUT_S = 5.0
 
 
 class Door:
-    """What the door tasks of a process share: one producer with the operator's limits, and the records. Opened when the first task comes."""
+    """What the door tasks of a process share: a producer with the operator's limits, and the records. Opened on first use."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings

@@ -26,7 +26,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """Returned by ``postprocess``: the answer is not usable. The item is retried as often as the job allows, unless ``retry`` is off."""
+    """Returned by ``postprocess``: the answer is not usable. The item is retried as its job allows, unless ``retry`` is off."""
 
     reason: str
     retry: bool = True

@@ -63,7 +63,7 @@ class JobCode:
         self._logged: set[str] = set()  # hooks whose traceback is in the log; as many as were ever imported
 
     async def ready(self, attempt: Attempt) -> None:
-        """Check the hooks and the schema before the call: raises HookMissing, HookStuck or SchemaUnusable when an answer could not be accepted."""
+        """Check the hooks and the schema before the call. Raises HookMissing, HookStuck and SchemaUnusable."""
         spec = attempt.job.spec
         for path in (spec.preprocess, spec.postprocess):
             if path is not None:

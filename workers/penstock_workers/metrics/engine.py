@@ -1,4 +1,4 @@
-"""What an engine says of itself, by the names that `penstock status` reads in heartbeats too."""
+"""An engine's own gauges, by the names that `penstock status` reads in heartbeats, too."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from penstock_workers.tracing.spans import Kind, Span, Value, child_of, message_
 NS_PER_MS = 1_000_000
 UNNAMED = "_OTHER"  # OpenTelemetry's word for an error without a name
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_ADMITTED_BY = {"api": "quota", "gpu": "room"}  # what an item with a slot still waits for, by lane
+_ADMITTED_BY = {"api": "quota", "gpu": "room"}  # what an item with a slot waits for, by lane
 
 
 class ItemTraces:
@@ -111,7 +111,7 @@ def _failed(outcome: Outcome) -> bool:
 
 
 def _reason(outcome: Outcome) -> str | None:
-    """The failure's name. What follows it in a sentence may be a provider's or a hook's, and quote a document."""
+    """The failure's name, without its details, which may quote a document."""
     match outcome:
         case Dead(letter):
             return letter.reason
