@@ -92,7 +92,7 @@ class Estimator:
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, Sketch] = OrderedDict()
-        self._fresh: OrderedDict[Hashable, Sketch] = OrderedDict()  # observed, or asked for in vain, since ``take``
+        self._fresh: OrderedDict[Hashable, Sketch] = OrderedDict()  # observed, or asked for and unknown, since ``take``
 
     def estimate_prompt(self, key: Hashable, chars: int) -> float:
         """Tokens to expect of a prompt of ``chars`` characters; at least one."""
@@ -111,7 +111,7 @@ class Estimator:
     def observe(self, key: Hashable, chars: int, prompt_tokens: float, output_tokens: float | None = None) -> None:
         """Learn from a request that is done: the first replaces the guess, later ones weigh max(0.05, 1/n).
 
-        What makes no sense teaches nothing. ``output_tokens`` None: not known.
+        Values that make no sense are ignored. ``output_tokens`` None: not known.
         """
         seen = Sketch()
         if chars > 0 and prompt_tokens >= 0:

@@ -1,7 +1,7 @@
 """Metering profiles: what each provider charges for a request, when, and what it gives back.
 
-The same mistake has two prices: reserving less than the provider charges means 429s, settling what it never gives back
-means 429s too, and reserving more wastes quota. Where a provider does not say, the profile errs on the side of waste.
+Reserving less than the provider charges means 429s, and so does refunding what it never gives back; reserving more wastes
+quota. Where a provider does not say, the profile errs on the side of waste.
 """
 
 from __future__ import annotations

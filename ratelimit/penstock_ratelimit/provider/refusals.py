@@ -1,6 +1,6 @@
 """What a provider's refusal means for pacing: one table from error codes and statuses to signals.
 
-Codes say more than statuses do: a 429 may be a limit, an empty wallet or a lack of capacity, and each asks for something
+Codes say more than statuses do: a 429 may be a limit, no credit or a lack of capacity, and each asks for something
 else. Texts are read only where a provider sends no code, and then only the beginning of its own sentence, because what
 follows may quote the request.
 """
@@ -26,8 +26,8 @@ PAGE_START: Final = 256
 MAX_DETAILS: Final = 16
 """Entries of Google's ``details`` and their violations that are looked at."""
 DAILY_S: Final = 3600.0
-"""Told to wait an hour or more, it is a limit of a day (Gemini says up to 10 h); a daily limit is not tried again before,
-whatever it says: Gemini's daily refusals say "36s" (OmniRoute#9504) and last until midnight (gke-labs#1215)."""
+"""A wait of an hour or more means a daily limit (Gemini says up to 10 h). A daily limit is not tried again before this time,
+whatever the answer says: Gemini's daily refusals say "36s" (OmniRoute#9504) and last until midnight (gke-labs#1215)."""
 
 
 class Signal(Enum):
@@ -46,7 +46,7 @@ class Signal(Enum):
     UNAUTHORIZED = "unauthorized"
     """The key is not accepted: hold the account."""
     OVERLOADED = "overloaded"
-    """The server has no capacity, whatever we send: for the breaker and the concurrency, not the quota."""
+    """The server has no capacity, whatever is sent: for the breaker and the concurrency, not the quota."""
     TRANSIENT = "transient"
     """Broken for now: other 5xx, timeouts, lost connections. For the breaker."""
 
@@ -56,7 +56,7 @@ WINS: Final = frozenset({Signal.OK, Signal.REFUSED})
 
 
 class Meaning(NamedTuple):
-    """One row of the table: the failure's name (as in the workers' table of fates) and its signal."""
+    """One row of the table: the failure's name (as in the workers' table, item/fates.py) and its signal."""
 
     name: str
     signal: Signal
@@ -155,7 +155,7 @@ TEXTS: Final[Mapping[str, Meaning]] = {
 }
 """How a message begins, in lower case, where no code says it; believed with ``SPOKEN`` only. Goes before the codes.
 
-Not here, on purpose: "You exceeded your current quota, please check your plan and billing details" is an empty wallet at
+Not here, on purpose: "You exceeded your current quota, please check your plan and billing details" means no credit at
 OpenAI (which sends a code) and any limit per minute at Gemini.
 """
 
@@ -180,7 +180,7 @@ STATUSES: Final[Mapping[int, Meaning]] = {
 """What a status means when neither a text nor a code says more."""
 
 _OF_THE_ACCOUNT: Final = (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED)
-"""Only the provider itself can say this of an account: a page of a proxy or a firewall with such a status does not."""
+"""Only the provider's own answers count for these statuses: pages of proxies and firewalls do not."""
 
 _GRAVITY: Final = (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED, Signal.RAMP, Signal.OVERLOADED)
 """Where an answer has several codes, the first of these decides: an `insufficient_quota` is never just a limit."""

@@ -1,4 +1,4 @@
-"""What a process has to tell the quota: settlements, how requests went, what headers showed. It rides on the next call."""
+"""What a process reports to the quota with its next call: settlements, results of requests, and levels in headers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RemainingHere:
 
 @dataclass(slots=True)
 class Pending:
-    """One call's worth of news."""
+    """The reports of one call."""
 
     settlements: dict[str, float] = field(default_factory=dict)
     report: ProviderReport = NOTHING
@@ -84,16 +84,16 @@ class ReportBuffer:
         self._load.report = replace(self._load.report, retries=self._load.report.retries + 1)
 
     def add_remaining(self, dim: str, seen: RemainingHere, *, now: float) -> None:
-        """The latest sighting of a dimension counts."""
+        """The latest reading of a dimension counts."""
         self._load.seen[dim] = seen
         self._due(now + BUSY_S)
 
     def ask_again(self, *, now: float) -> bool:
-        """Tickets were given without a call: soon hear whether that is still right. True when the due time moved."""
+        """Tickets were given without a call: check with Redis soon. True when the due time moved."""
         return self._due(now + BUSY_S)
 
     def enter(self, generation: int) -> None:
-        """The breaker moved on: what was won and lost before it did says nothing about now."""
+        """The breaker changed its state: results from before no longer count."""
         if generation != self._load.report.generation:
             self._load.report = replace(self._load.report, generation=generation, wins=0, losses=0)
 

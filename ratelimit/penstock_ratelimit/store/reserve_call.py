@@ -1,7 +1,7 @@
 """How a reservation travels to ``reserve.lua`` and back: every argument and every part of the reply has a name, given here.
 
 Redis passes lists only. The order in them is that of the fields below, and the script gets its names from the same fields,
-as a prelude (``PRELUDE``): neither side counts places.
+as a prelude (``PRELUDE``): neither side counts positions.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def broker_url(settings: WorkerSettings) -> str:
         return AmqpAddress.parse(settings.broker_url).kombu_url
     address = RedisAddress.parse(settings.redis_url)
     if address.sentinels:
-        return _sentinel_url(address, ours=settings.broker_transport == "penstock")
+        return _sentinel_url(address, for_penstock=settings.broker_transport == "penstock")
     parsed = urlsplit(settings.redis_url)
     url = settings.redis_url
     if parsed.scheme == "unix":
@@ -108,10 +108,10 @@ def broker_url(settings: WorkerSettings) -> str:
     return f"redis+{url}" if parsed.scheme == "unix" else url
 
 
-def _sentinel_url(address: RedisAddress, *, ours: bool) -> str:
+def _sentinel_url(address: RedisAddress, *, for_penstock: bool) -> str:
     """One URL for Penstock's transport, which gets the address as an option; kombu's own needs one URL per Sentinel."""
     host, port = address.sentinels[0]
-    if ours:
+    if for_penstock:
         return f"penstock+redis://{host}:{port}/{address.parameters.get('db', 0)}"
     server = urlsplit(address.url)
     login = server.netloc.rpartition("@")[0]

@@ -114,21 +114,21 @@ class Child:
     @classmethod
     async def start(cls, options: Mapping[str, Any], limits: ChildLimits) -> Child:
         """``options`` are those of ``serve.Options``. Raises ChildBroken when it does not come up."""
-        ours, theirs = socket.socketpair()
+        worker_end, child_end = socket.socketpair()
         marks_fd = new_file()
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno()), str(marks_fd), json.dumps(dict(options)),
-                stdin=DEVNULL, pass_fds=(theirs.fileno(), marks_fd), start_new_session=True,
+                sys.executable, "-P", "-m", PROGRAM, str(child_end.fileno()), str(marks_fd), json.dumps(dict(options)),
+                stdin=DEVNULL, pass_fds=(child_end.fileno(), marks_fd), start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            ours.close()
+            worker_end.close()
             os.close(marks_fd)
             raise ChildBroken(f"no process could be started for hooks and schemas: {error}") from error
         finally:
-            theirs.close()
+            child_end.close()
         child = cls(process, RunningCalls(marks_fd), limits)
-        await child._wait_for_hello(ours)
+        await child._wait_for_hello(worker_end)
         return child
 
     @property
@@ -171,8 +171,8 @@ class Child:
         await asyncio.gather(*(task for task in self._tasks if task is not current), return_exceptions=True)
         await self._process.wait()
 
-    async def _wait_for_hello(self, ours: socket.socket) -> None:
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+    async def _wait_for_hello(self, worker_end: socket.socket) -> None:
+        self._reader, self._writer = await asyncio.open_connection(sock=worker_end)
         self._tasks = [
             asyncio.create_task(self._listen(), name="child"),
             asyncio.create_task(self._watch(), name="child's watch"),

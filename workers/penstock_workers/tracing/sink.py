@@ -171,9 +171,9 @@ def _context(context: SpanContext, *, remote: bool) -> OtelContext:
 
 def _resource(lane: str) -> Resource:
     """The process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
-    ours = {
+    attributes = {
         "service.name": f"penstock-{lane}",
         "service.version": version("penstock"),
         "service.instance.id": process_name(),
     }
-    return Resource.create().merge(Resource(ours)).merge(OTELResourceDetector().detect())
+    return Resource.create().merge(Resource(attributes)).merge(OTELResourceDetector().detect())

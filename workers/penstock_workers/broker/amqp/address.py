@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 SCHEMES: Final = ("amqp", "amqps")
 SEPARATOR: Final = ";"  # kombu's, between nodes
-OURS: Final = "penstock"  # put before the scheme of each node, it makes kombu use Penstock's transport
+SCHEME_PREFIX: Final = "penstock"  # put before the scheme of each node, it makes kombu use Penstock's transport
 _TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _CERT_REQS: Final = {"required": ssl.CERT_REQUIRED, "none": ssl.CERT_NONE}
 
@@ -40,7 +40,7 @@ class AmqpAddress:
     @property
     def kombu_url(self) -> str:
         """The address with the schemes that ``connect.register`` has registered with kombu."""
-        return SEPARATOR.join(f"{OURS}{url}" for url in self.urls)
+        return SEPARATOR.join(f"{SCHEME_PREFIX}{url}" for url in self.urls)
 
     @property
     def shown(self) -> str:

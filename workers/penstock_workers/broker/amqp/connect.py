@@ -8,7 +8,7 @@ from kombu.connection import Connection
 from kombu.exceptions import KombuError
 from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
-from penstock_workers.broker.amqp.address import OURS, AmqpAddress
+from penstock_workers.broker.amqp.address import SCHEME_PREFIX, AmqpAddress
 
 CONNECT_TIMEOUT_S: Final = 5.0  # to one node
 CHANNEL_ERRORS: Final = pyamqp.Transport.channel_errors
@@ -19,7 +19,7 @@ _TRANSPORTS: Final = {"amqp": "Transport", "amqps": "TlsTransport"}
 def register() -> None:
     """Register Penstock's AMQP schemes with kombu."""
     for scheme, name in _TRANSPORTS.items():
-        TRANSPORT_ALIASES[OURS + scheme] = f"penstock_workers.broker.amqp.transport:{name}"
+        TRANSPORT_ALIASES[SCHEME_PREFIX + scheme] = f"penstock_workers.broker.amqp.transport:{name}"
 
 
 def connect(address: AmqpAddress) -> Any:
