@@ -17,7 +17,7 @@ import orjson
 import pytest
 from attempts import make_attempt
 
-from penstock_ratelimit.provider.refusals import DETAIL_CHARS
+from penstock_ratelimit.for_penstock import DETAIL_CHARS
 from penstock_workers.children import protocol
 from penstock_workers.children.protocol import ImportHook, Postprocess, Preprocess
 from penstock_workers.children.running_calls import RunningCalls, new_file

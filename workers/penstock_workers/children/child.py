@@ -115,19 +115,19 @@ class Child:
     async def start(cls, options: Mapping[str, Any], limits: ChildLimits) -> Child:
         """``options`` are those of ``serve.Options``. Raises ChildBroken when it does not come up."""
         worker_end, child_end = socket.socketpair()
-        marks_fd = new_file()
+        running_calls_fd = new_file()
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", PROGRAM, str(child_end.fileno()), str(marks_fd), json.dumps(dict(options)),
-                stdin=DEVNULL, pass_fds=(child_end.fileno(), marks_fd), start_new_session=True,
+                sys.executable, "-P", "-m", PROGRAM, str(child_end.fileno()), str(running_calls_fd), json.dumps(dict(options)),
+                stdin=DEVNULL, pass_fds=(child_end.fileno(), running_calls_fd), start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             worker_end.close()
-            os.close(marks_fd)
+            os.close(running_calls_fd)
             raise ChildBroken(f"no process could be started for hooks and schemas: {error}") from error
         finally:
             child_end.close()
-        child = cls(process, RunningCalls(marks_fd), limits)
+        child = cls(process, RunningCalls(running_calls_fd), limits)
         await child._wait_for_hello(worker_end)
         return child
 

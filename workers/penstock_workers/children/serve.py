@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock_producer.lanes import DEFAULT_LANE
 from penstock_workers.children.protocol import (
     HELLO,
     CallFrame,
@@ -61,7 +62,7 @@ class Options(msgspec.Struct, frozen=True):
     path: list[str]  # the worker's sys.path
     allowed: list[str] | None = None  # the setting hook_modules
     hook_s: float = 60.0
-    lane: str = "api"  # the lane of suspected items
+    lane: str = DEFAULT_LANE  # whose items are inferred here, should any be under suspicion
 
 
 _number: ContextVar[int] = ContextVar("number of the call")
@@ -143,7 +144,7 @@ class Serving:
 
 async def _open_lane(name: str) -> tuple[Lane, Failpoints]:
     from penstock_workers.failpoints import Failpoints
-    from penstock_workers.lanes.make import make_lane
+    from penstock_workers.lanes.registry import make_lane
     from penstock_workers.settings import WorkerSettings
 
     settings = WorkerSettings.load(lane=name)
@@ -225,14 +226,14 @@ def _end_group_with_us() -> subprocess.Popen[bytes] | None:
 
 
 def main() -> None:
-    fd, marks_fd, options = int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Options)
+    fd, running_calls_fd, options = int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Options)
     os.set_inheritable(fd, False)  # processes that hooks start must not hold it open
-    os.set_inheritable(marks_fd, False)
+    os.set_inheritable(running_calls_fd, False)
     _end_with_worker(options.worker)
     _keeper = _end_group_with_us()  # held: its pipe closes with it
     sys.path[:] = options.path
     try:
-        asyncio.run(_main(fd, RunningCalls(marks_fd), options))
+        asyncio.run(_main(fd, RunningCalls(running_calls_fd), options))
     finally:
         os._exit(0)  # threads of hooks may never end
 
