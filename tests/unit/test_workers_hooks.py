@@ -115,7 +115,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 class Here:
-    """A crew whose calls run in this process, through the same messages."""
+    """A child pool whose calls run in this process, through the same messages."""
 
     def __init__(self, timeout_s: float) -> None:
         self._calls = HookCalls(RunningCalls(new_file()), None, timeout_s)
@@ -125,8 +125,8 @@ class Here:
 
 
 def hooks_here(timeout_s: float = 10) -> JobCode:
-    crew: Any = Here(timeout_s)
-    return JobCode(crew, crew, crew, timeout_s)
+    pool: Any = Here(timeout_s)
+    return JobCode(pool, pool, pool, timeout_s)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 Their arguments come from outside: they are checked against the operator's limits (`source_roots`, `hook_modules`,
 `doors.*`). Each start is counted, so a task ends by itself, by its time limit, or parked after it has crashed several
-processes. A refusal goes to the client (the task's result and its `task-failed` event) and
+processes. A refusal goes to the client (the task's result and its `task-failed` event) and is
 kept for the operator (`penstock refused`), in both places without any content of documents.
 """
 

@@ -1,6 +1,6 @@
 """In a child: threads for hooks that are plain functions. One that never returns blocks its thread until its child is ended.
 
-In a ThreadPoolExecutor waiting for a thread would count against a hook's time, a stuck hook would keep its place
+Not a ThreadPoolExecutor: there, waiting for a thread would count against a hook's time, a stuck hook would keep its place
 for good, and the interpreter would wait for it at its end.
 """
 
