@@ -26,7 +26,7 @@ ALLOWED: frozenset[tuple[str, str]] = frozenset()
 PAGES = ("README.md", "SECURITY.md", "docs/*.md", "examples/*.md", "benchmarks/*.md", "helm/penstock/**/*.md")
 TEXTS = (
     "Makefile", "pyproject.toml", ".env.example", "docker-compose*.yml", "docker/*", "examples/*.py",
-    "helm/penstock/*.yaml", "helm/penstock/**/*.yaml", "helm/penstock/**/*.tpl", "helm/penstock/**/*.txt", "helm/penstock/**/*.json",
+    "helm/penstock/**/*.yaml", "helm/penstock/**/*.tpl", "helm/penstock/**/*.txt", "helm/penstock/**/*.json",
     "tools/monitoring/*.py", "workers/penstock_workers/metrics/catalogue.py",
 )  # fmt: skip
 CODE = ("producer", "workers", "ratelimit", "ledger", "cli", "simulate")
