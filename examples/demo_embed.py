@@ -94,7 +94,7 @@ def encode(questions: list[str]) -> Any:
 
     from penstock_workers.lanes.embed.encoder import SentenceTransformersEncoder
     from penstock_workers.lanes.embed.models import model_folder
-    from penstock_workers.settings import EmbedSettings
+    from penstock_workers.lanes.embed.settings import EmbedSettings
 
     encoder = SentenceTransformersEncoder(model_folder(MODEL), EmbedSettings(model=MODEL, device="cpu"))
     return numpy.array(encoder.encode(encoder.tokenise(questions)))

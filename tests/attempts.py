@@ -16,6 +16,7 @@ from penstock_workers.item.fates import RetryPolicy
 from penstock_workers.item.host import ItemHost
 from penstock_workers.item.reads import Reads
 from penstock_workers.item.runner import ItemRunner
+from penstock_workers.item.runs import Runs
 from penstock_workers.item.slots import Waits
 from penstock_workers.settings import ProviderSettings
 
@@ -31,7 +32,7 @@ def make_attempt(
     retries: int = 0,
     headers: Mapping[str, Any] | None = None,
     settings: ProviderSettings | None = None,
-    **spec: object,
+    **spec: Any,
 ) -> Attempt:
     """An attempt at a document that has its job and its body, and has not begun."""
     key = ItemKey(job_id, generation, doc_id)
@@ -40,12 +41,12 @@ def make_attempt(
     return Attempt(delivery, ItemMessage(key, body, None), job, body)
 
 
-def make_runner(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: object) -> ItemRunner:
+def make_runner(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: Any) -> ItemRunner:
     """A runner around ``part``, which plays every part that is not among ``parts``."""
     return _make(cast(Any, part), Waits(concurrency), pause_after_run, parts)
 
 
-def make_host(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: object) -> ItemHost:
+def make_host(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: Any) -> ItemHost:
     """The same with its tasks; ``part`` plays the settler, too."""
     waits = Waits(concurrency)
     return ItemHost(_make(cast(Any, part), waits, pause_after_run, parts), cast(Any, part), waits)
@@ -53,7 +54,7 @@ def make_host(part: object, *, concurrency: int = 1, pause_after_run: int = 20, 
 
 def _make(part: Any, waits: Waits, pause_after_run: int, parts: Mapping[str, Any]) -> ItemRunner:
     return ItemRunner(
-        part,
+        bridge=part,
         lane=parts.get("lane", part),
         reads=Reads(parts.get("jobs", part), parts.get("bodies", part), waits.others),
         admission=parts.get("admission", part),
@@ -64,5 +65,5 @@ def _make(part: Any, waits: Waits, pause_after_run: int, parts: Mapping[str, Any
         waits=waits,
         policy=RetryPolicy(),
         failpoints=Failpoints(),
-        pause_after_run=pause_after_run,
+        runs=Runs(pause_after_run),
     )

@@ -19,8 +19,9 @@ from benchmarks.engines.work import Session, Work, cpu_seconds, say, setup_of
 from benchmarks.ground import GroundError
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.gpu import GpuLane
-from penstock_workers.settings import GpuSettings, WorkerSettings
+from penstock_workers.lanes.gpu.gpu_lane import GpuLane
+from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.settings import WorkerSettings
 
 TIMEOUT_S = 600.0
 
@@ -64,11 +65,11 @@ async def _run(lane: GpuLane, settings: WorkerSettings, lines: list[Item]) -> Wo
 async def _slot(lane: GpuLane, requests: Iterator[Request], answers: list[bytes]) -> None:
     for request in requests:
         prepared = await lane.prepare(request)
-        guest = await lane.room.enter(prepared.tokens)
+        place = await lane.queue.enter(prepared.tokens)
         try:
             tried = await lane.infer(prepared)
         finally:
-            lane.room.leave(guest)
+            lane.queue.leave(place)
         if not isinstance(tried, Answer):
             raise GroundError(f"{request.tag}: {tried}")
         answers.append(tried.body)

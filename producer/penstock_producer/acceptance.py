@@ -6,7 +6,7 @@ A spec that was accepted by an earlier release is not asked again: workers read 
 from __future__ import annotations
 
 from penstock_producer.errors import Problem, SpecError
-from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.lanes import DEFAULT_LANE, LANES, has_own_model
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.spec import JobSpec
 
@@ -15,9 +15,10 @@ __all__ = ["check_acceptable"]
 
 def check_acceptable(spec: JobSpec, settings: ProducerSettings) -> None:
     """Raises SpecError for a job that would wait for ever, or whose budget would never hold."""
-    if spec.lane == "batch":
-        fix = 'use lane "api" until it is'
-        why = "the lane of the providers' Batch APIs is not built yet, and its jobs would wait for ever"
+    unserved = LANES[spec.lane].unserved
+    if unserved is not None:
+        fix = f'use lane "{DEFAULT_LANE}" until it is'
+        why = f"lane {spec.lane} {unserved}, and its jobs would wait for ever"
         raise SpecError([Problem("invalid_value", "/lane", why, fix)])
     if spec.budget_usd is not None:
         _check_budget(spec, settings)
@@ -25,7 +26,7 @@ def check_acceptable(spec: JobSpec, settings: ProducerSettings) -> None:
 
 def _check_budget(spec: JobSpec, settings: ProducerSettings) -> None:
     problem = f"{spec.budget_usd:g} USD would never be reached"
-    if spec.lane in LANES_WITH_A_MODEL_OF_THEIR_OWN:
+    if has_own_model(spec.lane):
         why = f"{problem}: lane {spec.lane} runs a model of its own, which costs no money per token"
         raise SpecError([Problem("invalid_value", "/budget_usd", why, "leave it out, or give a deadline")])
     if settings.prices(spec.provider).priced:

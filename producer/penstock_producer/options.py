@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.endpoints import CHAT
+from penstock_producer.lanes import DEFAULT_LANE, lanes_in_words
 
 __all__ = ["OPTIONS", "Form", "Option"]
 
@@ -46,7 +47,7 @@ class Option(NamedTuple):
 
 
 _TABLE: Final = (
-    Option("lane", "How documents are inferred: api, gpu or embed.", "api"),
+    Option("lane", f"How documents are inferred: {lanes_in_words('or')}.", DEFAULT_LANE),
     Option("model", "The model, for lines that name none."),
     Option(
         "endpoint",

@@ -11,13 +11,11 @@ from operator import itemgetter
 
 import orjson
 
+from penstock_producer.lanes import LANES
 from penstock_producer.request_body import text_field
 from penstock_producer.rows import Document
 from penstock_producer.spec import JobSpec
 
-_LANES_ORDERED = frozenset(
-    {"gpu"}
-)  # the worker hosts the engine, whose cache decides the pace; providers see the file's order
 # Rendered before the text wherever they stand in the body. Rare: only bodies that have one of them are parsed.
 _FIRST = {"messages": ("tools",), "input": ("instructions", "tools")}
 
@@ -28,7 +26,7 @@ def wants_order(spec: JobSpec) -> bool:
     """Whether the job's documents are ordered before they are published."""
     if spec.prefix_order is not None:
         return spec.prefix_order
-    return spec.prompt is not None and spec.lane in _LANES_ORDERED
+    return spec.prompt is not None and LANES[spec.lane].orders_prompts
 
 
 def in_prefix_order(documents: Sequence[Document], endpoint: str) -> list[Document]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from penstock_producer.errors import Problem, SpecError
-from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.lanes import has_own_model
 from penstock_producer.params import as_sent
 from penstock_producer.spec import JobSpec
 
@@ -58,7 +58,7 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
         known = ", ".join(f"/v1{suffix}" for suffix in _TEXT_FIELDS)
         fix = f"prompts go to {known}; send others as OpenAI Batch lines"
         return Problem("invalid_value", "/endpoint", f"a prompt cannot be sent to {spec.endpoint}", fix)
-    if spec.model is None and spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN:
+    if spec.model is None and not has_own_model(spec.lane):
         return Problem("missing_field", "/model", "a prompt needs a model", "name one (--model)")
     if spec.system is not None and field != "messages" and not spec.endpoint.endswith("/responses"):
         return Problem("invalid_value", "/system", f"{spec.endpoint} takes no system text", "put it into the prompt")

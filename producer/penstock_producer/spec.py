@@ -20,7 +20,7 @@ from pydantic import (
 
 from penstock_producer.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.errors import Problem, SpecError, seen
-from penstock_producer.lanes import LANES, Lane
+from penstock_producer.lanes import LANES, Lane, lanes_in_words
 from penstock_producer.options import OPTIONS
 from penstock_producer.params import KNOWN, param_problems
 from penstock_producer.response_schema import schema_problems
@@ -97,11 +97,11 @@ class JobSpec(BaseModel):
                 raise SpecError(problems)
         return spec
 
-    @field_validator("lane", mode="before")
+    @field_validator("lane", mode="plain", json_schema_input_type=Lane)
     @classmethod
     def _check_lane(cls, lane: Any) -> Any:
-        if lane not in LANES:
-            raise ValueError("lanes are api, gpu and embed")  # acceptance.py says of batch that it is not built yet
+        if not isinstance(lane, str) or lane not in LANES:
+            raise ValueError(f"lanes are {lanes_in_words()}")  # acceptance.py says why one that exists is not served
         return lane
 
     @field_validator("endpoint")

@@ -16,7 +16,9 @@ from tornado.options import options as tornado_options
 from typer.main import get_command
 
 from penstock_cli.main import command_line
-from penstock_workers.settings import DEFAULT_PROVIDER, EmbedSettings, GpuSettings, WorkerSettings
+from penstock_workers.lanes.embed.settings import EmbedSettings
+from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.settings import DEFAULT_PROVIDER, WorkerSettings
 
 OURS = ("penstock:", "penstock-gpu:")
 SECRETS = {

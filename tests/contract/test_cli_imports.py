@@ -51,9 +51,7 @@ def test_run_starts_its_workers_before_it_imports_anything_heavy() -> None:
 
 def test_the_one_machine_mode_needs_no_http_client_and_no_engine() -> None:
     """Checking, feeding and showing a job of the api lane imports neither the workers' HTTP client nor a lane."""
-    code = (
-        "import penstock_cli.run.local, penstock_cli.run.fleet, penstock_workers.control, penstock_workers.lanes.make"
-    )
+    code = "import penstock_cli.run.local, penstock_cli.run.fleet, penstock_workers.control, penstock_workers.lanes.registry"
     assert not loaded_after(code) & {
         "aiohttp",
         "celery",

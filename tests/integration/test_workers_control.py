@@ -60,7 +60,7 @@ class House:
         self.settings = WorkerSettings(
             redis_url=redis_server.url,
             database_url=f"sqlite:///{folder}/ledger.db",
-            **({"reconcile_interval_s": 0.001} | settings),
+            **{"reconcile_interval_s": 0.001, **settings},
         )
         self.database: Database = open_ledger(self.settings.database_url)
         self.database.migrate()

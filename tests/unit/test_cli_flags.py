@@ -21,7 +21,9 @@ from penstock_cli.job.jobspec import (
 )
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.main import command_line
-from penstock_workers.settings import EmbedSettings, GpuSettings, ProviderSettings, WorkerSettings
+from penstock_workers.lanes.embed.settings import EmbedSettings
+from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 
 @pytest.mark.parametrize(

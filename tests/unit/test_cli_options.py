@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer.main
 from options_page import PAGE, page
+from typer.core import TyperOption
 
 from penstock_cli.job.jobspec import job_spec
 from penstock_cli.main import command_line
@@ -47,5 +48,5 @@ def test_the_page_is_the_table() -> None:
     assert PAGE.read_text("utf-8") == page()
 
 
-def _flags(command: str) -> dict[str, typer.core.TyperOption]:
+def _flags(command: str) -> dict[str, TyperOption]:
     return {parameter.name: parameter for parameter in COMMANDS[command].params}

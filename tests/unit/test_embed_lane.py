@@ -18,10 +18,11 @@ from penstock_workers.errors import ModelMissing, PackageMissing
 from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.embed import EmbedLane, encoder
+from penstock_workers.lanes.embed import encoder
 from penstock_workers.lanes.embed.bodies import MAX_INPUTS
+from penstock_workers.lanes.embed.embed_lane import EmbedLane
 from penstock_workers.lanes.embed.models import find_model
-from penstock_workers.settings import EmbedSettings
+from penstock_workers.lanes.embed.settings import EmbedSettings
 
 
 @pytest.fixture

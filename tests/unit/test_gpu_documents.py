@@ -10,8 +10,9 @@ import pytest
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu.calls import CallBuilder, ModelFacts
 from penstock_workers.lanes.gpu.engines import RequestRefused
+from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.gpu.sidecar import SidecarLane
-from penstock_workers.settings import GpuSettings, WorkerSettings
+from penstock_workers.settings import WorkerSettings
 
 FACTS = ModelFacts(frozenset({"m"}), context=100, defaults={}, pools=False)
 MESSAGES = [{"role": "user", "content": "hello"}]

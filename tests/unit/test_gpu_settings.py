@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock_workers.errors import BadEngineSettings
-from penstock_workers.lanes.gpu import GpuLane
+from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.settings import WorkerSettings
 
 

@@ -18,7 +18,7 @@ from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released,
 from penstock_workers.lanes.embed.figures import Figures
 from penstock_workers.lanes.gpu.figures import EngineFigures
 from penstock_workers.metrics import catalogue, start_metrics
-from penstock_workers.metrics.engine import BOUND_BY, bound_figures, engine_figures
+from penstock_workers.metrics.lane_figures import BOUND_BY, bound_figures, engine_figures
 from penstock_workers.metrics.samples import Sample, Spread
 from penstock_workers.metrics.serve import registry_of
 from penstock_workers.metrics.tally import Tally

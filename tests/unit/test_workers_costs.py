@@ -9,8 +9,8 @@ import pytest
 from attempts import make_attempt
 
 from penstock_workers.item.attempt import Attempt
-from penstock_workers.item.costs import LEARN_EVERY, Costs
 from penstock_workers.item.failures import Reply
+from penstock_workers.lanes.api.costs import LEARN_EVERY, Costs
 from penstock_workers.settings import ProviderSettings
 
 

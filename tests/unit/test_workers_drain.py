@@ -12,8 +12,9 @@ from penstock_ledger import DatabaseUnavailable
 from penstock_producer.spec import JobSpec
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.attempt import Attempt, JobView
-from penstock_workers.item.outcome import Released
+from penstock_workers.item.attempt import Attempt, Item, JobView
+from penstock_workers.item.outcome import Outcome, Parked, Released
+from penstock_workers.item.turned_away import TurnedAway
 from penstock_workers.metrics import catalogue
 from penstock_workers.settings import ProviderSettings
 
@@ -97,5 +98,32 @@ def test_a_document_whose_job_cannot_be_read_waits_for_the_database() -> None:
         assert catalogue.ADMITTING(1, "api") in set(host.figures("api"))
         await host.drain(DRAIN_S)
         assert isinstance(parts.outcomes[0], Released)
+
+    run_virtual(main())
+
+
+class EndlessLook(PausedProvider):
+    """A provider whose account is held, and a ledger that never says whether the item was fed."""
+
+    async def turn(self, attempt: Attempt, prepared: object) -> Any:
+        raise TurnedAway(Parked("unauthorized", pauses=True))
+
+    async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
+        await asyncio.Event().wait()
+        raise AssertionError("it never ends")
+
+
+def test_an_item_that_is_being_turned_away_is_released_by_a_drain() -> None:
+    """While the ledger is asked whether a feed sent it, nothing of it is counted, and it goes back like any other."""
+    parts = EndlessLook()
+
+    async def main() -> None:
+        host = make_host(cast(Any, parts))
+        host.accept(Delivery("j:d", KWARGS, {}))
+        await asyncio.sleep(5)
+        assert (len(host), parts.outcomes) == (1, [])
+        await host.drain(1.0)
+        assert len(host) == 0
+        assert [type(outcome) for outcome in parts.outcomes] == [Released]
 
     run_virtual(main())

@@ -17,11 +17,13 @@ from penstock_ratelimit.local import LocalLimiter
 from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.rates import PerMinute
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.admission import QuotaAdmission
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
-from penstock_workers.item.attempt import Attempt, JobView, Settled
-from penstock_workers.item.costs import Costs
+from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
 from penstock_workers.item.lane import Prepared, Request
+from penstock_workers.item.outcome import Outcome, Skipped
+from penstock_workers.item.turned_away import TurnedAway
+from penstock_workers.lanes.api.admission import QuotaAdmission
+from penstock_workers.lanes.api.costs import Costs
 from penstock_workers.settings import ProviderSettings
 
 ITEMS = 200
@@ -49,7 +51,12 @@ class Around:
         return self.answers[self.asked % len(self.answers)]
 
     async def begin(self, attempt: Attempt) -> None:
+        if not self.answers:
+            raise TurnedAway(Skipped("finished already"))
         attempt.begun = True
+
+    async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
+        return outcome
 
     def started(self, delivery: Delivery) -> None:
         """Celery hears nothing."""
@@ -89,6 +96,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
         ([Answer(500, {}, b"{}", 1)], "Retry"),
         ([Answer(400, {}, b"{}", 1)], "Dead"),
         ([NoAnswer("timeout", "no complete answer within 1 s", 1)], "Retry"),
+        ([], "Skipped"),  # turned away at begin
     ],
 )
 def test_items_that_have_ended_leave_nothing_to_collect(

@@ -17,7 +17,7 @@ import orjson
 import pytest
 from attempts import make_attempt
 
-from penstock_ratelimit.provider.refusals import DETAIL_CHARS
+from penstock_ratelimit.for_penstock import DETAIL_CHARS
 from penstock_workers.children import frames
 from penstock_workers.children.frames import After, Before, Have
 from penstock_workers.children.marks import Marks, new_file

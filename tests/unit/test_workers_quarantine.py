@@ -10,11 +10,11 @@ from attempts import make_runner
 
 from penstock_producer.spec import JobSpec
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.answer import Answer, NoAnswer
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Dead, Done, Outcome
-from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Cells, line_of
+from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Cells, died_alone, line_of
 from penstock_workers.settings import ProviderSettings
 
 GOOD = Answer(200, {}, b'{"choices":[{"message":{"content":"x"}}]}', 1)
@@ -51,9 +51,9 @@ class Parts:
         self.books.steps.append("wait apart" if not self.books.open else "wait, counted")
         return self.cells.place(line_of(attempt.crashes))
 
-    async def infer(self, what: object, *apart: object) -> Answer | None:
+    async def infer(self, what: object, *apart: object) -> Tried:
         self.books.steps.append("infer apart" if apart else "infer")
-        return self.tried
+        return self.tried or died_alone(self.books.crashes)
 
     async def prepare(self, request: Request) -> Prepared:
         return Prepared(request)

@@ -22,9 +22,10 @@ from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
 from penstock_workers.item import groups
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
 from penstock_workers.item.groups import Outage, StoreWriter
-from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, TurnedAway, Unreadable
+from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, Unreadable
 from penstock_workers.item.settle import Settler
 from penstock_workers.item.starts import Starts
+from penstock_workers.item.turned_away import TurnedAway
 from penstock_workers.item.unstorable import UNSTORABLE
 from penstock_workers.metrics.tally import Tally
 
@@ -80,7 +81,7 @@ class House:
         self.stores = Stores()
         self.outcomes: dict[str, Outcome] = {}
         stores: Any = self.stores
-        self.settler = Settler(self, stores, Failpoints(()), Tally(("default",)), group_max=500, linger_s=0.0)
+        self.settler = Settler(self, stores, Failpoints(), Tally(("default",)), group_max=500, linger_s=0.0)
 
     def started(self, delivery: Delivery) -> None:
         """Nothing waits for it here."""
@@ -244,10 +245,20 @@ def test_a_cause_is_told_in_full_once_and_then_now_and_then(caplog: pytest.LogCa
 
 
 class Fed:
-    """Starts that know one document, and jobs of which all are known but one."""
+    """A ledger in which one document was fed, and jobs of which all are known but one."""
 
-    async def check(self, item: Item, buckets: int) -> Outcome | None:
-        return None if item.key.doc_id == "known" else Unreadable("not fed")
+    def begin(self, items: Sequence[Begin]) -> list[Begun]:
+        fed = [item.key.doc_id == "known" for item in items]
+        return [Begun(BeginReply.GO if known else BeginReply.UNKNOWN, 0) for known in fed]
+
+    def settle(self, batch: SettleBatch) -> None:
+        """Takes starts back."""
+
+    def terminal(self, keys: Sequence[ItemKey]) -> frozenset[ItemKey]:
+        return frozenset()
+
+    def feeds(self, job_id: str) -> list[object]:
+        return []
 
     def known(self, job_id: str) -> JobView | None:
         return None if job_id == "unheard" else attempt("x").job
@@ -255,7 +266,10 @@ class Fed:
 
 async def test_a_stranger_gets_no_dead_letter_and_pauses_no_job() -> None:
     """What is decided before an item has begun counts for fed documents only; waiting outside the queue is for all (B6)."""
-    runner = make_runner(Fed())
+    fed: Any = Fed()
+    starts = Starts(fed, fed, fed)
+    starts.start()
+    runner = make_runner(fed, starts=starts)
 
     async def ended(item: Item, outcome: Outcome) -> Outcome:
         return await runner._not_tried(item, TurnedAway(outcome))
@@ -266,10 +280,11 @@ async def test_a_stranger_gets_no_dead_letter_and_pauses_no_job() -> None:
     dead = Dead(DeadLetter(new("x").key, "request_too_large", 1, 0, "", None, b"", None))
     for outcome in (dead, Parked("source_unavailable", pauses=True)):
         assert await ended(new("known"), outcome) is outcome
-        assert await ended(new("forged"), outcome) == Unreadable("not fed")
+        assert isinstance(await ended(new("forged"), outcome), Unreadable)
     waits = Parked("its job is paused")
     assert await ended(new("forged"), waits) is waits
     assert await ended(new("forged", "unheard"), dead) is dead, "no job, no books"
     begun = new("forged")
     begun.begun = True
     assert await ended(begun, dead) is dead, "what has begun was fed"
+    await starts.close()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock_ledger.log_lines import log_to_stderr
+from penstock_producer.lanes import DEFAULT_LANE
 from penstock_workers.settings import WorkerSettings, process_name
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def run_worker(
     overrides = {lane: dict(hosted)} if hosted else {}
     settings = WorkerSettings.load(lane=lane, concurrency=concurrency, **overrides)
     from penstock_workers.celery_app.app import create_app
-    from penstock_workers.lanes.make import check_lane
+    from penstock_workers.lanes.registry import check_lane
 
     check_lane(settings.lane)
     sys.exit(_worker_main(create_app(settings), name or f"{lane}-{process_name()}@%h"))
@@ -44,4 +45,4 @@ def _worker_main(app: PenstockApp, name: str) -> int:
 
 
 if __name__ == "__main__":
-    run_worker(sys.argv[1] if len(sys.argv) > 1 else "api")
+    run_worker(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_LANE)

@@ -18,7 +18,6 @@ from penstock_workers.children.crew import Crew
 from penstock_workers.children.starter import child_starter
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.hooks.job_code import JobCode
-from penstock_workers.item.admission import Admission, QuotaAdmission, Unpaced
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.bodies import Bodies
 from penstock_workers.item.causes import Causes
@@ -26,22 +25,16 @@ from penstock_workers.item.fates import RetryPolicy
 from penstock_workers.item.host import ItemHost
 from penstock_workers.item.jobs import JobBook, read_job
 from penstock_workers.item.lane import Lane
-from penstock_workers.item.quarantine import (
-    SUSPECT_CHILDREN,
-    SUSPECT_CHILDREN_DEFAULT,
-    ChildQuarantine,
-    Quarantine,
-)
 from penstock_workers.item.reads import Reads
 from penstock_workers.item.records import Records
 from penstock_workers.item.runner import ItemRunner
+from penstock_workers.item.runs import Runs
 from penstock_workers.item.settle import Durable, Settler
 from penstock_workers.item.slots import Waits
 from penstock_workers.item.starts import Starts
-from penstock_workers.lanes.gpu import EngineQuarantine, GpuLane, RoomAdmission, SidecarLane
-from penstock_workers.lanes.make import make_lane
+from penstock_workers.lanes.registry import lane_row
 from penstock_workers.metrics import catalogue
-from penstock_workers.metrics.engine import bound_figures, engine_figures
+from penstock_workers.metrics.lane_figures import bound_figures, engine_figures
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.metrics.tally import Tally
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
@@ -59,7 +52,8 @@ class WorkerEngine:
 
     def __init__(self, settings: WorkerSettings, lane: Lane | None = None) -> None:
         self._settings = settings
-        self._lane = lane or make_lane(settings)
+        self._row = lane_row(settings.lane)
+        self._lane = lane or self._row.make(settings)
         self._failpoints = Failpoints.parse(settings.failpoints)
         self._closing = contextlib.ExitStack()
         self._parts = contextlib.AsyncExitStack()  # of the items, on the item loop
@@ -82,7 +76,7 @@ class WorkerEngine:
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         traces = None if self._tracing is None else self._tracing.of_items()
         start_child = child_starter(settings)
-        suspects = Crew(start_child, _suspect_children(settings))
+        suspects = Crew(start_child, self._row.suspect_children)
         settler = Settler(
             bridge,
             Records(jobs, outcomes, stores.hot),
@@ -94,22 +88,22 @@ class WorkerEngine:
         )
         starts = Starts(stores.hot, outcomes, jobs)
         causes = Causes(stores.hot.failing.note)
-        admission = _admission(settings, self._lane)
+        admission = self._row.admission(settings, self._lane)
         code = JobCode(Crew(start_child, settings.hook_processes), Crew(start_child, settings.hook_processes), suspects)
         waits = Waits(settings.concurrency)
         runner = ItemRunner(
-            bridge,
+            bridge=bridge,
             lane=self._lane,
             reads=Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others),
             admission=admission,
-            quarantine=_quarantine(settings, self._lane, suspects),
+            quarantine=self._row.place_of_suspects(self._lane, suspects),
             code=code,
             starts=starts,
             causes=causes,
             waits=waits,
             policy=RetryPolicy(settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s),
             failpoints=self._failpoints,
-            pause_after_run=settings.pause_after_run,
+            runs=Runs(settings.pause_after_run),
             traced=traces is not None,
         )
         self._settler, self._backlogs = settler, (settler.backlog, starts.backlog)
@@ -207,26 +201,6 @@ class WorkerEngine:
             name: f"{value:.6g}" if isinstance(value, float) else str(value)
             for name, value in self._lane.gauges().items()
         }
-
-
-def _admission(settings: WorkerSettings, lane: Lane) -> Admission:
-    """Providers are shared by the fleet and paced together; an engine in this worker knows when it has room."""
-    if isinstance(lane, GpuLane | SidecarLane):
-        return RoomAdmission(lane.room)
-    if settings.lane == "embed":
-        return Unpaced()
-    return QuotaAdmission.open(settings)
-
-
-def _suspect_children(settings: WorkerSettings) -> int:
-    return SUSPECT_CHILDREN.get(settings.lane, SUSPECT_CHILDREN_DEFAULT)
-
-
-def _quarantine(settings: WorkerSettings, lane: Lane, suspects: Crew) -> Quarantine:
-    """A suspect runs in a child process; where the engine is in one already, alone in the engine."""
-    if isinstance(lane, GpuLane | SidecarLane):
-        return EngineQuarantine(lane)
-    return ChildQuarantine(suspects, _suspect_children(settings))
 
 
 def _after_settling(also: Durable | None, group: Sequence[Settled]) -> None:

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from penstock_ledger.errors import EXIT_USAGE, PenstockError
+from penstock_producer.lanes import LANES
 
 
 class WorkerError(PenstockError):
@@ -56,7 +57,8 @@ class UnknownLane(WorkerError):
     exit_status = EXIT_USAGE
 
     def __init__(self, lane: str, known: Collection[str]) -> None:
-        why = "is not built yet" if lane == "batch" else "is not available in this worker"
+        unserved = LANES[lane].unserved if lane in LANES else None
+        why = unserved or "is not available in this worker"
         super().__init__(f"lane {lane!r} {why}; available: {', '.join(sorted(known))}")
 
 

@@ -41,7 +41,7 @@ class Failpoints:
         return cls(tuple(_parse_one(part.strip()) for part in text.split(",") if part.strip()))
 
     def hit(self, place: str, doc_id: str | None = None) -> None:
-        """Die here if somebody asked for it; free when nothing is armed."""
+        """Die here if an armed failpoint says so; free when none is armed."""
         for failpoint in self._armed:
             if failpoint.matches(place, doc_id):
                 _act(failpoint)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from penstock_workers.lanes.registry import lane_row
+
 MODULES = (
     "celery.apps.worker",
     "celery.worker.worker",
@@ -20,5 +22,5 @@ MODULES = (
 
 def preload(lane: str) -> None:
     """Import everything that a worker of this lane runs with, engines excepted: their lanes load those."""
-    for name in (*MODULES, f"penstock_workers.lanes.{lane}"):
+    for name in (*MODULES, *lane_row(lane).modules):
         import_module(name)

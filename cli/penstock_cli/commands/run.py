@@ -81,7 +81,7 @@ def run(
     from penstock_cli.job.jobspec import default_job_key
     from penstock_cli.run.request import RunRequest, default_state
     from penstock_cli.run.standby import Standby
-    from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_producer.lanes import has_own_model
 
     request = RunRequest(
         source=source,
@@ -90,7 +90,7 @@ def run(
         job_key=job if job is not None else default_job_key(source),
         job=flags,
         provider=ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out),
-        workers=workers or (DEFAULT_ENGINES if flags["lane"] in LANES_WITH_A_MODEL_OF_THEIR_OWN else DEFAULT_WORKERS),
+        workers=workers or (DEFAULT_ENGINES if has_own_model(flags["lane"]) else DEFAULT_WORKERS),
         concurrency=concurrency,
         panel=not no_progress,
         sample=sample,

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
 from penstock_cli.run import standby
+from penstock_producer.lanes import lanes_in_words
 
 
 def worker(
-    lane: Annotated[str, typer.Option(help="What this worker does: api, gpu or embed.")],
+    lane: Annotated[str, typer.Option(help=f"What this worker does: {lanes_in_words('or')}.")],
     concurrency: Annotated[
         int | None, typer.Option("-c", "--concurrency", min=1, help="Items in flight in this process.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Names this worker in Flower and in logs.")] = None,
-    model: Annotated[str | None, typer.Option(help="gpu: the model to host, a folder or a name.")] = None,
+    model: Annotated[str | None, typer.Option(help="gpu, embed: the model to host, a folder or a name.")] = None,
     engine: Annotated[
         list[str] | None,
         typer.Option(help="gpu: one of vLLM's own arguments, e.g. tensor_parallel_size=2. Repeatable."),
@@ -44,7 +46,7 @@ def worker(
             return
     from penstock_cli.doctor.worker import check
     from penstock_workers.__main__ import run_worker
-    from penstock_workers.lanes.make import check_lane
+    from penstock_workers.lanes.registry import check_lane
     from penstock_workers.settings import WorkerSettings
 
     check_lane(lane)
@@ -54,5 +56,19 @@ def worker(
         "lora": parse_pairs("--lora", lora or []),
     }
     hosted = {key: value for key, value in given.items() if value}
+    _refuse_foreign_flags(lane, hosted)
     check(WorkerSettings.load(lane=lane, concurrency=concurrency, **({lane: hosted} if hosted else {})))
     run_worker(lane, concurrency=concurrency, name=name, hosted=hosted)
+
+
+def _refuse_foreign_flags(lane: str, given: Iterable[str]) -> None:
+    """Raises UsageProblem for a flag that sets what this lane does not have."""
+    from penstock_cli.errors import UsageProblem
+    from penstock_workers.lanes.registry import REGISTRY
+
+    for name in given:
+        takers = [row.name for row in REGISTRY.values() if row.settings and name in row.settings.model_fields]
+        if lane not in takers:
+            raise UsageProblem(
+                f"--{name} is for workers of lane {' or '.join(takers)}, and this one serves lane {lane}: leave it out"
+            )

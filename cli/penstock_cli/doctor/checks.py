@@ -66,10 +66,21 @@ def _examine(state: Path | None, *, knock: bool, migrate: bool) -> Iterator[Find
     yield _disk(state)
     if settings.results_url is not None and state is None:
         yield _results(settings.results_url, settings.s3_endpoint_url)
+    yield from _lanes(settings, knock=knock)
     if knock:
         for name, provider in settings.providers.items():
             if _is_configured(provider):
                 yield from _provider(name, provider)
+
+
+def _lanes(settings: WorkerSettings, *, knock: bool) -> Iterator[Finding]:
+    """What the settings of lanes name. Warnings at most: their workers may run on other machines than the doctor."""
+    from penstock_workers.lanes.registry import REGISTRY
+
+    for row in REGISTRY.values():
+        for found in () if row.check is None else row.check(settings, knock=knock):
+            verdict = Verdict.GOOD if found.is_good else Verdict.WARNING
+            yield Finding(verdict, row.name, safe(found.seen), safe(found.fix))
 
 
 def _configuration(state: Path | None) -> tuple[WorkerSettings, str | None, str, str | None]:

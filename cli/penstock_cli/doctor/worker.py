@@ -25,7 +25,7 @@ _FOR_GOOD = ("authentication failed", "does not exist")  # PostgreSQL on a login
 
 def check(settings: WorkerSettings) -> None:
     """Raises CliError for servers, UsageProblem where no database is configured, and the lane's own errors for its settings."""
-    from penstock_workers.lanes.make import make_lane
+    from penstock_workers.lanes.registry import make_lane
     from penstock_workers.settings import CONTROL_LANE
 
     if settings.lane != CONTROL_LANE:

@@ -13,7 +13,7 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.job.flags import JobFlags
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.settings import OPENAI_KEY_VARIABLE, variable_is_set
-from penstock_producer.endpoints import EMBEDDINGS
+from penstock_producer.lanes import LANES, has_own_model
 from penstock_producer.options import OPTIONS, Form, Option
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock_producer.errors import Problem, SpecError
     from penstock_producer.spec import JobSpec
-    from penstock_workers.settings import EmbedSettings, GpuSettings, ProviderSettings, WorkerSettings
+    from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 MAX_SCHEMA_BYTES = 1024 * 1024  # a larger file was named by mistake
 MAX_KEY_CHARS = 64  # of a job key that is derived from a file name
@@ -67,17 +67,17 @@ def _json_or_text(text: str) -> Any:
 def job_spec(flags: JobFlags) -> JobSpec:
     """Raises UsageProblem, which lists every flag that is unusable."""
     from penstock_producer.errors import SpecError
-    from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
     from penstock_producer.spec import JobSpec
 
     fields = {field: _read(OPTIONS[field], typed) for field, typed in flags.items() if typed is not None}
-    if "endpoint" not in fields and fields.get("lane") == "embed":
-        fields["endpoint"] = EMBEDDINGS
+    usual = LANES[fields["lane"]].endpoint if fields.get("lane") in LANES else None
+    if "endpoint" not in fields and usual is not None:
+        fields["endpoint"] = usual
     try:
         spec = JobSpec(**fields)
     except SpecError as error:
         raise in_flags(error) from error
-    if spec.prompt is not None and spec.model is None and spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN:
+    if spec.prompt is not None and spec.model is None and not has_own_model(spec.lane):
         raise UsageProblem("--prompt makes requests from plain records, and they need a model: give --model")
     return spec
 
@@ -127,30 +127,10 @@ def _as_flag(problem: Problem) -> str:
 
 def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
     """For a lane that hosts its model: --model names it, unless the settings have one and the flag is only a label."""
-    if spec.model is None:
+    own = settings.of_lane(spec.lane)
+    if spec.model is None or own is None or not has_own_model(spec.lane):
         return settings
-    if spec.lane == "embed":
-        return settings.model_copy(update={"embed": _embed_model(settings.embed, spec.model)})
-    if spec.lane == "gpu":
-        return settings.model_copy(update={"gpu": _gpu_model(settings.gpu, spec.model)})
-    return settings
-
-
-def _embed_model(embed: EmbedSettings, model: str) -> EmbedSettings:
-    from penstock_workers.lanes.embed.models import find_model
-
-    folder = find_model(model)
-    if folder is None and embed.model is not None:
-        return embed
-    return embed.model_copy(update={"model": str(folder) if folder is not None and Path(model).is_dir() else model})
-
-
-def _gpu_model(gpu: GpuSettings, model: str) -> GpuSettings:
-    folder = Path(model)
-    if gpu.model is not None and not folder.is_dir():
-        return gpu  # the flag names an adapter, or the model by another name
-    hosted = str(folder.resolve()) if folder.is_dir() else model
-    return gpu.model_copy(update={"model": hosted, "names": (*gpu.names, model)})
+    return settings.model_copy(update={spec.lane: own.hosting(spec.model)})
 
 
 def with_provider(settings: WorkerSettings, name: str, flags: ProviderFlags) -> WorkerSettings:

@@ -40,7 +40,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     from penstock_producer import SpecError
     from penstock_producer.acceptance import check_acceptable
     from penstock_producer.sources import refuse_unreadable
-    from penstock_workers.lanes.make import check_lane, make_lane
+    from penstock_workers.lanes.registry import check_lane, make_lane
     from penstock_workers.settings import WorkerSettings
 
     spec = job_spec(request.job)
@@ -67,9 +67,9 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
 
 
 def asks_a_provider(spec: JobSpec) -> bool:
-    from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+    from penstock_producer.lanes import has_own_model
 
-    return spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
+    return not has_own_model(spec.lane)
 
 
 def sampled_request(request: RunRequest, progress: Progress) -> RunRequest:

@@ -28,7 +28,7 @@ from penstock_cli.show.text import counted, duration, one_line
 from penstock_cli.show.watch import Stall, Watch
 from penstock_ledger.log_lines import LineFormatter
 from penstock_ledger.model import JobState
-from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.lanes import has_own_model
 from penstock_producer.wire import queue_name
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Fleet:
         """With the reason where the provider cannot be reached."""
         if notice is None:
             return
-        asked = {} if self._settings.lane in LANES_WITH_A_MODEL_OF_THEIR_OWN else self._settings.providers
+        asked = {} if has_own_model(self._settings.lane) else self._settings.providers
         for provider in asked.values():
             try:
                 knock(provider.base_url)

@@ -10,7 +10,7 @@ from penstock_cli.show.engines import engines_of
 from penstock_cli.show.figures import MICRO, Counter, Figures, Speed
 from penstock_cli.show.quota import Look, lift_command, troubles
 from penstock_cli.show.reasons import bound, cause_line, latest_cause, unserved
-from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.lanes import has_own_model
 
 REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
 STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
@@ -88,7 +88,7 @@ class Watch:
         cause = latest_cause(redis.failing.of(provider, self.job.job_id))
         line = None if cause is None else cause_line(cause)
         found = [None if served else unserved(seen, lane)]
-        if lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN:
+        if not has_own_model(lane):
             for view in read_quotas(client, quota_ids=[provider]):
                 look = Look(view, None, lift_command(provider, self._books.option()))
                 found += [" ".join(part for part in (one.text, one.fix) if part) for one in troubles(look) if one.grave]

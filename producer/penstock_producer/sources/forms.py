@@ -14,7 +14,7 @@ import orjson
 
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
-from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.lanes import has_own_model
 from penstock_producer.params import as_sent
 from penstock_producer.request_body import BodyBuilder, text_field
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
@@ -71,7 +71,7 @@ class BatchLines:
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         self._endpoint = spec.endpoint
         self._max_body_bytes = max_body_bytes
-        self._needs_model = spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN
+        self._needs_model = not has_own_model(spec.lane)
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | as_sent(spec.params)
         self._text_field = text_field(spec.endpoint)
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock_producer.lanes import DEFAULT_LANE
 from penstock_workers.children.frames import (
     HELLO,
     After,
@@ -61,7 +62,7 @@ class Options(msgspec.Struct, frozen=True):
     path: list[str]  # where the worker finds its modules
     allowed: list[str] | None = None  # the setting hook_modules
     hook_s: float = 60.0
-    lane: str = "api"  # whose items are inferred here, should any be under suspicion
+    lane: str = DEFAULT_LANE  # whose items are inferred here, should any be under suspicion
 
 
 _number: ContextVar[int] = ContextVar("number of the call")
@@ -143,7 +144,7 @@ class Serving:
 
 async def _open_lane(name: str) -> tuple[Lane, Failpoints]:
     from penstock_workers.failpoints import Failpoints
-    from penstock_workers.lanes.make import make_lane
+    from penstock_workers.lanes.registry import make_lane
     from penstock_workers.settings import WorkerSettings
 
     settings = WorkerSettings.load(lane=name)

@@ -16,7 +16,7 @@ import redis
 
 from penstock_ledger import RedisLedger, WorkerSeen
 from penstock_ledger.model import Job
-from penstock_producer.lanes import LANES
+from penstock_producer.lanes import DEFAULT_LANE, LANES
 from penstock_producer.wire import FED_HEADER, queue_name
 from penstock_ratelimit.for_penstock import Breaker, QuotaView, read_quotas
 from penstock_workers.celery_app.heartbeat import ALIVE_S
@@ -130,4 +130,4 @@ def _age(front: bytes | None, now: float) -> float:
 
 
 def _lane(job: Job) -> str:
-    return str(job.spec.get("lane", "api"))
+    return str(job.spec.get("lane", DEFAULT_LANE))

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from penstock_ledger import Database, JobSeen, JobStore, LiveJob, LiveJobs, OutcomeStore, RedisAddress, RedisLedger
-from penstock_ledger.model import Job
+from penstock_ledger.model import Job, JobState
+from penstock_producer.lanes import DEFAULT_LANE
 from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
 from penstock_workers.broker.amqp.homecoming import Homecoming
@@ -62,7 +63,7 @@ class Control:
         self._homecoming = Homecoming(client, settings) if settings.broker_url is None else None
         self._rounds = 0
         self._next_round = 0.0  # monotonic time of the next round, whether or not this process leads anything
-        self._states: dict[str, str] = {}  # of the jobs at the last look
+        self._states: dict[str, JobState] = {}  # of the jobs at the last look
         self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
     def tick(self) -> None:
@@ -93,7 +94,7 @@ class Control:
         for job, of_job in (*jobs[first:], *jobs[:first]):  # by turns: who is fed first is ahead in the queue
             self._step(job, of_job)
         self._rounds += 1
-        for lane in {str(job.spec.get("lane", "api")) for job, _ in live}:
+        for lane in {str(job.spec.get("lane", DEFAULT_LANE)) for job, _ in live}:
             promoted = self._hot.promote(queue_name(lane), PROMOTE_MAX, longest_s=self._longest_s)
             self._counters.add("promoted", lane, promoted)
         self._counters.windows = self._steps.windows

@@ -1,4 +1,4 @@
-"""What large answers may occupy in a process, all together: whoever reads one takes its room first, or waits for it.
+"""What large answers may occupy in a process, all together. Before one is read its room is taken, or waited for.
 
 Room is taken once, for all that an answer may become, and never added to: two half-read answers cannot wait for each
 other. It is given back when the item is settled, for until then the answer is in memory.

@@ -8,22 +8,12 @@ from typing import Literal, NamedTuple
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
-from penstock_producer.tracing import TRACEPARENT_HEADER, parse_traceparent
-from penstock_producer.wire import (
-    CALLS_HEADER,
-    FED_HEADER,
-    SPENT_HEADER,
-    URGENT_HEADER,
-    ItemMessage,
-    encode_item,
-    item_tag,
-)
+from penstock_producer.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_ratelimit import Flow
 from penstock_ratelimit.for_penstock import DEFAULT_FLOW
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.item.answer_memory import Room
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.lane import Request
 from penstock_workers.item.outcome import Outcome
 from penstock_workers.settings import ProviderSettings
 
@@ -101,23 +91,6 @@ class Item:
         if self.marks is not None:
             self.marks[name] = time_ns()
 
-    def message_again(self, retries: int) -> bytes:
-        """The item's message for another attempt. It travels as it came, with its body or by reference."""
-        message, headers = self.message, self.delivery.headers
-        fed, trace = headers.get(FED_HEADER), headers.get(TRACEPARENT_HEADER)
-        return encode_item(
-            message.key,
-            queue=self.delivery.queue,
-            body=message.body,
-            ref=message.ref,
-            retries=retries,
-            calls=self.calls_in_all,
-            spent=self.spent_in_all,
-            urgent=headers.get(URGENT_HEADER) is True,
-            fed=fed if type(fed) is int else None,
-            trace=trace if parse_traceparent(trace) is not None else None,
-        )
-
 
 @dataclass(slots=True, eq=False)
 class Attempt(Item):
@@ -138,19 +111,6 @@ class Attempt(Item):
 
     def __post_init__(self) -> None:
         self.body = self.given
-
-    def request(self) -> Request:
-        spec = self.job.spec
-        return Request(
-            self.tag,
-            spec.provider,
-            spec.endpoint,
-            self.body,
-            spec.timeout_s,
-            schema=spec.response_schema,
-            priority=spec.priority,
-            on_overflow=spec.on_overflow,
-        )
 
 
 class Settled(NamedTuple):

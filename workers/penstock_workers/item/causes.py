@@ -1,4 +1,4 @@
-"""Why calls fail, told where people look: the worker's log, and Redis for `penstock status`, `limits` and the panel.
+"""Why calls fail: in the worker's log, and in Redis for `penstock status`, `limits` and the panel.
 
 A good answer costs nothing here. Failures are added up in memory and written every ``FLUSH_S``; the log has a line at the
 first of a kind and then one in ``LOG_EVERY_S``, with the count.
@@ -31,12 +31,12 @@ Kind = tuple[str, str, str]  # provider, job, class
 
 
 class Causes:
-    """``note`` is called on the item loop; ``write`` runs in a thread. Without a ``write`` only the log is told."""
+    """``note`` is called on the item loop; ``write`` runs in a thread. Without a ``write`` there is only the log."""
 
     def __init__(self, write: Note | None = None, clock: Callable[[], float] = time.time) -> None:
         self._write, self._clock = write, clock
         self._fresh: dict[Kind, Cause] = {}  # not written yet
-        self._logged: dict[Kind, tuple[float, int]] = {}  # when the log was told last, and how many it was not told of
+        self._logged: dict[Kind, tuple[float, int]] = {}  # when the last line was logged, and how many failures since
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -49,7 +49,7 @@ class Causes:
         await self.flush()
 
     def note(self, attempt: Attempt, happened: Failure | Reply) -> None:
-        """What came of one call."""
+        """What one call came to."""
         if isinstance(happened, Reply):
             return
         now = self._clock()
@@ -62,14 +62,14 @@ class Causes:
         self._log(kind, happened, now)
 
     async def flush(self) -> None:
-        """Tell Redis; one that is away hears it the next time."""
+        """Write to Redis; while it is away the causes are kept for the next time."""
         if self._write is None or not self._fresh:
             return
         causes, self._fresh = self._fresh, {}
         try:
             await asyncio.to_thread(self._write, list(causes.values()))
         except Exception as error:
-            log.debug("causes of failures are not told yet (%s); the next time is in %.0f s", error, FLUSH_S)
+            log.debug("causes of failures are not written yet (%s); next try in %.0f s", error, FLUSH_S)
             for kind, cause in causes.items():
                 newer = self._fresh.get(kind)
                 self._fresh[kind] = cause if newer is None else _sum(cause, newer)
@@ -80,14 +80,14 @@ class Causes:
             await self.flush()
 
     def _log(self, kind: Kind, failure: Failure, now: float) -> None:
-        told_at, untold = self._logged.pop(kind, (float("-inf"), 0))
-        if now - told_at < LOG_EVERY_S:
-            self._logged[kind] = (told_at, untold + 1)
+        logged_at, unlogged = self._logged.pop(kind, (float("-inf"), 0))
+        if now - logged_at < LOG_EVERY_S:
+            self._logged[kind] = (logged_at, unlogged + 1)
             return
-        self._logged[kind] = (now, 0)  # at the end: the first is the one that was told longest ago
+        self._logged[kind] = (now, 0)  # at the end: the first is the one that was logged longest ago
         if len(self._logged) > KINDS_MAX:
             del self._logged[next(iter(self._logged))]
-        more = f", and {untold} more since the last such line" if untold else ""
+        more = f", and {unlogged} more since the last such line" if unlogged else ""
         provider, job, name = kind
         log.warning(
             "job %s: a call to provider %s failed: %s: %s%s",

@@ -6,17 +6,13 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock_ledger import JobNotFound
-from penstock_ledger.model import DeadLetter, Result
-from penstock_producer.errors import BadReference, ProducerError, SpecError, WireError
-from penstock_ratelimit import NeverFits, QuotaHeld, Signal, full_jitter
-from penstock_workers.errors import JobCannotRun
+from penstock_ratelimit import Signal, full_jitter
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry, TurnedAway, Unreadable
+from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry
+from penstock_workers.item.rows import dead_letter, result_of
 
 PUT_OFF_DOUBLINGS = 3  # a retry for which the fleet has no budget waits eight times as long
-RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead letter
 THROTTLED = frozenset({Signal.THROTTLED, Signal.RAMP})
 
 
@@ -100,48 +96,25 @@ class RetryPolicy:
 def decide(attempt: Attempt, happened: Failure | Reply, policy: RetryPolicy, *, put_off: bool = False) -> Outcome:
     """The outcome of an attempt. ``put_off``: the fleet's budget of retries is used up."""
     if isinstance(happened, Reply):
-        return Done(_result(attempt, happened))
+        return Done(result_of(attempt, happened))
     fate = FATES[happened.name]
     if fate.outcome is Released:
         return Released(explain(happened), crashed=True)
     if fate.outcome is Parked:
         return Parked(explain(happened), pauses=True)
     if fate.outcome is Dead or (happened.final and fate.counted):
-        return Dead(_dead_letter(attempt, happened))
+        return Dead(dead_letter(attempt, happened))
     if happened.retry_after_s is not None and happened.retry_after_s > policy.max_retry_after_s:
         return _paused_for(happened, happened.retry_after_s, policy)
     most = min(attempt.job.spec.max_attempts, fate.max_attempts or attempt.job.spec.max_attempts)
     if fate.counted and attempt.number >= most:
-        return Dead(_dead_letter(attempt, happened))
+        return Dead(dead_letter(attempt, happened))
     return Retry(
         after_s=policy.wait_s(attempt.retries, happened.retry_after_s, put_off=put_off),
         error=f"{happened.name}: {happened.detail}",
         counted=fate.counted,
         rate_limited=happened.signal in THROTTLED,
     )
-
-
-def turned_away(error: Exception) -> Outcome | None:
-    """The outcome of an attempt that a step refused to go on with; None for an error that no step raises on purpose."""
-    match error:
-        case TurnedAway():
-            return error.outcome
-        case WireError() | JobNotFound() | BadReference():  # only the message is wrong: its job must not stop for it
-            return Unreadable(str(error))
-        case JobCannotRun() | SpecError():
-            return Parked(str(error), pauses=True)
-        case QuotaHeld():
-            return Parked(error.reason, pauses=True)
-        case ProducerError():
-            return Parked(f"source_unavailable: {error}", pauses=True)
-    return None
-
-
-def failure_of(error: Exception) -> Failure:
-    """The failure that an exception stands for where it is no reason to turn the item away."""
-    if isinstance(error, NeverFits):
-        return Failure("request_too_large", str(error), None)
-    return Failure("unexpected_error", f"{type(error).__name__}: {error}", None)
 
 
 def explain(failure: Failure) -> str:
@@ -155,39 +128,3 @@ def _paused_for(failure: Failure, retry_after_s: float, policy: RetryPolicy) -> 
         f"max_retry_after_s={policy.max_retry_after_s:.0f}; the job goes on by itself when that is over"
     )
     return Parked(why, pauses=True, ends_in_s=retry_after_s)
-
-
-def _dead_letter(attempt: Attempt, failure: Failure) -> DeadLetter:
-    """What tells a person what failed, and holds the request for a replay."""
-    spent = attempt.spent_in_all
-    return DeadLetter(
-        key=attempt.key,
-        reason=failure.name,
-        attempts=attempt.number,
-        calls=attempt.calls_in_all,
-        last_error=failure.detail,
-        status_code=failure.status,
-        request=attempt.given,
-        response=attempt.last_answer[:RESPONSE_EXCERPT_BYTES] if attempt.last_answer else None,
-        prompt_tokens=spent.prompt_tokens,
-        completion_tokens=spent.completion_tokens,
-        cost_microusd=spent.cost_microusd,
-    )
-
-
-def _result(attempt: Attempt, reply: Reply) -> Result:
-    spent = attempt.spent_in_all
-    return Result(
-        key=attempt.key,
-        status_code=reply.status,
-        body=reply.body,
-        request_id=reply.request_id,
-        model=reply.model,
-        finish_reason=reply.finish_reason,
-        prompt_tokens=spent.prompt_tokens if any(spent) else reply.prompt_tokens,
-        completion_tokens=spent.completion_tokens if any(spent) else reply.completion_tokens,
-        cost_microusd=spent.cost_microusd,
-        latency_ms=reply.latency_ms,
-        attempts=attempt.number,
-        calls=attempt.calls_in_all,
-    )

@@ -39,7 +39,9 @@ class ItemHost:
 
     async def drain(self, deadline_s: float) -> None:
         """Release at once what has not begun, finish what can be finished in ``deadline_s``, release the rest."""
-        self._runner.stop_waiting()
+        self._waits.close()
+        self._runner.runs.close()
+        self._runner.lane.drain()
         tasks = list(self._tasks.values())
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=deadline_s)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from penstock_ledger import JobNotFound, JobStore, buckets_for
-from penstock_producer.lanes import LANES_WITH_A_MODEL_OF_THEIR_OWN
+from penstock_producer.lanes import has_own_model
 from penstock_producer.spec import JobSpec
 from penstock_ratelimit import Flow, Priority
 from penstock_workers.errors import EndpointRefused, PricesMissing
@@ -56,7 +56,7 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
             raise JobNotFound(job_id)
         spec = JobSpec.accepted(job.spec)
         provider = settings.provider(spec.provider)
-        if spec.budget_usd is not None and spec.lane not in LANES_WITH_A_MODEL_OF_THEIR_OWN and not provider.priced:
+        if spec.budget_usd is not None and not has_own_model(spec.lane) and not provider.priced:
             raise PricesMissing(spec.provider, spec.budget_usd)
         refused = settings.refused_endpoint(spec.provider, spec.endpoint)
         if refused is not None:  # the key of the fleet would go there

@@ -1,4 +1,4 @@
-"""The seam between the runner and whatever does the inference."""
+"""What a lane is: the part of a worker that does the inference, one item at a time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from penstock_producer.spec import Overflow, Priority
 from penstock_workers.item.answer import Answer, Tried
+from penstock_workers.item.attempt import Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Request:
     endpoint: str  # path such as /v1/chat/completions
     body: bytes  # JSON
     timeout_s: float
-    # What a server far away is not told, and an engine of our own can use:
+    # Not sent to a provider, but used by an engine in the worker:
     schema: Mapping[str, Any] | None = None  # the job's JSON schema for answers
     priority: Priority = "normal"
     on_overflow: Overflow = "fail"  # what to do with a prompt that is longer than the model's context
@@ -27,16 +28,30 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Prepared:
-    """A request, ready to be inferred at once: whatever could be done on the CPU before is done.
+    """A request, ready to be inferred at once: all that could be done on the CPU before is done.
 
-    ``tokens`` is what it may occupy in the engine's memory, prompt and longest output together; 0 where nobody counts.
-    ``refused`` is the answer to a request that can never be inferred: it is judged like any other and nothing is sent.
+    ``tokens`` is what it may occupy in the engine's memory, prompt and longest output together; 0 where it is not counted.
+    ``refused`` is the answer to a request that can never be inferred: it gets its name like any other, and nothing is sent.
     """
 
     request: Request
     tokens: int = 0
     refused: Answer | None = None
     input: Any = field(default=None, repr=False)  # the lane's own; None where the body is sent as it is
+
+
+def request_of(attempt: Attempt) -> Request:
+    spec = attempt.job.spec
+    return Request(
+        attempt.tag,
+        spec.provider,
+        spec.endpoint,
+        attempt.body,
+        spec.timeout_s,
+        schema=spec.response_schema,
+        priority=spec.priority,
+        on_overflow=spec.on_overflow,
+    )
 
 
 class Lane(Protocol):
@@ -50,7 +65,7 @@ class Lane(Protocol):
         ...
 
     async def infer(self, prepared: Prepared) -> Tried:
-        """Make exactly one call. Every failure of the outside world comes back as a value; only bugs raise."""
+        """Make exactly one call. Every failure of the outside world comes back as a value; only a defect raises."""
         ...
 
     def gauges(self) -> Mapping[str, float | str]:
@@ -58,6 +73,6 @@ class Lane(Protocol):
         ...
 
     def drain(self) -> None:
-        """The worker is to end: what is in flight goes on, but nothing that takes long is worth beginning."""
+        """The worker is about to end: what is in flight goes on, and nothing that takes long is begun."""
 
     async def close(self) -> None: ...

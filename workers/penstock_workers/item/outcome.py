@@ -72,11 +72,3 @@ class Unreadable:
 
 
 Outcome = Done | Dead | Retry | Released | Skipped | Parked | Unreadable
-
-
-class TurnedAway(Exception):
-    """A step does not go on with the item: ``outcome`` says what it ends in. The one way out of the runner's recipe."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome

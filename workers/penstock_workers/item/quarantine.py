@@ -1,8 +1,8 @@
 """Suspects are tried apart. An item that was in flight twice when its worker died runs in a child process, with others like it.
 
-If the child survives, all of them were innocent (they only flew beside the culprit, or were killed from outside) and their
-answers count as any other. If it dies, its marks and narrower lines find the culprit (children/crew.py), which becomes the
-dead letter `worker_crashed` while hundreds of items in the worker never notice.
+If the child survives, none of them was the cause (they were only in flight beside it, or the worker was killed from outside)
+and their answers count as any other. If it dies, its marks and smaller groups find the cause (children/crew.py), which
+becomes the dead letter `worker_crashed` while hundreds of items in the worker never notice.
 
 What still kills the worker from inside a child (a hook that sends its parent a signal, say) is found by counting: each such
 death makes the group smaller in which its items run next, and ``CRASHES_MAX`` of them are a dead letter whatever happens.
@@ -24,15 +24,14 @@ from penstock_workers.children.frames import Infer, Inferred
 from penstock_workers.item.admission import Turn
 from penstock_workers.item.answer import NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import Failure
 from penstock_workers.item.lane import Prepared
 
-SUSPECT_AFTER_CRASHES: Final = 2  # one crash is bad luck beside a culprit or a spot notice; two make a suspect
+SUSPECT_AFTER_CRASHES: Final = 2  # one crash may be that of an item beside it, or a spot notice; two make a suspect
 # From here on an item runs in smaller groups. A crash of its own ends a child, not the worker, so what goes on counting is
 # mostly a fleet that is killed from outside: the first such deaths cost no speed.
 NARROWER_AFTER_CRASHES: Final = (4, 5)
 CRASHES_MAX: Final = 7  # starts that were never concluded; one more is not tried
-SUSPECT_CHILDREN: Final = {"embed": 1}  # each loads the lane's model
-SUSPECT_CHILDREN_DEFAULT: Final = 4  # 64 calls in each: suspects wait for a provider, not for a processor
 
 
 def line_of(crashes: int) -> int:
@@ -40,15 +39,24 @@ def line_of(crashes: int) -> int:
     return sum(crashes >= limit for limit in NARROWER_AFTER_CRASHES)
 
 
+def crashed_too_often(crashes: int) -> Failure:
+    detail = f"{crashes} times its worker died while it was tried, the last times in a process apart from others"
+    return Failure("worker_crashed", detail, None)
+
+
+def died_alone(crashes: int) -> NoAnswer:
+    return NoAnswer("worker_crashed", f"its process died {crashes} times in the fleet, and again when it ran alone", 0)
+
+
 class Quarantine(Protocol):
-    """Where suspects are tried, so that a culprit takes nobody with it."""
+    """Where suspects are tried, so that one that ends its process ends no other item's attempt."""
 
     def place(self, attempt: Attempt) -> AbstractAsyncContextManager[None]:
         """Wait until the item may be tried, in a group as narrow as its crashes ask for."""
         ...
 
-    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried | None:
-        """The item's answer, or None when it is found guilty: whatever runs it dies."""
+    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
+        """The item's answer, or ``died_alone`` when it ends what runs it."""
         ...
 
 
@@ -65,13 +73,13 @@ class ChildQuarantine:
         async with self._cells.place(attempt.line):
             yield
 
-    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried | None:
-        """The item's answer, or None when it ended its process, alone in it."""
+    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
+        """The item's answer, or ``died_alone`` when it ended its process, alone in it."""
         call = Infer(attempt.key.doc_id, msgspec.msgpack.encode(prepared.request))
         try:
             said = await self._crew.ask(call, attempt.line)
         except Guilty:
-            return None
+            return died_alone(attempt.crashes)
         return said.tried() if isinstance(said, Inferred) else NoAnswer("unexpected_error", str(said), 0)
 
 

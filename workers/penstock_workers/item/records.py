@@ -17,13 +17,12 @@ from penstock_ledger import (
     SettledDone,
     SettledRetry,
 )
-from penstock_ledger.model import DeadLetter, JobState
+from penstock_ledger.model import JobState
 from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Unreadable
+from penstock_workers.item.rows import message_again, settled_dead, settled_done, settled_retry
 
 log = logging.getLogger(__name__)
-
-REDIS_GROUP_MAX = 500  # conclusions per script call
 
 
 class Records:
@@ -51,8 +50,7 @@ class Records:
         """Completed set, counters, window and delayed set in one script call; then what waits for its job to be resumed."""
         for job_id in _pauses(group):
             self._hot.set_job_state(job_id, JobState.PAUSED)
-        for start in range(0, len(group), REDIS_GROUP_MAX):
-            self._hot.settle(_batch(group[start : start + REDIS_GROUP_MAX]))
+        self._hot.settle(_batch(group))
         for job_id, raws in _parked(group).items():
             self._hot.park(job_id, raws)
         for settled in group:
@@ -70,56 +68,16 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
             continue  # it has not begun
         match outcome:
             case Done():
-                done.append(_done(attempt))
+                done.append(settled_done(attempt))
             case Dead(letter):
-                dead.append(_dead(attempt, letter))
+                dead.append(settled_dead(attempt, letter))
             case Retry():
-                retries.append(_retry(attempt, outcome))
+                retries.append(settled_retry(attempt, outcome))
             case Released(crashed=False) | Parked() if attempt.begun:
                 released.append(attempt.key)
             case _:
                 pass
     return SettleBatch(done, dead, retries, released)
-
-
-def _done(attempt: Attempt) -> SettledDone:
-    return SettledDone(
-        key=attempt.key,
-        buckets=attempt.job.buckets,
-        after_retry=attempt.retries > 0 or attempt.crashes > 0,
-        prompt_tokens=attempt.spent.prompt_tokens,
-        completion_tokens=attempt.spent.completion_tokens,
-        cost_microusd=attempt.spent.cost_microusd,
-        calls=attempt.calls,
-    )
-
-
-def _dead(attempt: Attempt, letter: DeadLetter) -> SettledDead:
-    return SettledDead(
-        key=attempt.key,
-        buckets=attempt.job.buckets,
-        reason=letter.reason,
-        prompt_tokens=attempt.spent.prompt_tokens,
-        completion_tokens=attempt.spent.completion_tokens,
-        cost_microusd=attempt.spent.cost_microusd,
-        calls=attempt.calls,
-    )
-
-
-def _retry(attempt: Attempt, retry: Retry) -> SettledRetry:
-    return SettledRetry(
-        key=attempt.key,
-        buckets=attempt.job.buckets,
-        queue=attempt.delivery.queue,
-        tag=attempt.tag,
-        raw=attempt.message_again(attempt.number if retry.counted else attempt.retries),
-        after_s=retry.after_s,
-        rate_limited=retry.rate_limited,
-        prompt_tokens=attempt.spent.prompt_tokens,
-        completion_tokens=attempt.spent.completion_tokens,
-        cost_microusd=attempt.spent.cost_microusd,
-        calls=attempt.calls,
-    )
 
 
 def _pauses(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:
@@ -141,5 +99,5 @@ def _parked(group: Iterable[Settled]) -> dict[str, list[bytes]]:
     raws: dict[str, list[bytes]] = defaultdict(list)
     for item, outcome in group:
         if isinstance(item, Item) and isinstance(outcome, Parked):
-            raws[item.key.job_id].append(item.message_again(item.retries))
+            raws[item.key.job_id].append(message_again(item, item.retries))
     return raws

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from penstock_producer.wire import decode_item
 from penstock_workers.celery_app.bridge import Bridge, Delivery
@@ -17,17 +18,19 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.hooks.job_code import JobCode
 from penstock_workers.item.admission import Admission, Turn
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
-from penstock_workers.item.attempt import NOTHING_SPENT, Attempt, Item, Marks, Settled, Spent
+from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
 from penstock_workers.item.causes import Causes
 from penstock_workers.item.failures import Failure, Reply, name_failure
-from penstock_workers.item.fates import RetryPolicy, decide, failure_of, turned_away
-from penstock_workers.item.lane import Lane, Prepared
-from penstock_workers.item.outcome import Dead, Outcome, Parked, Released, TurnedAway, Unreadable
-from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine
+from penstock_workers.item.fates import RetryPolicy, decide
+from penstock_workers.item.lane import Lane, Prepared, request_of
+from penstock_workers.item.outcome import Outcome, Released, Unreadable
+from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
 from penstock_workers.item.reads import Reads
+from penstock_workers.item.rows import spent_on
 from penstock_workers.item.runs import Runs
 from penstock_workers.item.slots import Waits
 from penstock_workers.item.starts import Starts
+from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
 
 log = logging.getLogger(__name__)
 
@@ -36,39 +39,23 @@ class Suspected(Exception):
     """The item has crashed too often to be tried among others: the same steps are taken once more, apart from them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemRunner:
     """Tries items, each in an asyncio task of its own, all on one loop."""
 
-    def __init__(
-        self,
-        bridge: Bridge,
-        *,
-        lane: Lane,
-        reads: Reads,
-        admission: Admission,
-        quarantine: Quarantine,
-        code: JobCode,
-        starts: Starts,
-        causes: Causes,
-        waits: Waits,
-        policy: RetryPolicy,
-        failpoints: Failpoints,
-        pause_after_run: int = 20,
-        traced: bool = False,
-    ) -> None:
-        self._bridge = bridge
-        self._lane = lane
-        self._reads = reads
-        self._admission = admission
-        self._quarantine = quarantine
-        self._code = code
-        self._starts = starts
-        self._causes = causes
-        self._waits = waits
-        self._policy = policy
-        self._failpoints = failpoints
-        self._runs = Runs(pause_after_run)
-        self._traced = traced  # attempts keep the times of their marks
+    bridge: Bridge
+    lane: Lane
+    reads: Reads
+    admission: Admission
+    quarantine: Quarantine
+    code: JobCode
+    starts: Starts
+    runs: Runs
+    causes: Causes
+    waits: Waits
+    policy: RetryPolicy
+    failpoints: Failpoints
+    traced: bool = False  # attempts keep the times of their marks
 
     # -- the recipe ----------------------------------------------------------------------------------------------
 
@@ -88,14 +75,14 @@ class ItemRunner:
         return Settled(item, outcome)
 
     async def _steps(self, attempt: Attempt) -> Outcome:
-        async with self._waits.slots.place(attempt.job.flow) as place:
+        async with self.waits.slots.place(attempt.job.flow) as place:
             try:
                 happened = await self._try(attempt)
             except Suspected:
                 place.leave()  # waiting for its place apart, it must not keep others from their turn
                 happened = await self._try_apart(attempt)
-        await self._runs.weigh(attempt, happened)
-        return decide(attempt, happened, self._policy, put_off=not self._admission.may_retry(attempt))
+        await self.runs.weigh(attempt, happened)
+        return decide(attempt, happened, self.policy, put_off=not self.admission.may_retry(attempt))
 
     async def _try(self, attempt: Attempt) -> Failure | Reply:
         attempt.mark("seated")
@@ -115,25 +102,19 @@ class ItemRunner:
             turn.release()  # gives back what was never started
         return await self._accept(attempt, happened)
 
-    def stop_waiting(self) -> None:
-        """For the drain: what has not begun ends now, and nothing that takes long begins."""
-        self._waits.close()
-        self._runs.close()
-        self._lane.drain()
-
     # -- the steps -------------------------------------------------------------------------------------------------
 
     def _read(self, delivery: Delivery) -> Item:
         """Which item, and where its body is."""
-        marks: Marks | None = {"claimed": time.time_ns()} if self._traced else None
+        marks: Marks | None = {"claimed": time.time_ns()} if self.traced else None
         item = Item(delivery, decode_item(delivery.kwargs, delivery.headers), marks=marks)
         item.mark("read")
         return item
 
     async def _open(self, item: Item) -> Attempt:
         """The item's job and its request body."""
-        job = self._reads.known_job(item.key.job_id) or await self._reads.job(item.key.job_id)
-        given = item.message.body or await self._reads.body(item)
+        job = self.reads.known_job(item.key.job_id) or await self.reads.job(item.key.job_id)
+        given = item.message.body or await self.reads.body(item)
         return Attempt(item.delivery, item.message, job, given, marks=item.marks)
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
@@ -141,48 +122,48 @@ class ItemRunner:
         spec = attempt.job.spec
         attempt.body = attempt.given
         if spec.preprocess or spec.postprocess or spec.response_schema is not None:
-            await self._code.ready(attempt)
+            await self.code.ready(attempt)
         if spec.preprocess is not None:
             await self._preprocess(attempt)
-        prepared = await self._lane.prepare(attempt.request())
+        prepared = await self.lane.prepare(request_of(attempt))
         if prepared.refused is not None:
-            raise TurnedAway(decide(attempt, self._name(attempt, prepared.refused), self._policy))
+            raise TurnedAway(decide(attempt, self._name(attempt, prepared.refused), self.policy))
         return prepared
 
     async def _preprocess(self, attempt: Attempt) -> None:
         """The job's hook. Its start is counted, so that a hook that ends this process is found; waiting is not."""
         await self._begin(attempt)
-        refused = await self._code.preprocess(attempt)
+        refused = await self.code.preprocess(attempt)
         if refused is not None:
-            raise TurnedAway(decide(attempt, refused, self._policy))
-        await self._starts.take_back(attempt)
+            raise TurnedAway(decide(attempt, refused, self.policy))
+        await self.starts.take_back(attempt)
 
     async def _admit(self, attempt: Attempt, prepared: Prepared) -> Turn:
         """Its turn: in the shared quota of its provider, or in the engine."""
-        with self._waits.admission:
-            return await self._admission.turn(attempt, prepared)
+        with self.waits.admission:
+            return await self.admission.turn(attempt, prepared)
 
     async def _begin(self, attempt: Attempt) -> None:
         """Count the start outside this process, before anything can end it, and learn whether it may start."""
-        self._runs.check(attempt)
-        await self._starts.begin(attempt)
+        self.runs.check(attempt)
+        await self.starts.begin(attempt)
         if attempt.crashes >= CRASHES_MAX:
-            raise TurnedAway(decide(attempt, _crashed_too_often(attempt), self._policy))
+            raise TurnedAway(decide(attempt, crashed_too_often(attempt.crashes), self.policy))
         if attempt.crashes >= SUSPECT_AFTER_CRASHES and not attempt.confined:
-            await self._starts.take_back(attempt)
+            await self.starts.take_back(attempt)
             raise Suspected
         if not attempt.started:
             attempt.started = True
-            self._bridge.started(attempt.delivery)
+            self.bridge.started(attempt.delivery)
 
     async def _infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
         """One call."""
         attempt.sent_at = asyncio.get_running_loop().time()
         attempt.calls = 1  # until more is known: a crash from here on may have been billed
         if attempt.confined:
-            return await self._quarantine.infer(attempt, prepared, turn) or _died_alone(attempt)
-        self._failpoints.hit("infer", attempt.key.doc_id)
-        return await self._lane.infer(prepared)
+            return await self.quarantine.infer(attempt, prepared, turn)
+        self.failpoints.hit("infer", attempt.key.doc_id)
+        return await self.lane.infer(prepared)
 
     def _name(self, attempt: Attempt, tried: Tried) -> Failure | Reply:
         """Name what happened, and note what it cost."""
@@ -190,15 +171,15 @@ class ItemRunner:
             attempt.calls = 0
         attempt.last_answer, attempt.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         happened = attempt.happened = name_failure(tried, time.time())
-        attempt.spent = _spent(attempt, happened)
-        self._causes.note(attempt, happened)
+        attempt.spent = spent_on(attempt, happened)
+        self.causes.note(attempt, happened)
         return happened
 
     async def _accept(self, attempt: Attempt, happened: Failure | Reply) -> Failure | Reply:
         """See whether a reply is what the job asked for, by its schema and its own hook. The turn has ended before this."""
         spec = attempt.job.spec
         if isinstance(happened, Reply) and (spec.postprocess or spec.response_schema is not None):
-            return await self._code.accept(attempt, happened)
+            return await self.code.accept(attempt, happened)
         return happened
 
     # -- less often ------------------------------------------------------------------------------------------------
@@ -206,14 +187,14 @@ class ItemRunner:
     async def _try_apart(self, attempt: Attempt) -> Failure | Reply:
         """The same steps in the quarantine, when there is a place."""
         async with AsyncExitStack() as stack:
-            with self._waits.others:
-                await stack.enter_async_context(self._quarantine.place(attempt))
+            with self.waits.others:
+                await stack.enter_async_context(self.quarantine.place(attempt))
             attempt.confined = True
             return await self._try(attempt)
 
     async def _not_tried(self, item: Delivery | Item | Attempt, error: Exception) -> Outcome:
         """The outcome where a step raised."""
-        outcome = turned_away(error)
+        outcome = outcome_of(error)
         if outcome is None:
             failure = failure_of(error)
             if failure.name == "unexpected_error":
@@ -221,34 +202,7 @@ class ItemRunner:
                 log.exception(
                     "item %s: a step failed in a way that it never should; retried like a server error", task_id
                 )
-            outcome = decide(item, failure, self._policy) if isinstance(item, Attempt) else Unreadable(failure.detail)
-        return await self._vouched(item, outcome)
-
-    async def _vouched(self, item: Delivery | Item | Attempt, outcome: Outcome) -> Outcome:
-        """An item that no feed sent gets no dead letter and pauses no job; what has begun was sent by one."""
-        if not isinstance(item, Item) or not isinstance(outcome, Dead | Parked):
+            outcome = decide(item, failure, self.policy) if isinstance(item, Attempt) else Unreadable(failure.detail)
+        if not isinstance(item, Item) or (isinstance(item, Attempt) and item.begun):
             return outcome
-        if (isinstance(outcome, Parked) and not outcome.pauses) or (isinstance(item, Attempt) and item.begun):
-            return outcome
-        job = self._reads.known_job(item.key.job_id)
-        return outcome if job is None else await self._starts.check(item, job.buckets) or outcome
-
-
-def _spent(attempt: Attempt, happened: Failure | Reply) -> Spent:
-    """What the answer cost. It is in the books whether the job accepts it or not."""
-    tokens_in, tokens_out = happened.prompt_tokens, happened.completion_tokens
-    if tokens_in is None and tokens_out is None:
-        return NOTHING_SPENT
-    return Spent(tokens_in or 0, tokens_out or 0, attempt.job.provider.cost_microusd(tokens_in, tokens_out))
-
-
-def _crashed_too_often(attempt: Attempt) -> Failure:
-    detail = (
-        f"{attempt.crashes} times its worker died while it was tried, the last times in a process apart from others"
-    )
-    return Failure("worker_crashed", detail, None)
-
-
-def _died_alone(attempt: Attempt) -> NoAnswer:
-    detail = f"its process died {attempt.crashes} times in the fleet, and again when it ran alone"
-    return NoAnswer("worker_crashed", detail, 0)
+        return await self.starts.vouch(item, self.reads.known_job(item.key.job_id), outcome)

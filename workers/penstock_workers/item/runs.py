@@ -15,7 +15,8 @@ from typing import Final
 
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.outcome import Parked, TurnedAway
+from penstock_workers.item.outcome import Parked
+from penstock_workers.item.turned_away import TurnedAway
 
 PROVEN_WAIT_S: Final = 2.0
 """An answer of a job that has succeeded here waits so long for another one; then it is the document's own."""
@@ -28,7 +29,7 @@ JOBS_KEPT: Final = 1_000
 
 
 class Run:
-    """What one job was answered of late. ``sent``: loop times at which requests went out."""
+    """The latest answers to one job. ``sent``: loop times at which requests went out."""
 
     def __init__(self, pauses_at: int) -> None:
         self.proven_at = float("-inf")  # when the newest request went out that was answered well
@@ -64,12 +65,12 @@ class Run:
 
     def in_words(self) -> str:
         kinds = Counter(what for _, what in self.astray)
-        told = (
+        answers = (
             ", ".join(f"{times} x {what}" for what, times in kinds.most_common())
             if len(kinds) > 1
             else next(iter(kinds))
         )
-        return f"the last {len(self.astray)} answers were all {told}"
+        return f"the last {len(self.astray)} answers were all {answers}"
 
 
 class Runs:

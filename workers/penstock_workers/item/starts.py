@@ -17,9 +17,10 @@ from penstock_ledger import Begin, BeginReply, Begun, JobStore, OutcomeStore, Re
 from penstock_ledger.model import ItemKey
 from penstock_workers.backlog import Backlog
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.attempt import Attempt, Item
+from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.groups import Gatherer, StoreWriter
-from penstock_workers.item.outcome import Outcome, Parked, Skipped, TurnedAway, Unreadable
+from penstock_workers.item.outcome import Dead, Outcome, Parked, Skipped, Unreadable
+from penstock_workers.item.turned_away import TurnedAway
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +79,11 @@ class Starts:
         if outcome is not None:
             raise TurnedAway(outcome)
 
-    async def check(self, item: Item, buckets: int) -> Outcome | None:
-        """What the ledger has against the start of an item that will not start; None where a feed sent it."""
-        return await self._answer(item, buckets, None)
+    async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
+        """What an item ends in that has not begun: one that no feed sent gets no dead letter and pauses no job."""
+        if job is None or not (isinstance(outcome, Dead) or (isinstance(outcome, Parked) and outcome.pauses)):
+            return outcome
+        return await self._answer(item, job.buckets, None) or outcome
 
     async def take_back(self, attempt: Attempt) -> None:
         """The start of an item that was begun and now waits: no death may be held against it meanwhile."""
@@ -148,7 +151,7 @@ class Starts:
         )
 
     def _finish(self, begins: Iterable[Begin]) -> None:
-        """Their outcomes are in SQL, but the worker that put them there died before it told Redis: tell it now."""
+        """Their outcomes are in SQL, but the worker that put them there died before it wrote to Redis: write it now."""
         found = list(begins)
         for (job_id, generation, doc_id), buckets in found:
             self._hot.rehydrate(job_id, generation, [(doc_id, False)], buckets)

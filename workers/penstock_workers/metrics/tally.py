@@ -50,7 +50,7 @@ class Tally:
             elif isinstance(outcome, Retry):
                 self._pay(attempt)
                 self._retries["counted" if outcome.counted else "uncounted"] += 1
-                self._throttled[attempt.job.spec.provider] += outcome.rate_limited
+                self._throttled[attempt.job.spec.provider] += 1 if outcome.rate_limited else 0
             elif isinstance(outcome, Dead):
                 self._pay(attempt)
                 self._dead[outcome.letter.reason] += 1

@@ -9,13 +9,13 @@ from time import time_ns
 from penstock_producer.tracing import TRACEPARENT_HEADER, Sampler, SpanContext, parse_traceparent, trace_of
 from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
 from penstock_workers.item.outcome import Dead, Outcome, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.lanes.registry import lane_row
 from penstock_workers.tracing.model_call import ModelCalls
 from penstock_workers.tracing.spans import Kind, Span, Value, child_of, message_attributes
 
 NS_PER_MS = 1_000_000
 UNNAMED = "_OTHER"  # OpenTelemetry's word for an error without a name
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_ADMITTED_BY = {"api": "quota", "gpu": "room"}  # what an item with a slot still waits for, by lane
 
 
 class ItemTraces:
@@ -23,7 +23,7 @@ class ItemTraces:
 
     def __init__(self, share: float, lane: str, calls: ModelCalls, put: Callable[[Iterable[Span]], None]) -> None:
         self._sampler = Sampler(share)
-        self._admitted_by = _ADMITTED_BY.get(lane)
+        self._admitted_by = lane_row(lane).waits_for
         self._calls = calls
         self._put = put
 

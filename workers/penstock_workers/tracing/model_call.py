@@ -11,8 +11,9 @@ import orjson
 
 from penstock_producer.tracing import SpanContext
 from penstock_workers.item.attempt import Attempt, Marks
-from penstock_workers.item.costs import metering
 from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.lanes.api.costs import metering
+from penstock_workers.lanes.registry import lane_row
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 from penstock_workers.tracing.spans import Kind, Span, Value, short
 
@@ -21,7 +22,6 @@ _OPERATIONS = {
     "/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }  # fmt: skip
-_ENGINES = {"gpu": "vllm", "embed": "sentence_transformers"}
 # Where our name for how a provider meters is not OpenTelemetry's name of that provider.
 _PROVIDERS = {"azure": "azure.ai.openai", "bedrock": "aws.bedrock", "gemini": "gcp.gemini"}
 _ASKED = (
@@ -35,8 +35,9 @@ class ModelCalls:
     """Makes the spans of one lane's calls. ``settings`` say where they go."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        self._engine = _ENGINES.get(settings.lane)
-        self._engine_url = settings.gpu.upstream_url if settings.lane == "gpu" else None
+        row = lane_row(settings.lane)
+        self._engine = row.engine
+        self._engine_url = None if row.engine_url is None else row.engine_url(settings)
 
     def span(self, attempt: Attempt, marks: Marks, context: SpanContext, parent: SpanContext) -> Span:
         """CLIENT in all lanes: the caller's view, wherever the model runs."""

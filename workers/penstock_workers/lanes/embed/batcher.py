@@ -1,7 +1,8 @@
 """The dynamic batcher: texts wait in length buckets while the encoder computes, and go in batches of alike ones.
 
 The encoder has one thread of its own and computes one batch at a time. Everything else is on the event loop, where
-``_turn`` is the page to read. Whatever a batch fails of, its halves are tried apart, down to the row that is at fault.
+``_turn`` is the page to read. When a batch fails, each of its halves is tried by itself, and so on down to the row that is
+at fault.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from penstock_workers.lanes.embed.figures import Computed, Figures
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING_ROWS = 65_536  # a request above this is told to come again; some 100 MB of token ids at 500 each
+MAX_WAITING_ROWS = 65_536  # a request above this is put off; some 100 MB of token ids at 500 each
 
 
 class NoRoom(Exception):
-    """As many texts wait as may wait."""
+    """As many texts wait as are allowed to (``MAX_WAITING_ROWS``)."""
 
 
 class EncodingFailed(Exception):
-    """The encoder fails of this text, and of no other in its batch."""
+    """The encoder fails at this text, and at no other in its batch."""
 
 
 class Batcher:
@@ -126,7 +127,7 @@ class Batcher:
             await self._encode_rows(rows)
         finally:
             for row in rows:
-                row.future.cancel()  # nothing happens to those that have ended
+                row.future.cancel()  # futures that have ended stay as they are
             self._computing = None
             self._look_soon()
 
@@ -151,7 +152,7 @@ class Batcher:
         if len(rows) == 1:
             rows[0].future.set_exception(EncodingFailed(f"{type(error).__name__}: {error}"))
             return
-        log.warning("a batch of %d texts failed (%s); its halves are tried apart", len(rows), error)
+        log.warning("a batch of %d texts failed (%s); each half is tried by itself", len(rows), error)
         middle = len(rows) // 2
         await self._encode_rows(rows[:middle])
         await self._encode_rows(rows[middle:])

@@ -26,8 +26,8 @@ class BadBody(Exception):
         self.param, self.code, self.status = param, code, status
 
     def answer(self) -> Answer:
-        told = {"message": str(self), "type": "invalid_request_error", "param": self.param, "code": self.code}
-        return Answer(self.status, {}, orjson.dumps({"error": told}), 0)
+        error = {"message": str(self), "type": "invalid_request_error", "param": self.param, "code": self.code}
+        return Answer(self.status, {}, orjson.dumps({"error": error}), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,13 @@ def _size(asked: Mapping[str, Any]) -> int | None:
 
 
 def check_dimensions(asked: int | None, has: int, matryoshka: bool) -> None:
-    """Raises BadBody: of a model that was not trained for it, half a vector is noise."""
+    """Raises BadBody for a size that the model does not give: half a vector is noise unless it was trained for that."""
     if asked is None or asked == has:
         return
     if asked > has:
         raise BadBody(f"the model has {has} dimensions, not {asked}", param="dimensions")
     if not matryoshka:
-        fix = (
-            f"leave 'dimensions' out ({has} it is), or set embed.matryoshka if its makers say that it may be shortened"
-        )
+        fix = f"leave 'dimensions' out (the answer has {has}), or set embed.matryoshka if its makers say that it may be shortened"
         raise BadBody(f"the model was not trained for shorter vectors: {fix}", param="dimensions")
 
 

@@ -1,8 +1,8 @@
-"""Who waits for the encoder, and with whom one goes: rows in buckets by length, batches of neighbours in length.
+"""Texts that wait for the encoder, and which go together: rows in buckets by length, batches of neighbours in length.
 
 An encoder computes a rectangle, as long as its longest row; what is not text in it is padding, computed for nothing.
 Batches in order of arrival spend three quarters of a CPU on that (benchmarks/RESULTS.md). No clock in here: callers
-tell the time.
+pass the time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from penstock_producer.spec import Priority
 
 STEPS_PER_DOUBLING = 8  # rows of one bucket differ by at most an eighth in length: little padding among themselves
 MIN_EFFICIENCY = 0.75  # a fuller batch gains a CPU nothing beyond a few rows, and padding costs it as much as text does
-# How much later than it came a row is treated as having come. Fixed when it comes, so whoever waits grows older than any
-# newcomer of a better class: low is overtaken by the urgent rows of a minute and then by nobody.
+# How much later than it came a row is treated as having come. Fixed when it comes, so a row that waits goes before any
+# newcomer in the end: urgent rows overtake a low one for a minute, and then none does.
 HANDICAPS_S: Mapping[Priority, float] = {"urgent": 0.0, "normal": 5.0, "low": 60.0}
 
 TokenIds = Sequence[int]
@@ -27,7 +27,7 @@ Vector = Any  # a row of float32: numpy's from a real encoder, any sequence of f
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One text on its way to the encoder. ``future`` ends with its vector; cancelled, nobody wants it any more."""
+    """One text on its way to the encoder. ``future`` ends with its vector; cancelled, it is not wanted any more."""
 
     ids: TokenIds
     arrived: float  # seconds on the batcher's clock
@@ -56,7 +56,7 @@ def padded_tokens(rows: Sequence[Row]) -> int:
 
 
 class Buckets:
-    """The rows that wait. Bounded by whoever adds them; not thread-safe."""
+    """The rows that wait. Bounded by their callers; not thread-safe."""
 
     def __init__(self, *, batch_items: int, window_s: float) -> None:
         self._batch_items = batch_items
@@ -113,7 +113,7 @@ class Buckets:
         return (next(iter(line)) for lines in self._lines.values() for line in lines.values())
 
     def _around(self, leader: Row, token_budget: int) -> tuple[list[Row], bool]:
-        """The leader and its neighbours in length, nearest first, and whether nobody of their length fits any more."""
+        """The leader and its neighbours in length, nearest first, and whether no other row of their length fits."""
         rows, longest, real = [leader], leader.length, leader.length
         for number in self._outwards(bucket_of(leader.length)):
             for row in merge(*self._lines[number].values(), key=_rank):
@@ -130,7 +130,7 @@ class Buckets:
         return rows, full
 
     def _outwards(self, home: int) -> list[int]:
-        """The buckets by their distance from ``home``, of two equally far the shorter first: it makes nobody longer."""
+        """The buckets by their distance from ``home``, of two equally far the shorter first: it adds no padding."""
         return sorted(self._lines, key=lambda number: (abs(number - home), number))
 
 

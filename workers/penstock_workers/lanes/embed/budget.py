@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 MIN_TOKEN_BUDGET = 512  # below this even a slow CPU spends more on starting batches than on tokens
 MAX_TOKEN_BUDGET = 65_536  # keeps the largest GPUs busy, and a large encoder's activations within two gigabytes
 START_TOKEN_BUDGET = 2_048  # about right for a CPU; a GPU climbs from here within seconds
-TRIAL_BATCHES = 8  # of different lengths, or a rung would be judged by its texts
+TRIAL_BATCHES = 8  # of different lengths, or a rung would be measured by its texts
 TRIAL_S = 1.0  # of computing; shorter trials measure the scheduler
 CLEARLY_FASTER = 1.03  # a smaller difference is noise, and smaller batches answer sooner
 RATES_KEPT = 64  # trials until the rungs beside are tried again: texts change, and so does who else uses the machine
@@ -64,13 +64,16 @@ class TokenBudget:
         self._trials += 1
         if self._trials % RATES_KEPT == 0:
             self._rates = {here: rate}
-            self._ceiling = min(MAX_TOKEN_BUDGET, self._ceiling * 2)  # whoever had the memory may have given it back
+            self._ceiling = min(MAX_TOKEN_BUDGET, self._ceiling * 2)  # memory that was taken may be free again
         goal = self._goal()
-        self._rung += (goal > here) - (goal < here)
+        if goal > here:
+            self._rung += 1
+        elif goal < here:
+            self._rung -= 1
         self._begin_trial()
 
     def _goal(self) -> int:
-        """The smallest budget that is about as fast as the fastest, or a neighbour of it that nobody has tried."""
+        """The smallest budget that is about as fast as the fastest, or a neighbour of it that has not been tried."""
         rates = {rung: rate for rung, rate in self._rates.items() if RUNGS[rung] <= self._ceiling}
         if not rates:
             return self._rung

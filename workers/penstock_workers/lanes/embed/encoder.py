@@ -14,7 +14,7 @@ from penstock_workers.errors import ModelUnusable, PackageMissing
 from penstock_workers.lanes.embed.buckets import TokenIds, Vector
 
 if TYPE_CHECKING:
-    from penstock_workers.settings import EmbedSettings
+    from penstock_workers.lanes.embed.settings import EmbedSettings
 
 PACKAGE = "sentence_transformers"
 DEFAULT_MAX_TOKENS = 512  # for a model whose files name no limit: what the encoders of BERT's family were trained with

@@ -83,7 +83,7 @@ class Tokenising:
                 future.set_result(mine)
 
     async def _one_by_one(self, few: list[Wanted], error: Exception) -> None:
-        """Nobody is to fail of what somebody else sent."""
+        """A text that the tokenizer refuses fails alone, and not those beside it."""
         if len(few) > 1:
             for one in few:
                 await self._tokenise([one])

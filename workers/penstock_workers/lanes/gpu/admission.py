@@ -1,4 +1,4 @@
-"""The runner's way into the engine, and the way of suspects."""
+"""How items get into the engine, and how suspects do."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from penstock_workers.item.answer import NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.lane import Prepared
-from penstock_workers.item.quarantine import SUSPECT_AFTER_CRASHES, line_of
-from penstock_workers.lanes.gpu.lane import GpuLane
-from penstock_workers.lanes.gpu.room import EngineRoom, Guest
+from penstock_workers.item.quarantine import SUSPECT_AFTER_CRASHES, died_alone, line_of
+from penstock_workers.lanes.gpu.engine_queue import EngineQueue, Place
+from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.sidecar import SidecarLane
 
 
-class RoomAdmission:
-    """Implements ``admission.Admission``: an item's turn comes when the engine has room for it."""
+class EngineAdmission:
+    """Implements ``admission.Admission``: an item's turn comes when the engine has a place for it."""
 
-    def __init__(self, room: EngineRoom) -> None:
-        self._room = room
+    def __init__(self, queue: EngineQueue) -> None:
+        self._queue = queue
 
-    async def turn(self, attempt: Attempt, prepared: Prepared) -> RoomTurn:
-        return RoomTurn(self._room, await self._room.enter(prepared.tokens, attempt.job.flow))
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> EngineTurn:
+        return EngineTurn(self._queue, await self._queue.enter(prepared.tokens, attempt.job.flow))
 
     def may_retry(self, attempt: Attempt) -> bool:
         return True
@@ -31,13 +31,13 @@ class RoomAdmission:
         """Nothing to close."""
 
 
-class RoomTurn:
+class EngineTurn:
     """A place in the engine."""
 
-    __slots__ = ("_guest", "_room")
+    __slots__ = ("_place", "_queue")
 
-    def __init__(self, room: EngineRoom, guest: Guest) -> None:
-        self._room, self._guest = room, guest
+    def __init__(self, queue: EngineQueue, place: Place) -> None:
+        self._queue, self._place = queue, place
 
     def start(self) -> None:
         """A place costs nothing but time."""
@@ -46,31 +46,31 @@ class RoomTurn:
         used = None
         if isinstance(happened, Reply) and happened.prompt_tokens is not None:
             used = happened.prompt_tokens + (happened.completion_tokens or 0)
-        self._room.leave(self._guest, used)
+        self._queue.leave(self._place, used)
 
     def release(self) -> None:
-        self._room.leave(self._guest)
+        self._queue.leave(self._place)
 
 
 class EngineQuarantine:
     """Implements ``quarantine.Quarantine`` in the worker's own engine: another one would not fit beside it.
 
-    An item that flew in two deaths runs among a few other suspects; one that flew in a third, all by itself. If the engine
-    dies then, there is no doubt left.
+    An item that was in the engine at two deaths of it runs among a few other suspects; after a third, it runs alone. If the
+    engine dies then, it was that item.
     """
 
     def __init__(self, lane: GpuLane | SidecarLane) -> None:
         self._lane = lane
 
     def place(self, attempt: Attempt) -> AbstractAsyncContextManager[None]:
-        """The engine itself makes room for suspects."""
+        """Nothing to wait for here: ``infer`` waits until the engine is empty."""
         attempt.line = line_of(attempt.crashes)
         return nullcontext()
 
-    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried | None:
+    async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
         turn.release()  # the engine is emptied for suspects, of this one too
         alone = attempt.crashes > SUSPECT_AFTER_CRASHES
-        async with self._lane.room.isolated(alone=alone):
+        async with self._lane.queue.isolated(alone=alone):
             tried = await self._lane.infer(prepared)
         died = isinstance(tried, NoAnswer) and tried.failure == "engine_died"
-        return None if died and alone else tried
+        return died_alone(attempt.crashes) if died and alone else tried

@@ -7,8 +7,8 @@ import difflib
 from typing import Any
 
 from penstock_workers.errors import BadEngineSettings
+from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.gpu.upstream import upstream, version
-from penstock_workers.settings import GpuSettings
 
 SHUTDOWN_MARGIN_S = (
     15  # the engine outlives our own drain by this, so that a signal to the whole group ends nothing early
@@ -26,15 +26,15 @@ def engine_arguments(settings: GpuSettings, *, drain_seconds: float) -> Any:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "see `vllm serve --help=all` for what there is"
             raise BadEngineSettings(f"gpu.engine.{name}: this vLLM ({version()}) has no such argument; {hint}")
-    ours = {name: value for name, value in _defaults(settings, drain_seconds).items() if name in known}
+    defaults = {name: value for name, value in _defaults(settings, drain_seconds).items() if name in known}
     try:
-        return make(**(ours | settings.engine))
+        return make(**(defaults | settings.engine))
     except (TypeError, ValueError) as error:
         raise BadEngineSettings(f"gpu.engine: vLLM refuses these arguments: {error}") from error
 
 
 def _defaults(settings: GpuSettings, drain_seconds: float) -> dict[str, Any]:
-    """What we set unless the settings do. Sizes always: vLLM's own depend on who it thinks is asking."""
+    """What is set unless the settings do. Sizes always, since vLLM's own differ between its server and its batch class."""
     chosen = {
         "model": settings.model,
         "max_num_seqs": settings.max_num_seqs,

@@ -15,8 +15,8 @@ from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu.documents import check_named_tokens, check_tokens, refuse_templates
 from penstock_workers.lanes.gpu.engines import Call, RequestRefused
 from penstock_workers.lanes.gpu.sampling import asked_tokens, sampling_params
+from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.gpu.upstream import upstream
-from penstock_workers.settings import GpuSettings
 
 PRIORITIES = {"urgent": -1, "normal": 0, "low": 1}  # vLLM runs lower ones first
 TRIM_ROUNDS = 4  # a shorter text may split into a few more tokens than were counted
@@ -104,7 +104,7 @@ class CallBuilder:
     # -- length ----------------------------------------------------------------------------------------------------
 
     def _fitted(self, request: Request, body: dict[str, Any], chat: bool) -> tuple[list[int], int]:
-        """Tokens of the prompt, and how many the answer may have; what does not fit is mended as the job says."""
+        """Tokens of the prompt, and how many the answer may have; what does not fit is cut as the job says."""
         token_ids, asked = self._tokens(body, chat), asked_tokens(body)
         context = self._facts.context
         if len(token_ids) + (asked or 1) <= context:
@@ -112,7 +112,7 @@ class CallBuilder:
         if request.on_overflow != "fail" and len(token_ids) < context:
             return token_ids, context - len(token_ids)
         if request.on_overflow == "trim":
-            reserved = min(asked or 1, context // 2)  # half of the context at most: the document is worth something too
+            reserved = min(asked or 1, context // 2)  # half of the context at most: the rest is for the document
             return self._trimmed(body, chat, token_ids, reserved), reserved
         raise ContextOverflow(
             f"This model's maximum context length is {context} tokens. However, the prompt has {len(token_ids)} and "
@@ -121,12 +121,12 @@ class CallBuilder:
 
     def _trimmed(self, body: dict[str, Any], chat: bool, token_ids: list[int], reserved: int) -> list[int]:
         """Cut the end of the longest text until the prompt fits beside ``reserved`` tokens of answer."""
-        room = self._facts.context - reserved
+        limit = self._facts.context - reserved
         if not chat and not isinstance(body.get("prompt"), str):
-            return token_ids[:room]
+            return token_ids[:limit]
         tokenizer = self._own_tokenizer()
         for _ in range(TRIM_ROUNDS):
-            excess = len(token_ids) - room
+            excess = len(token_ids) - limit
             if excess <= 0:
                 return token_ids
             holder, key = _longest_text(body) if chat else (body, "prompt")
@@ -135,9 +135,9 @@ class CallBuilder:
                 break
             holder[key] = tokenizer.decode(text[: max(0, len(text) - excess - TRIM_MARGIN)])
             token_ids = self._tokens(body, chat)
-        if len(token_ids) <= room:
+        if len(token_ids) <= limit:
             return token_ids
-        raise ContextOverflow(f"trimming the longest text does not make the prompt fit {room} tokens")
+        raise ContextOverflow(f"trimming the longest text does not make the prompt fit {limit} tokens")
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 

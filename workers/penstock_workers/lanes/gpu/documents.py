@@ -1,4 +1,4 @@
-"""What a document may not say to an engine of ours: a chat template of its own, and tokens that the model does not have."""
+"""What a document may not bring: a chat template of its own, and tokens that the model does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM behind one small interface: the engine core in a process of its own, or, for CPUs and tests, in ours.
+"""vLLM behind one small interface: the engine core in a process of its own, or, for CPUs and tests, in the worker's.
 
 Nothing of vLLM is imported before a worker starts its engine. What differs between its versions (0.26 to 0.33) is asked of
 the installed one, here and in ``arguments``.
@@ -20,15 +20,15 @@ from penstock_workers.errors import BadEngineSettings
 from penstock_workers.lanes.gpu.arguments import engine_arguments
 from penstock_workers.lanes.gpu.figures import EngineFigures
 from penstock_workers.lanes.gpu.plugin import WORKER_VARIABLE
+from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.gpu.upstream import upstream
-from penstock_workers.settings import GpuSettings
 
 log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 15.0  # an engine with nothing to do ends in under 10 s; after that its processes are killed
-# What the request is to blame for; before 0.3x these had no common ancestor but ValueError, and some not even that.
+# Faults of the request; before 0.3x these had no common ancestor but ValueError, and some not even that.
 CLIENT_ERRORS = frozenset({"VLLMClientError", "VLLMNotFoundError", "VLLMUnprocessableEntityError", "ValueError"})
-IDLE_POLL_S = 0.2  # how late the engine in our own process hears that it is to end
+IDLE_POLL_S = 0.2  # how late an engine in the worker's process notices that it is to end
 
 
 class EngineDied(Exception):
@@ -97,7 +97,8 @@ class ChildEngine:
         self.config: Any = None
 
     async def start(self) -> None:
-        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # we have threads, and forked locks stay locked
+        # Not forked: the worker has threads, and a lock that one of them holds would stay locked in the child.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ[WORKER_VARIABLE] = str(os.getpid())
         arguments = engine_arguments(self._settings, drain_seconds=self._drain_seconds)
         make = upstream("vllm.v1.engine.async_llm", "AsyncLLM").from_engine_args
@@ -134,13 +135,15 @@ class ChildEngine:
 
 
 class InProcessEngine:
-    """vLLM's LLMEngine, stepped by a thread of ours: up in two seconds, one process. It has no isolation from crashes."""
+    """vLLM's LLMEngine, stepped by a thread of the worker: up in two seconds, one process, and not isolated from crashes."""
 
     def __init__(self, settings: GpuSettings, figures: EngineFigures, drain_seconds: float) -> None:
         self._settings, self._figures, self._drain_seconds = settings, figures, drain_seconds
         self._llm: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked: queue.SimpleQueue[Call | str | None] = queue.SimpleQueue()  # bounded by the room: calls and aborts
+        self._asked: queue.SimpleQueue[Call | str | None] = (
+            queue.SimpleQueue()
+        )  # calls and aborts; bounded by EngineQueue
         self._futures: dict[str, asyncio.Future[Any]] = {}  # touched on the loop only
         self._dead: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -239,7 +242,7 @@ class InProcessEngine:
 
     def _call(self, step: Callable[[], object]) -> None:
         assert self._loop is not None, "start() comes first"
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for it
             self._loop.call_soon_threadsafe(step)
 
 
@@ -261,7 +264,7 @@ def _is_pooling(params: Any) -> bool:
 
 
 def _options(note: Callable[[Any, Any, int], None]) -> dict[str, Any]:
-    """Offline use, so that what we leave to vLLM is what its own batch class has; and our tap on what it does."""
+    """Offline use, so that defaults are those of vLLM's own batch class; and a logger that reports each step."""
     context = upstream("vllm.usage.usage_lib", "UsageContext").LLM_CLASS
     return {"usage_context": context, "stat_loggers": [_tap(note)]}
 
@@ -296,7 +299,7 @@ def _explained(settings: GpuSettings) -> Any:
 
 @contextlib.contextmanager
 def _translated() -> Any:
-    """vLLM's exceptions in our words. Their classes moved between versions, so they are told by name and by ancestry."""
+    """vLLM's exceptions as this module's. Their classes moved between versions, so they are recognised by name and ancestry."""
     try:
         yield
     except (EngineDied, asyncio.CancelledError):

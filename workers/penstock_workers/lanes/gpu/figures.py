@@ -1,4 +1,4 @@
-"""What the engine reports at every step, gathered into the few figures that people and the room need."""
+"""What the engine reports at every step, gathered into the few figures that people and EngineQueue need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock_workers.lanes.gpu.room import EngineState
+from penstock_workers.lanes.gpu.engine_queue import EngineState
 
 SPAN_S = 5.0  # rates are those of the last seconds
 QUEUE_WAIT_RATE = 0.05  # per item, for the mean time in the engine's own line
@@ -16,8 +16,8 @@ MEMORY_BOUND = 0.95  # of the KV cache: beyond it requests are preempted and com
 class EngineFigures:
     """Fed by vLLM's stat loggers, one per engine of a data-parallel group; read from any thread."""
 
-    def __init__(self, tell: Callable[[EngineState], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[EngineState], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._report = report
         self._clock = clock
         self._states: dict[int, EngineState] = {}  # one per data-parallel engine
         self._prompt = self._generated = 0  # tokens since the span began
@@ -46,10 +46,10 @@ class EngineFigures:
         self._states[engine] = EngineState(
             scheduler.num_running_reqs, scheduler.num_waiting_reqs + deferred, scheduler.kv_cache_usage
         )
-        self._tell(self.state)
+        self._report(self.state)
 
     def forget(self) -> None:
-        """The engine is gone: what it said last is no longer so."""
+        """The engine is gone, and its last figures with it."""
         self._states.clear()
         self._prompt_per_s = self._generated_per_s = 0.0
 
@@ -68,7 +68,7 @@ class EngineFigures:
         return self._preempted
 
     def gauges(self, *, max_seqs: int, lined_up: int) -> dict[str, float | str]:
-        """``lined_up`` are items that are ready and wait for room."""
+        """``lined_up`` are items that are ready and wait for a place."""
         self._roll()
         state = self.state
         return {

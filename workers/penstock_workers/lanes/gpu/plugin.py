@@ -16,7 +16,7 @@ WATCH_S = 0.5
 
 
 def end_with_worker() -> None:
-    """Does nothing but in a direct child of a worker of ours."""
+    """Acts in a direct child of a worker only."""
     worker = os.environ.get(WORKER_VARIABLE, "")
     if worker.isdecimal() and os.getppid() == int(worker):
         os.setpgrp()  # before its own children are started, which inherit it
@@ -26,4 +26,4 @@ def end_with_worker() -> None:
 def _watch(worker: int) -> None:
     while os.getppid() == worker:
         time.sleep(WATCH_S)
-    os.kill(os.getpid(), signal.SIGKILL)  # nobody is left to answer to; vLLM's own workers end with this process
+    os.kill(os.getpid(), signal.SIGKILL)  # no worker is left to answer; vLLM's own workers end with this process

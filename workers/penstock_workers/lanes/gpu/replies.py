@@ -13,7 +13,7 @@ from penstock_workers.lanes.gpu.engines import Call
 
 
 def was_aborted(output: Any) -> bool:
-    """Whether somebody ended the request before its end: what there is of an answer is none."""
+    """Whether the request was ended before its answer was complete."""
     return any(one.finish_reason == "abort" for one in _completions(output))
 
 

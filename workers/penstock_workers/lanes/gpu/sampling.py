@@ -1,4 +1,4 @@
-"""From the fields of an OpenAI request body to vLLM's sampling parameters. A field that nothing would heed is refused."""
+"""From the fields of an OpenAI request body to vLLM's sampling parameters. A field that would change nothing is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sampling_params(
     unknown = body.keys() - _SAME - _READ_ELSEWHERE
     named = sorted(name for name in unknown if body[name] not in (None, [], {}))
     if named:
-        raise RequestRefused(f"the gpu lane does not heed {', '.join(map(repr, named))}: leave it out")
+        raise RequestRefused(f"the gpu lane does not know {', '.join(map(repr, named))}: leave it out")
     fields = dict(defaults) | {name: body[name] for name in _SAME if body.get(name) is not None}
     if "logit_bias" in fields:
         fields["logit_bias"] = {int(token): float(bias) for token, bias in fields["logit_bias"].items()}

@@ -1,7 +1,7 @@
-"""The `gpu` lane over a vLLM server beside the worker: the engine in a container of its own, our worker small.
+"""The `gpu` lane over a vLLM server beside the worker: the engine in a container of its own, the worker small.
 
-The door is that of a hosted engine (room.py), held open as far as vLLM's own gauges say that it keeps up. What the server
-cannot be told over HTTP is left out: bodies travel as they are, and priorities count in our line only.
+Items wait in the same queue as before a hosted engine (engine_queue.py), and go on as far as vLLM's own gauges say that it
+keeps up. What has no place in HTTP is left out: bodies travel as they are, and priorities count in the worker's queue only.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from penstock_workers.errors import BadEngineSettings, EngineAway
 from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.api import ApiLane
-from penstock_workers.lanes.gauges import GaugeWatch
+from penstock_workers.lanes.api.api_lane import ApiLane
+from penstock_workers.lanes.api.gauges import GaugeWatch
 from penstock_workers.lanes.gpu.documents import refuse_templates
+from penstock_workers.lanes.gpu.engine_queue import EngineQueue, EngineState
 from penstock_workers.lanes.gpu.engines import RequestRefused
 from penstock_workers.lanes.gpu.figures import bound
-from penstock_workers.lanes.gpu.lane import end_this_worker, refusal
-from penstock_workers.lanes.gpu.room import EngineRoom, EngineState
+from penstock_workers.lanes.gpu.gpu_lane import end_this_worker, refusal
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 SERVER = "server"  # the one provider of the HTTP client: items of all providers go to it
 ASK_AGAIN_S = 1.0  # while the model loads, which takes half a minute at least
 ASK_TIMEOUT_S = 5.0
-LISTEN_EACH_S = 1.0  # its gauges: the server is beside us, and its line must not grow long between two looks
+LISTEN_EACH_S = 1.0  # its gauges: the server is near, and its own queue must not grow long between two looks
 
 
 class SidecarLane:
@@ -41,7 +41,7 @@ class SidecarLane:
 
     def __init__(self, settings: WorkerSettings, give_up: Callable[[], None] = end_this_worker) -> None:
         assert settings.gpu.upstream_url is not None, "else the worker hosts the engine itself"
-        self.room = EngineRoom()
+        self.queue = EngineQueue()
         self._url = settings.gpu.upstream_url
         self._wait_s = settings.gpu.upstream_wait_s
         self._max_seqs = settings.gpu.max_num_seqs
@@ -87,7 +87,7 @@ class SidecarLane:
         return tried
 
     def gauges(self) -> Mapping[str, float | str]:
-        lined_up = self.room.waiting
+        lined_up = self.queue.waiting
         return {
             "running": float(self._state.running),
             "waiting": float(self._state.waiting + lined_up),
@@ -99,7 +99,7 @@ class SidecarLane:
 
     async def close(self) -> None:
         self._draining = True
-        self.room.close()
+        self.queue.close()
         if self._returning is not None:
             self._returning.cancel()
             await asyncio.gather(self._returning, return_exceptions=True)
@@ -111,7 +111,7 @@ class SidecarLane:
     # -- the server's life -----------------------------------------------------------------------------------------
 
     async def _await_model(self) -> None:
-        """The door opens when the server has its model."""
+        """The queue opens when the server has its model."""
         began = time.monotonic()
         log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
         while (model := await self._serves()) is None:
@@ -119,7 +119,7 @@ class SidecarLane:
                 raise EngineAway(self._url, self._wait_s)
             await asyncio.sleep(ASK_AGAIN_S)
         self._model, self._is_up = orjson.dumps(model), True
-        self.room.open(self._max_seqs, 0)
+        self.queue.open(self._max_seqs, 0)
         log.warning("%s serves %s after %.0f s", self._url, model, time.monotonic() - began)
 
     async def _serves(self) -> str | None:
@@ -129,7 +129,7 @@ class SidecarLane:
             answer = await self._asking.get(self._models, timeout_s=ASK_TIMEOUT_S)
         except HttpError:
             return None
-        if answer.status >= 500:  # what stands before a server that is not up says so
+        if answer.status >= 500:  # from what stands before a server that is not up
             return None
         try:
             return str(orjson.loads(answer.body)["data"][0]["id"])
@@ -140,12 +140,12 @@ class SidecarLane:
             ) from error
 
     def _note_away(self, why: str) -> None:
-        """Called by each item that found nobody there; the first one has the door closed until the server is back."""
+        """Called by each item that was not answered; the first one has the queue closed until the server is back."""
         if not self._is_up or self._draining:
             return
         self._is_up, self._state = False, EngineState()
-        self.room.close()
-        log.error("nobody answers at %s (%s); items wait here until its model is loaded again", self._url, why)
+        self.queue.close()
+        log.error("%s does not answer (%s); items wait here until its model is loaded again", self._url, why)
         self._returning = asyncio.create_task(self._await_return(), name="server return")
 
     async def _await_return(self) -> None:
@@ -158,7 +158,7 @@ class SidecarLane:
     def _hear(self, _: str, running: float, waiting: float) -> None:
         self._state = EngineState(int(running), int(waiting))
         if self._is_up:
-            self.room.heard(self._state)
+            self.queue.heard(self._state)
 
 
 def _metrics_url(url: str) -> str:
@@ -167,7 +167,7 @@ def _metrics_url(url: str) -> str:
 
 
 def _refused(body: bytes) -> Answer | None:
-    """A server may run templates that documents bring: ours does not get them."""
+    """A server may run templates that documents bring, so they are not sent."""
     try:
         refuse_templates(orjson.loads(body))
     except RequestRefused as error:

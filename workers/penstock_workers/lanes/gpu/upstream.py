@@ -1,4 +1,4 @@
-"""What we use of vLLM, by name, looked up in the one that is installed: it is an extra, and heavy to import."""
+"""What is used of vLLM, by name, looked up in the one that is installed: it is an extra, and heavy to import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock_workers.errors import BadEngineSettings, PackageMissing
 
 
 def upstream(module: str, name: str) -> Any:
-    """A class of vLLM's. Raises PackageMissing where there is no vLLM, BadEngineSettings for one that we do not know."""
+    """A class of vLLM's. Raises PackageMissing where there is no vLLM, BadEngineSettings for one that has no such class."""
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:

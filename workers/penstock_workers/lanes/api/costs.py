@@ -20,12 +20,12 @@ _OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 def metering(provider: ProviderSettings) -> Profile:
-    """How the provider meters: as its settings say, else told from its host."""
+    """How the provider meters: as its settings say, else by its host."""
     return profile_for(provider.base_url) if provider.profile is None else PROFILES[provider.profile]
 
 
 class Costs:
-    """One estimator per provider. ``start`` shares what they learn with the fleet, in the background."""
+    """One estimator per provider. ``share`` exchanges what they learn with the fleet, in the background."""
 
     def __init__(self, providers: Mapping[str, ProviderSettings]) -> None:
         self._profiles = {name: metering(provider) for name, provider in providers.items()}
@@ -120,7 +120,7 @@ def _key(attempt: Attempt) -> str:
 
 
 def _least_prompt(body: bytes) -> float:
-    """Tokens that the prompt has for sure. Of images and sound, which travel as text, nobody knows before."""
+    """Tokens that the prompt has for sure. How many images and sound have, which travel as text, is not known before."""
     return 0.0 if any(mark in body for mark in _NOT_TEXT) else len(body) / MOST_CHARS_PER_TOKEN
 
 

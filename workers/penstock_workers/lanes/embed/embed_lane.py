@@ -24,8 +24,8 @@ from penstock_workers.lanes.embed.buckets import TokenIds
 from penstock_workers.lanes.embed.budget import TokenBudget
 from penstock_workers.lanes.embed.encoder import Encoder, SentenceTransformersEncoder, check_packages
 from penstock_workers.lanes.embed.models import model_folder
+from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.embed.tokens import Tokenising
-from penstock_workers.settings import EmbedSettings
 
 ENDPOINT = "/embeddings"
 HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_ratelimit.fairness import Flow, Priority
-from penstock_workers.lanes.gpu.room import (
+from penstock_workers.lanes.gpu.engine_queue import (
     BUFFER_MIN,
     PASSED_MAX,
     SUSPECTS_TOGETHER,
-    EngineRoom,
+    EngineQueue,
     EngineState,
-    Guest,
+    Place,
 )
 
 
@@ -25,14 +25,14 @@ async def turns(number: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def fill(room: EngineRoom, sizes: list[int]) -> tuple[list[Guest], list[asyncio.Task[Guest]]]:
+async def fill(queue: EngineQueue, sizes: list[int]) -> tuple[list[Place], list[asyncio.Task[Place]]]:
     """Those who got in, and the tasks of those who wait."""
-    tasks = [asyncio.create_task(room.enter(size)) for size in sizes]
+    tasks = [asyncio.create_task(queue.enter(size)) for size in sizes]
     await turns()
     return [task.result() for task in tasks if task.done()], [task for task in tasks if not task.done()]
 
 
-async def end(tasks: list[asyncio.Task[Guest]]) -> None:
+async def end(tasks: list[asyncio.Task[Place]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -40,138 +40,138 @@ async def end(tasks: list[asyncio.Task[Guest]]) -> None:
 
 async def test_an_empty_engine_gets_all_it_can_run_and_a_buffer() -> None:
     """An engine takes as many items as it runs at once and a quarter more; the rest waits."""
-    room = EngineRoom()
-    room.open(max_seqs=100, kv_tokens=0)
-    inside, waiting = await fill(room, [10] * 300)
+    queue = EngineQueue()
+    queue.open(max_seqs=100, kv_tokens=0)
+    inside, waiting = await fill(queue, [10] * 300)
     assert len(inside) == 125
-    assert room.waiting == 175
+    assert queue.waiting == 175
     await end(waiting)
 
 
 async def test_nobody_enters_while_there_is_no_engine() -> None:
     """Items wait until an engine opens, and again after it closes."""
-    room = EngineRoom()
-    inside, waiting = await fill(room, [1] * 3)
+    queue = EngineQueue()
+    inside, waiting = await fill(queue, [1] * 3)
     assert inside == []
-    room.open(max_seqs=10, kv_tokens=0)
+    queue.open(max_seqs=10, kv_tokens=0)
     await turns()
     assert all(task.done() for task in waiting)
-    room.close()
-    _, later = await fill(room, [1])
+    queue.close()
+    _, later = await fill(queue, [1])
     assert len(later) == 1
     await end(later)
 
 
 async def test_an_engine_that_makes_some_wait_gets_no_more_than_its_buffer() -> None:
     """Memory lets only 40 of 100 run: what waits there stays near a quarter of that, not at all that was sent first."""
-    room = EngineRoom()
-    room.open(max_seqs=100, kv_tokens=0)
-    inside, waiting = await fill(room, [10] * 300)
-    room.heard(EngineState(running=40, waiting=85))
-    for guest in inside[:74]:
-        room.leave(guest)
+    queue = EngineQueue()
+    queue.open(max_seqs=100, kv_tokens=0)
+    inside, waiting = await fill(queue, [10] * 300)
+    queue.heard(EngineState(running=40, waiting=85))
+    for place in inside[:74]:
+        queue.leave(place)
     await turns()
-    assert room.inside == 51  # above 40 and a quarter: no new one
-    room.leave(inside[74])
-    room.leave(inside[75])
+    assert queue.inside == 51  # above 40 and a quarter: no new one
+    queue.leave(inside[74])
+    queue.leave(inside[75])
     await turns()
-    assert room.inside == 50  # one out, one in: the line there never runs dry
+    assert queue.inside == 50  # one out, one in: the line there never runs dry
     await end(waiting)
 
 
 async def test_what_is_promised_stays_within_the_memory_and_a_buffer() -> None:
     """The tokens promised to admitted items stay within the KV memory and a quarter more."""
-    room = EngineRoom()
-    room.open(max_seqs=100, kv_tokens=1_000)
-    room.heard(EngineState(running=10, waiting=1))
-    inside, waiting = await fill(room, [300] * 20)
+    queue = EngineQueue()
+    queue.open(max_seqs=100, kv_tokens=1_000)
+    queue.heard(EngineState(running=10, waiting=1))
+    inside, waiting = await fill(queue, [300] * 20)
     assert len(inside) == 4  # 1,250 tokens
     await end(waiting)
 
 
 async def test_a_starving_engine_gets_more_than_the_arithmetic_allows() -> None:
     """It reports memory to spare and no item waiting: answers are shorter than they might have been."""
-    room = EngineRoom()
-    room.open(max_seqs=100, kv_tokens=1_000)
-    inside, waiting = await fill(room, [1_000] * 50)
+    queue = EngineQueue()
+    queue.open(max_seqs=100, kv_tokens=1_000)
+    inside, waiting = await fill(queue, [1_000] * 50)
     before = len(inside)
-    room.heard(EngineState(running=before, waiting=0, kv_usage=0.2))
+    queue.heard(EngineState(running=before, waiting=0, kv_usage=0.2))
     await turns()
-    assert room.inside == before + BUFFER_MIN
+    assert queue.inside == before + BUFFER_MIN
     await end(waiting)
 
 
 async def test_it_learns_how_much_of_their_promise_items_use() -> None:
     """Items that use a tenth of what they might are admitted in larger numbers afterwards."""
-    room = EngineRoom()
-    room.open(max_seqs=1_000, kv_tokens=1_000)
-    room.heard(EngineState(running=1, waiting=1, kv_usage=0.5))
+    queue = EngineQueue()
+    queue.open(max_seqs=1_000, kv_tokens=1_000)
+    queue.heard(EngineState(running=1, waiting=1, kv_usage=0.5))
     for _ in range(300):
-        room.leave(await room.enter(100), used=10)
-    room.heard(EngineState(running=500, waiting=1, kv_usage=0.5))
-    inside, waiting = await fill(room, [100] * 200)
+        queue.leave(await queue.enter(100), used=10)
+    queue.heard(EngineState(running=500, waiting=1, kv_usage=0.5))
+    inside, waiting = await fill(queue, [100] * 200)
     assert len(inside) > 100  # not the 12 that their full length would allow
     await end(waiting)
 
 
 async def test_short_items_pass_one_that_does_not_fit_but_not_for_ever() -> None:
     """Short items pass a long one that waits for memory, until `PASSED_MAX` of them have; then it is next."""
-    room = EngineRoom()
-    room.open(max_seqs=10_000, kv_tokens=1_000)
-    room.heard(EngineState(running=1_000, waiting=1))
-    first, _ = await fill(room, [1_000])
-    long_one = asyncio.create_task(room.enter(900))
+    queue = EngineQueue()
+    queue.open(max_seqs=10_000, kv_tokens=1_000)
+    queue.heard(EngineState(running=1_000, waiting=1))
+    first, _ = await fill(queue, [1_000])
+    long_one = asyncio.create_task(queue.enter(900))
     await turns()
     assert not long_one.done()
     passed = 0
-    waiting: list[asyncio.Task[Guest]] = []
+    waiting: list[asyncio.Task[Place]] = []
     for _ in range(PASSED_MAX + 20):
-        guests, waiting = await fill(room, [100])
-        passed += len(guests)
-        for guest in guests:
-            room.leave(guest)
+        places, waiting = await fill(queue, [100])
+        passed += len(places)
+        for place in places:
+            queue.leave(place)
         if waiting:
             break
     assert passed == PASSED_MAX
-    room.leave(first[0])
+    queue.leave(first[0])
     await turns()
     assert long_one.done()
-    room.leave(long_one.result())
+    queue.leave(long_one.result())
     await end(waiting)
 
 
 async def test_an_item_larger_than_all_memory_runs_alone() -> None:
     """An item that exceeds the whole KV memory is admitted where it is alone."""
-    room = EngineRoom()
-    room.open(max_seqs=10, kv_tokens=100)
-    inside, _ = await fill(room, [5_000])
+    queue = EngineQueue()
+    queue.open(max_seqs=10, kv_tokens=100)
+    inside, _ = await fill(queue, [5_000])
     assert len(inside) == 1
 
 
 async def test_a_guest_that_is_cancelled_keeps_no_place() -> None:
     """An item cancelled while it waits takes no place, and leaving twice frees one place only."""
-    room = EngineRoom()
-    room.open(max_seqs=1, kv_tokens=0)
-    inside, waiting = await fill(room, [1] * 10)
+    queue = EngineQueue()
+    queue.open(max_seqs=1, kv_tokens=0)
+    inside, waiting = await fill(queue, [1] * 10)
     waiting[0].cancel()
     await turns()
-    for guest in inside:
-        room.leave(guest)
-        room.leave(guest)
+    for place in inside:
+        queue.leave(place)
+        queue.leave(place)
     await turns()
-    assert room.inside == 4  # the other four of nine that waited; none is counted twice
+    assert queue.inside == 4  # the other four of nine that waited; none is counted twice
     await end(waiting)
 
 
 async def test_an_urgent_job_is_let_in_before_those_who_wait() -> None:
     """A free place goes to an urgent item first, though others have waited longer."""
-    room = EngineRoom()
-    room.open(max_seqs=1, kv_tokens=0)
-    inside, waiting = await fill(room, [1] * 20)
-    urgent = asyncio.create_task(room.enter(1, Flow(job="rush", priority=Priority.URGENT)))
+    queue = EngineQueue()
+    queue.open(max_seqs=1, kv_tokens=0)
+    inside, waiting = await fill(queue, [1] * 20)
+    urgent = asyncio.create_task(queue.enter(1, Flow(job="rush", priority=Priority.URGENT)))
     await turns()
-    for guest in inside[:2]:
-        room.leave(guest)
+    for place in inside[:2]:
+        queue.leave(place)
     await turns()
     assert urgent.done()
     await end(waiting)
@@ -179,14 +179,14 @@ async def test_an_urgent_job_is_let_in_before_those_who_wait() -> None:
 
 async def test_suspects_get_an_engine_without_the_others() -> None:
     """They wait until it is empty, run a few at a time, and only then do the others go on."""
-    room = EngineRoom()
-    room.open(max_seqs=100, kv_tokens=0)
-    inside, _ = await fill(room, [1] * 10)
+    queue = EngineQueue()
+    queue.open(max_seqs=100, kv_tokens=0)
+    inside, _ = await fill(queue, [1] * 10)
     gate, running = asyncio.Event(), 0
 
     async def suspect() -> None:
         nonlocal running
-        async with room.isolated(alone=False):
+        async with queue.isolated(alone=False):
             running += 1
             await gate.wait()
             running -= 1
@@ -194,10 +194,10 @@ async def test_suspects_get_an_engine_without_the_others() -> None:
     suspects = [asyncio.create_task(suspect()) for _ in range(SUSPECTS_TOGETHER + 3)]
     await turns()
     assert running == 0
-    _, others = await fill(room, [1] * 5)
+    _, others = await fill(queue, [1] * 5)
     assert len(others) == 5
-    for guest in inside:
-        room.leave(guest)
+    for place in inside:
+        queue.leave(place)
     await turns()
     assert running == SUSPECTS_TOGETHER
     gate.set()
@@ -208,13 +208,13 @@ async def test_suspects_get_an_engine_without_the_others() -> None:
 
 async def test_one_that_must_be_alone_is() -> None:
     """An item that must run alone starts when all others have ended, and others start when it has."""
-    room = EngineRoom()
-    room.open(max_seqs=100, kv_tokens=0)
+    queue = EngineQueue()
+    queue.open(max_seqs=100, kv_tokens=0)
     gates = [asyncio.Event() for _ in range(4)]
     running: set[int] = set()
 
     async def suspect(number: int, alone: bool) -> None:
-        async with room.isolated(alone=alone):
+        async with queue.isolated(alone=alone):
             running.add(number)
             await gates[number].wait()
             running.discard(number)
@@ -233,11 +233,11 @@ async def test_one_that_must_be_alone_is() -> None:
 
 async def test_suspects_that_are_cancelled_hold_nobody_up() -> None:
     """Items that were to run alone and are cancelled keep no other item waiting."""
-    room = EngineRoom()
-    room.open(max_seqs=10, kv_tokens=0)
+    queue = EngineQueue()
+    queue.open(max_seqs=10, kv_tokens=0)
 
     async def suspect() -> None:
-        async with room.isolated(alone=True):
+        async with queue.isolated(alone=True):
             await asyncio.Event().wait()
 
     tasks = [asyncio.create_task(suspect()) for _ in range(3)]
@@ -245,7 +245,7 @@ async def test_suspects_that_are_cancelled_hold_nobody_up() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    inside, _ = await fill(room, [1] * 3)
+    inside, _ = await fill(queue, [1] * 3)
     assert len(inside) == 3
 
 
@@ -254,24 +254,24 @@ class PlayedEngine:
 
     def __init__(self, max_seqs: int, kv_tokens: int) -> None:
         self.max_seqs, self.kv_tokens = max_seqs, kv_tokens
-        self.waiting: list[tuple[Guest, int, int]] = []
-        self.running: list[tuple[Guest, int, int]] = []
+        self.waiting: list[tuple[Place, int, int]] = []
+        self.running: list[tuple[Place, int, int]] = []
         self.idle_steps = self.flooded = self.steps = 0
 
-    def step(self, room: EngineRoom) -> None:
+    def step(self, queue: EngineQueue) -> None:
         held = sum(size for _, size, _ in self.running)
         while self.waiting and len(self.running) < self.max_seqs and held + self.waiting[0][1] <= self.kv_tokens:
-            guest, size, steps = self.waiting.pop(0)
-            self.running.append((guest, size, steps))
+            place, size, steps = self.waiting.pop(0)
+            self.running.append((place, size, steps))
             held += size
-        stepped = [(guest, size, steps - 1) for guest, size, steps in self.running]
+        stepped = [(place, size, steps - 1) for place, size, steps in self.running]
         ended = [one for one in stepped if one[2] == 0]
         self.running = [one for one in stepped if one[2]]
         self.steps += 1
         self.flooded = max(self.flooded, len(self.waiting))
-        room.heard(EngineState(len(self.running), len(self.waiting), held / self.kv_tokens))
-        for guest, size, _ in ended:
-            room.leave(guest, size)
+        queue.heard(EngineState(len(self.running), len(self.waiting), held / self.kv_tokens))
+        for place, size, _ in ended:
+            queue.leave(place, size)
 
 
 @given(seed=st.integers(0, 10_000), share=st.floats(0.2, 1.0))
@@ -283,27 +283,27 @@ def test_a_played_engine_is_kept_full_and_not_flooded(seed: int, share: float) -
 
 async def _play(seed: int, share: float) -> None:
     rng = random.Random(seed)
-    room, engine = EngineRoom(), PlayedEngine(max_seqs=64, kv_tokens=20_000)
-    room.open(engine.max_seqs, engine.kv_tokens)
+    queue, engine = EngineQueue(), PlayedEngine(max_seqs=64, kv_tokens=20_000)
+    queue.open(engine.max_seqs, engine.kv_tokens)
 
     async def item() -> None:
         tokens = rng.choice([50, 200, 800, 2_000])
-        guest = await room.enter(tokens)
-        engine.waiting.append((guest, max(1, int(tokens * share)), rng.randint(5, 40)))
+        place = await queue.enter(tokens)
+        engine.waiting.append((place, max(1, int(tokens * share)), rng.randint(5, 40)))
 
     tasks = [asyncio.create_task(item()) for _ in range(1_500)]
     await turns()
     starved = 0
     for step in range(100_000):
-        engine.step(room)
+        engine.step(queue)
         await turns(2)
-        if not room.inside and not room.waiting:
+        if not queue.inside and not queue.waiting:
             break
-        if step > 50 and room.waiting and not engine.waiting:
+        if step > 50 and queue.waiting and not engine.waiting:
             used = sum(size for _, size, _ in engine.running) / engine.kv_tokens
             starved += len(engine.running) < engine.max_seqs and used < 0.6
     await asyncio.gather(*tasks)
-    assert room.inside == 0
+    assert queue.inside == 0
     assert engine.flooded <= engine.max_seqs * 1.25 + BUFFER_MIN
     assert starved <= engine.steps * 0.05
 
@@ -311,14 +311,14 @@ async def _play(seed: int, share: float) -> None:
 @pytest.mark.parametrize("sizes", [[1] * 50, [1, 10_000, 1, 10_000] * 10])
 async def test_everybody_gets_in_sooner_or_later(sizes: list[int]) -> None:
     """Every item is admitted in the end, also the long ones among short ones."""
-    room = EngineRoom()
-    room.open(max_seqs=4, kv_tokens=100)
-    tasks = [asyncio.create_task(room.enter(size)) for size in sizes]
+    queue = EngineQueue()
+    queue.open(max_seqs=4, kv_tokens=100)
+    tasks = [asyncio.create_task(queue.enter(size)) for size in sizes]
     for _ in range(1_000):
         await turns()
         for task in tasks:
             if task.done():
-                room.leave(task.result(), 1)
+                queue.leave(task.result(), 1)
         if all(task.done() for task in tasks):
             break
     assert all(task.done() for task in tasks)

@@ -1,10 +1,10 @@
-"""Room in the engine: keep it full, never flooded.
+"""The queue before an engine: keep it full, never flooded.
 
 An engine that batches continuously is fastest with a few requests more than it can run, so that a place that falls free
-is taken at the next step; all beyond that only wait there instead of here, where they can still be ordered, given back or
+is taken at the next step. More than that would wait there instead of here, where items can still be ordered, given back or
 taken by another worker. What the engine reports at each step decides: while nothing waits in it, it gets more.
 
-Items that flew when engines died are let in apart from all others: a few together, then alone.
+Items that were in engines that died are let in apart from all others: a few together, then alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KV_FULL = 0.9  # above this a waiting line of zero does not mean that the engine
 LEARN_RATE = 0.02  # per item: how long answers really are is known after some fifty
 PASSED_MAX = 64  # shorter items that may pass one too long for the memory that is free; then it goes first
 HELD_MAX = 8  # such items set aside; beyond that the line waits
-SUSPECTS_TOGETHER = 16  # about the root of what flies: two more deaths find one culprit among hundreds
+SUSPECTS_TOGETHER = 16  # about the root of what is in flight: two more deaths find one culprit among hundreds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class EngineState:
 
 
 @dataclass(slots=True, eq=False)
-class Guest:
-    """One item on its way into the engine, in it, or out of it again."""
+class Place:
+    """The place of one item: waited for, taken, or given back."""
 
     tokens: int  # prompt and longest answer: what it may come to occupy
     entry: asyncio.Future[None]
@@ -48,8 +48,8 @@ class Guest:
     inside: bool = False
 
 
-class EngineRoom:
-    """The door of one engine. Used on one event loop."""
+class EngineQueue:
+    """The queue before one engine. Used on one event loop."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -59,9 +59,9 @@ class EngineRoom:
         self._kv_tokens = 0
         self._state = EngineState()
         self._entered = 0  # since the engine last reported
-        # Both bounded by the runner's slots: each guest is an item in one of them.
-        self._line: FairLine[Guest] = FairLine(gone=lambda guest: guest.entry.done())
-        self._held: deque[Guest] = deque()
+        # Both bounded by the runner's slots: each place belongs to an item in one of them.
+        self._line: FairLine[Place] = FairLine(gone=lambda place: place.entry.done())
+        self._held: deque[Place] = deque()
         self._suspects: deque[tuple[asyncio.Future[None], bool]] = deque()
         self._isolated = 0  # suspects inside
 
@@ -72,7 +72,7 @@ class EngineRoom:
         self._let_in()
 
     def close(self) -> None:
-        """There is no engine now: nobody enters until it is open again."""
+        """There is no engine now: no item enters until it is open again."""
         self._max_seqs = 0
 
     def heard(self, state: EngineState) -> None:
@@ -85,32 +85,32 @@ class EngineRoom:
         """Items that are ready and have no place."""
         return len(self._line) + len(self._held)
 
-    async def enter(self, tokens: int, flow: Flow = DEFAULT_FLOW) -> Guest:
-        """Wait for a place. Whoever has one calls ``leave``."""
-        guest = Guest(tokens, asyncio.get_running_loop().create_future())
-        self._line.push(guest, flow, float(max(1, tokens)))
+    async def enter(self, tokens: int, flow: Flow = DEFAULT_FLOW) -> Place:
+        """Wait for a place. The caller gives it back with ``leave``."""
+        place = Place(tokens, asyncio.get_running_loop().create_future())
+        self._line.push(place, flow, float(max(1, tokens)))
         self._let_in()
         try:
-            await guest.entry
+            await place.entry
         except asyncio.CancelledError:
-            self.leave(guest)
+            self.leave(place)
             raise
-        return guest
+        return place
 
-    def leave(self, guest: Guest, used: int | None = None) -> None:
+    def leave(self, place: Place, used: int | None = None) -> None:
         """Give the place back; ``used`` are the tokens that it came to occupy, where known. Again changes nothing."""
-        if not guest.inside:
+        if not place.inside:
             return
-        guest.inside = False
+        place.inside = False
         self.inside -= 1
-        self._tokens -= guest.tokens
-        if used is not None and guest.tokens:
-            self._share_used += LEARN_RATE * (min(1.0, used / guest.tokens) - self._share_used)
+        self._tokens -= place.tokens
+        if used is not None and place.tokens:
+            self._share_used += LEARN_RATE * (min(1.0, used / place.tokens) - self._share_used)
         self._let_in()
 
     @asynccontextmanager
     async def isolated(self, *, alone: bool) -> AsyncIterator[None]:
-        """A place among suspects only, or with nobody else at all. The engine is emptied first."""
+        """A place among suspects only, or alone. The engine is emptied first."""
         entry: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._suspects.append((entry, alone))
         self._let_in()
@@ -139,14 +139,14 @@ class EngineRoom:
         if self._suspects or self._isolated:
             return
         while self.inside < self._limit():
-            guest = self._next()
-            if guest is None:
+            place = self._next()
+            if place is None:
                 return
-            guest.inside = True
-            guest.entry.set_result(None)
+            place.inside = True
+            place.entry.set_result(None)
             self.inside += 1
             self._entered += 1
-            self._tokens += guest.tokens
+            self._tokens += place.tokens
 
     def _let_suspects_in(self) -> None:
         """As soon as the engine is empty: one that must be alone, or some that need not."""
@@ -171,31 +171,31 @@ class EngineRoom:
         running = self._state.running if self._state.waiting else self._max_seqs
         return running + max(BUFFER_MIN, math.ceil(BUFFER_SHARE * running))
 
-    def _next(self) -> Guest | None:
+    def _next(self) -> Place | None:
         """The first in line that fits into memory; one that does not is passed by shorter ones, but not for ever."""
         while self._held and self._held[0].entry.done():
             self._held.popleft()
         if self._held and (self._fits(self._held[0]) or self._held[0].passed >= PASSED_MAX):
             return self._held.popleft() if self._fits(self._held[0]) else None
         while len(self._held) < HELD_MAX:
-            guest = self._line.pop()
-            if guest is None:
+            place = self._line.pop()
+            if place is None:
                 return None
-            if self._fits(guest):
+            if self._fits(place):
                 for longer in self._held:
                     longer.passed += 1
-                return guest
-            self._held.append(guest)
+                return place
+            self._held.append(place)
         return None
 
-    def _fits(self, guest: Guest) -> bool:
+    def _fits(self, place: Place) -> bool:
         if not self._kv_tokens or not self.inside:
             return True
-        promised = (self._tokens + guest.tokens) * self._share_used
+        promised = (self._tokens + place.tokens) * self._share_used
         return promised <= MEMORY_SHARE * self._kv_tokens or self._starves
 
     @property
     def _starves(self) -> bool:
-        """The engine has memory left and nothing to fill it with: our arithmetic was too careful."""
+        """The engine has memory left and nothing to fill it with: the estimate was too careful."""
         state = self._state
         return not state.waiting and state.kv_usage < KV_FULL and self._entered < max(BUFFER_MIN, state.running // 4)

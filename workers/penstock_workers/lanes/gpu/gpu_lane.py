@@ -1,7 +1,7 @@
 """The `gpu` lane: the worker hosts the model and keeps it full.
 
-Read ``GpuLane.infer`` first. An engine that dies takes what is in it along; each of those items hears `engine_died`, goes
-back to its queue, and the lane builds a new engine meanwhile.
+Read ``GpuLane.infer`` first. When an engine dies, each item in it ends as `engine_died` and
+goes back to its queue, and the lane builds a new engine meanwhile.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from penstock_workers.errors import BadEngineSettings
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.gpu.calls import CallBuilder, ContextOverflow, ModelFacts, UnknownModel
+from penstock_workers.lanes.gpu.engine_queue import EngineQueue
 from penstock_workers.lanes.gpu.engines import (
     Call,
     Engine,
@@ -34,13 +35,13 @@ from penstock_workers.lanes.gpu.engines import (
 )
 from penstock_workers.lanes.gpu.figures import EngineFigures
 from penstock_workers.lanes.gpu.replies import reply, was_aborted
-from penstock_workers.lanes.gpu.room import EngineRoom
-from penstock_workers.settings import GpuSettings, WorkerSettings
+from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 REBUILD_SPAN_S = 3600.0  # ``rebuilds_max`` engines in this time; one that dies more often needs another machine
-REBUILD_PAUSE_S = 1.0  # what ends an engine may be about to end the worker: see whether it drains before loading anew
+REBUILD_PAUSE_S = 1.0  # the same cause may be about to end the worker: load nothing if it drains by then
 WATCH_S = 5.0  # an engine that dies while nothing is in it is noticed this late
 
 
@@ -50,11 +51,11 @@ class GpuLane:
     def __init__(self, settings: WorkerSettings, give_up: Callable[[], None] | None = None) -> None:
         if settings.gpu.model is None:
             raise BadEngineSettings("the gpu lane needs a model: give --model, or set gpu.model (a folder or a name)")
-        self.room = EngineRoom()
+        self.queue = EngineQueue()
         self._settings = settings.gpu
         self._drain_seconds = settings.drain_seconds
         self._give_up = give_up or end_this_worker
-        self._figures = EngineFigures(self.room.heard)
+        self._figures = EngineFigures(self.queue.heard)
         self._engine: Engine | None = None
         self._calls: CallBuilder | None = None
         self._max_seqs = 0
@@ -105,14 +106,14 @@ class GpuLane:
 
     def gauges(self) -> Mapping[str, float | str]:
         max_seqs = self._max_seqs if self._engine is not None else 0
-        return self._figures.gauges(max_seqs=max_seqs, lined_up=self.room.waiting)
+        return self._figures.gauges(max_seqs=max_seqs, lined_up=self.queue.waiting)
 
     def drain(self) -> None:
         self._draining = True
 
     async def close(self) -> None:
         self._draining = True
-        self.room.close()
+        self.queue.close()
         for task in (self._watching, self._rebuilding):
             if task is not None:
                 task.cancel()
@@ -132,14 +133,14 @@ class GpuLane:
         if self._calls is None:
             self._calls = CallBuilder(self._settings, engine.tokenizer(), _facts(self._settings, config))
         self._engine = engine
-        self.room.open(self._max_seqs, _kv_tokens(config))
+        self.queue.open(self._max_seqs, _kv_tokens(config))
 
     def _note_death(self, engine: Engine, why: str) -> None:
         """Called by each item that was in it; the first one has the new engine built."""
         if engine is not self._engine:
             return
         self._engine = None
-        self.room.close()
+        self.queue.close()
         self._figures.forget()
         log.error("the engine died (%s); what was in it goes back to the queue", why)
         self._rebuilding = asyncio.create_task(self._rebuild(engine), name="engine rebuild")
@@ -201,7 +202,7 @@ def _kv_tokens(config: Any) -> int:
 
 
 def refusal(error: RequestRefused) -> Answer:
-    """As the vLLM server would say it, so that one table judges both."""
+    """As vLLM's server would answer, so that both have the same table of failures."""
     match error:
         case UnknownModel():
             status, code = 404, "model_not_found"

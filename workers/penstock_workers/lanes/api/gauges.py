@@ -24,7 +24,7 @@ Tell = Callable[[str, float, float], None]
 
 
 def read_gauges(text: str) -> tuple[float, float] | None:
-    """Requests running and waiting, summed over engines; None when the page does not tell. Raises ValueError."""
+    """Requests running and waiting, summed over engines; None when the page has neither or only one. Raises ValueError."""
     sums: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         if family.name in (RUNNING, WAITING):

@@ -1,0 +1,1 @@
+"""The `api` lane: real-time calls to an OpenAI-compatible server over HTTP."""

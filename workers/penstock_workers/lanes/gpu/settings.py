@@ -1,0 +1,54 @@
+"""The settings of the `gpu` lane. Light: every process of the fleet reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+from pydantic import Field, model_validator
+
+from penstock_producer.settings import check_url
+from penstock_workers.lanes.lane_settings import LaneSettings
+
+SLOTS_PER_SEQUENCE: Final = 2  # items that its engine runs, and as many whose prompts are made meanwhile
+
+
+class GpuSettings(LaneSettings):
+    """The model that a `gpu` worker hosts, and how vLLM is to run it."""
+
+    model: str | None = None  # a folder, or a name that vLLM can resolve
+    upstream_url: str | None = None  # ask this vLLM server (…/v1) instead of hosting an engine
+    upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0  # for its model to be loaded: weights may travel
+    names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
+    lora: dict[str, str] = Field(default_factory=dict)  # adapter name, as requests give it for `model` -> folder
+    max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192  # tokens in one step of the engine; 16384 from 70 GiB
+    engine: dict[str, Any] = Field(default_factory=dict)  # vLLM's own arguments, such as tensor_parallel_size
+    in_process: bool = False  # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
+    prepare_threads: Annotated[int, Field(ge=1, le=64)] = 2  # that render templates and count tokens
+    rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 10  # engines built anew in an hour; a culprit takes four
+
+    @model_validator(mode="after")
+    def _check_upstream(self) -> Self:
+        if self.upstream_url is None:
+            return self
+        try:
+            check_url(self.upstream_url, ("http", "https"))
+        except ValueError as error:
+            raise ValueError(f"upstream_url: {error}") from None
+        if not self.upstream_url.endswith("/v1"):
+            raise ValueError("upstream_url: give a vLLM server's address with its /v1, as in http://127.0.0.1:8000/v1")
+        given = [name for name in ("model", "lora", "engine") if getattr(self, name)]
+        if given:
+            raise ValueError(f"with upstream_url the server has the model: leave out {', '.join(given)}")
+        return self
+
+    def suitable_concurrency(self) -> int:
+        return SLOTS_PER_SEQUENCE * self.max_num_seqs
+
+    def hosting(self, model: str) -> Self:
+        folder = Path(model)
+        if self.model is not None and not folder.is_dir():
+            return self  # what is named is an adapter, or the model by another name
+        hosted = str(folder.resolve()) if folder.is_dir() else model
+        return self.model_copy(update={"model": hosted, "names": (*self.names, model)})

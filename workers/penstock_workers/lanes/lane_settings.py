@@ -1,0 +1,21 @@
+"""What the settings of one lane have in common."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict
+
+
+class LaneSettings(BaseModel):
+    """The settings that one lane alone reads: `[NAME]` in penstock.toml, `PENSTOCK_NAME__FIELD` as variables."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    def suitable_concurrency(self) -> int | None:
+        """Items that a worker should hold where `concurrency` is not given; None = as many as any lane's."""
+        return None
+
+    def hosting(self, model: str) -> Self:
+        """The same with the model that a command line names. For lanes that host a model themselves."""
+        raise NotImplementedError(f"{type(self).__name__} hosts no model")

@@ -1,0 +1,74 @@
+"""What a lane brings to a worker: one row of the registry, light to import. Its engine is imported when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+
+from penstock_workers.item.lane import Lane
+from penstock_workers.lanes.lane_settings import LaneSettings
+from penstock_workers.metrics.samples import Metric
+from penstock_workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from penstock_workers.children.crew import Crew
+    from penstock_workers.item.admission import Admission
+    from penstock_workers.item.quarantine import Quarantine
+
+L = TypeVar("L", bound=Lane)
+
+SUSPECT_CHILDREN = 4  # 64 calls in each: suspects of most lanes wait for a provider, not for a processor
+
+
+class Gauge(NamedTuple):
+    """The metric that shows one of the lane's gauges, and what the gauge is multiplied by."""
+
+    metric: Metric
+    factor: float = 1.0
+
+
+class LaneFinding(NamedTuple):
+    """One line of `penstock doctor`."""
+
+    is_good: bool
+    seen: str
+    fix: str = ""
+
+
+class LaneCheck(Protocol):
+    """What `penstock doctor` asks a lane."""
+
+    def __call__(self, settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
+        """Nothing for a lane that is not configured. Servers are asked only to ``knock``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneRow(Generic[L]):
+    """One lane. ``make`` reads settings and opens nothing; it raises WorkerError where the lane cannot work.
+
+    ``admission`` is called on the event loop. ``quarantine`` is where suspects run; None = in child processes of which
+    each starts the lane anew, ``suspect_children`` of them.
+    """
+
+    name: str
+    make: Callable[[WorkerSettings], L]
+    admission: Callable[[WorkerSettings, L], Admission]
+    quarantine: Callable[[L], Quarantine] | None = None
+    suspect_children: int = SUSPECT_CHILDREN
+    settings: type[LaneSettings] | None = None  # the field of WorkerSettings that is named as the lane
+    modules: tuple[str, ...] = ()  # what its start needs, imported ahead where a worker waits for its settings
+    gauges: Mapping[str, Gauge] = field(default_factory=dict)  # by the names that ``Lane.gauges`` gives
+    waits_for: str | None = None  # what an item with a slot waits for, in traces
+    engine: str | None = None  # OpenTelemetry's `gen_ai.provider.name` of what answers; None = the item's provider
+    engine_url: Callable[[WorkerSettings], str | None] | None = None  # where that is, should it be a server
+    check: LaneCheck | None = None  # None: its settings hold nothing to look at
+
+    def place_of_suspects(self, lane: L, children: Crew) -> Quarantine:
+        """Where its suspects run."""
+        if self.quarantine is not None:
+            return self.quarantine(lane)
+        from penstock_workers.item.quarantine import ChildQuarantine
+
+        return ChildQuarantine(children, self.suspect_children)
