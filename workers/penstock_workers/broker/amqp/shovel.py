@@ -54,7 +54,7 @@ class Shovel:
             except (*BROKER_ERRORS, *AMQP_ERRORS) as error:
                 wait_s = self._fail(error)
             except Exception:  # a bug of ours: messages wait in their lists meanwhile, and nothing is lost
-                log.exception("a bug of ours in the shovel; it goes on")
+                log.exception("the shovel failed by an error of Penstock, which it survives; please report this")
                 wait_s = self._fail(None)
             stop.wait(wait_s)
         self._disconnect()
