@@ -1,7 +1,7 @@
 """Everything that is counted, by name. docs/metrics.md is made from this; dashboards and alert rules may only name what is here.
 
 Sources: `worker` is a process that runs items, `control` one that runs a control loop (a worker does both, unless the
-fleet has control pools). What a control loop tells of the fleet is the same whichever tells it: take the ``max``, not the sum.
+fleet has control pools). Every control loop reports the same figures of the fleet: take the ``max``, not the sum.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ STORE = Metric(
 )  # fmt: skip
 UNSETTLED_OLDEST = _worker(
     "penstock_unsettled_oldest_seconds",
-    "Age of the oldest start or outcome that waits to be stored. Above 900, the probe `alive` of a worker whose stores answer "
-    "fails.",
+    "Age of the oldest start or outcome that waits to be stored. Beyond 900, a worker whose stores answer fails its "
+    "liveness probe.",
     "lane", unit="seconds",
 )  # fmt: skip
 
@@ -125,7 +125,7 @@ OLDEST = _control(
     "penstock_oldest_item_age_seconds", "Time since the next message of the queue was fed; 0 for an empty queue.", "lane",
     unit="seconds",
 )  # fmt: skip
-WORKERS = _control("penstock_workers", "Workers with a heartbeat within 15 s.", "lane")
+WORKERS = _control("penstock_workers", "Workers that sent a heartbeat within 15 s.", "lane")
 JOBS = _control("penstock_jobs", "Live jobs by state.", "state")
 OUTSTANDING = _control("penstock_window_items", "Documents fed and not finished.", "lane")
 WINDOW = _control("penstock_window_target_items", "Documents that may be outstanding at once.", "lane")
@@ -155,14 +155,8 @@ QUOTA_HELD = _control("penstock_quota_held", "1 while the quota is held: no cred
 
 # -- one control loop's own work -----------------------------------------------------------------------------------------
 FED = _control("penstock_fed_total", "Documents published from their source.", "lane")
-RECONCILES = _control(
-    "penstock_reconciles_total",
-    "Rounds that looked for lost messages of a feed.",
-    "lane",
-)
-REPUBLISHED = _control(
-    "penstock_republished_total", "Documents whose messages were lost, and that were published again.", "lane"
-)
+RECONCILES = _control("penstock_reconciles_total", "Reconciliation rounds of feeds.", "lane")
+REPUBLISHED = _control("penstock_republished_total", "Documents whose messages were lost, published again.", "lane")
 PROMOTED = _control("penstock_promoted_total", "Retries whose time had come.", "lane")
 LEADS = _control("penstock_feeds_led", "Feeds that this process leads.")
 REBUILDS = _control("penstock_redis_rebuilds_total", "Times that Redis had lost its data and was rebuilt from SQL.")
