@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # Words that readers stumbled over. A sentence that needs one of them is better said another way.
 WORDS = re.compile(
     r"\b(nobody|somebody|whoever|everybody|heed(?:s|ed|ing)?|mend(?:s|ed|ing)?|trying on|of ours|(?:comes?|came) to something"
-    r"|homecoming|sightings)\b",
+    r"|told|verdicts?|homecoming|sightings)\b",
     re.IGNORECASE,
 )
 # Code in a page (`names`, fenced blocks of output) is a quotation of the program; its strings are held below.
