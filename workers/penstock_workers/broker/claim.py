@@ -104,7 +104,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
         self.channel.leases.conclude([delivery_tag], BrokerAction.ACK)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Without ``requeue`` the message is kept aside: nothing is dropped here."""
+        """Without ``requeue`` the message is set aside: nothing is dropped here."""
         self.channel.leases.conclude([delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:

@@ -55,7 +55,7 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
     def _keep_aside_unread(self, message: Any) -> None:
         """Set a message aside before it is parsed, which needs several times its size in memory."""
         log.error(
-            "message %s has %d bytes of arguments and %d are allowed; it is kept aside in %s. Put documents into a source",
+            "message %s has %d bytes of arguments and %d are allowed; it is set aside in %s. Put documents into a source",
             message.delivery_tag, len(message.body), MAX_TASK_BYTES, PARKED_UNKNOWN,
         )  # fmt: skip
         message.reject_log_error(log, self.connection_errors)
@@ -94,7 +94,7 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
         super().on_invalid_task("", message, exc)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        log.error("message %s cannot be decoded (%s); it is kept aside", message.delivery_tag, exc)
+        log.error("message %s cannot be decoded (%s); it is set aside", message.delivery_tag, exc)
         message.reject_log_error(log, self.connection_errors)
 
 

@@ -39,7 +39,7 @@ class ControlEngine:
     def accept(self, delivery: Delivery) -> None:
         """Set aside an item that was sent to this queue by mistake."""
         assert self._bridge is not None, "start() comes first"
-        log.error("item %s lies in %s, which is for jobs; it is kept aside", delivery.task_id, delivery.queue)
+        log.error("item %s lies in %s, which is for jobs; it is set aside", delivery.task_id, delivery.queue)
         self._bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])
 
     def abort(self, delivery: Delivery, why: str) -> None:

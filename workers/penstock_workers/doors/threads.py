@@ -99,7 +99,7 @@ class TaskThreads:
             return
         del self._requests[request.message.delivery_tag]
         if error is not None:
-            log.error("task %s could not be run and is kept aside", request, exc_info=error)
+            log.error("task %s could not be run and is set aside", request, exc_info=error)
             request.reject(requeue=False)
 
     # -- time limits -------------------------------------------------------------------------------------------------

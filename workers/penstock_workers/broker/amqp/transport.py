@@ -49,7 +49,7 @@ class LeaseChannel:
         self._leases.conclude([delivery_tag], BrokerAction.ACK)
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Without ``requeue`` the message is kept aside: nothing is dropped here."""
+        """Without ``requeue`` the message is set aside: nothing is dropped here."""
         self._leases.conclude([delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE)
 
     def decode_body(self, body: str, encoding: str | None = None) -> str | bytes:
