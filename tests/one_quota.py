@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from servers import RedisServer
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.store.messages import NOTHING, Health, Report, Reserve, Reserved
+from penstock_ratelimit.store.messages import NOTHING, Health, ProviderReport, Reserve, Reserved
 from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.testing import BlockingScripts
 
@@ -61,7 +61,7 @@ class Redis:
         ask = Reserve(self.version, self.terms, items, settle or {}, ahead_s, more.pop("share_s", 0.0), **more)
         return run(self.hash.reserve(ask))
 
-    def report(self, seen: Report = NOTHING) -> Health:
+    def report(self, seen: ProviderReport = NOTHING) -> Health:
         """What a process hears that only reports."""
         return self.reserve(report=seen).health
 

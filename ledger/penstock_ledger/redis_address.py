@@ -174,7 +174,7 @@ def without_secrets(url: str) -> str:
         query = "&".join(f"{name}={'…' if name in _SECRETS else value}" for name, value in parse_qsl(query))
     if not parts.netloc:  # a file: urlunsplit would drop two of the slashes of sqlite:////srv/p.db
         return url.replace(parts.query, query) if parts.query else url
-    return urlunsplit(parts._replace(netloc=f"{user}{colon}{'…' * bool(colon)}{at}{hosts}", query=query))
+    return urlunsplit(parts._replace(netloc=f"{user}{colon}{'…' if colon else ''}{at}{hosts}", query=query))
 
 
 def _read(url: str) -> dict[str, Any]:

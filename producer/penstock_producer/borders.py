@@ -34,7 +34,7 @@ class DoorSettings(BaseModel):
     push_into: Literal["remote", "any"] = "remote"  # open jobs that documents may be pushed into: opened here, or any
     submit_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0  # for one task: reading and checking its source
     max_crashes: Annotated[int, Field(ge=1, le=100)] = (
-        3  # processes that may die while they handle one task; then the task is kept aside
+        3  # processes that may die while they handle one task; then the task is set aside
     )
 
 

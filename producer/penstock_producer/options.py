@@ -66,10 +66,10 @@ _TABLE: Final = (
         "params", "A request parameter, e.g. max_tokens=200 or temperature=0; one of the provider's own is x.NAME.",
         form=Form.PAIRS, flag="param",
     ),
-    Option("max_attempts", "Tries per document, the first included.", 4, Form.WHOLE),
+    Option("max_attempts", "Attempts per document, the first included.", 4, Form.WHOLE),
     Option("timeout_s", "Time for one request, e.g. 120s.", 120.0, Form.DURATION, flag="timeout", typed="120s"),
     Option(
-        "deadline_s", "Time for the whole job from its submit, e.g. 8h or 90m; what is left then is a dead letter.",
+        "deadline_s", "Time for the whole job from its submit, e.g. 8h or 90m; documents not done by then are dead letters.",
         form=Form.DURATION, flag="deadline",
     ),
     Option(
@@ -78,11 +78,11 @@ _TABLE: Final = (
     ),
     Option("max_bad_rows", "Unusable rows to accept as dead letters: a number or a share.", "1%", Form.ROWS),
     Option(
-        "priority", "urgent passes what waits already, low takes a small part while others run: urgent, normal or low.",
+        "priority", "urgent goes before queued documents, low gets a small share while others run: urgent, normal or low.",
         "normal",
     ),
-    Option("weight", "The job's part of the fleet beside others of its tenant: 2 is twice.", 1.0, Form.NUMBER),
-    Option("tenant", "Whose job it is: tenants share the fleet evenly; jobs without one are one tenant."),
+    Option("weight", "The job's share of the fleet among its tenant's jobs: 2 gets twice as much as 1.", 1.0, Form.NUMBER),
+    Option("tenant", "The job's tenant: tenants share the fleet evenly; all jobs without one count as one tenant."),
     Option(
         "preprocess", "Called in the workers with each item before it is sent; docs/hooks.md.",
         metavar="MODULE:FUNCTION",
@@ -96,11 +96,11 @@ _TABLE: Final = (
     ),
     Option(
         "prefix_order",
-        "Feed prompts with alike beginnings together, for the engine's prefix cache; left out, in gpu jobs with a prompt.",
+        "Feed prompts with equal beginnings together, for the engine's prefix cache; left out: on in gpu jobs with a prompt.",
         form=Form.SWITCH,
     ),
     Option(
-        "response_schema", "A JSON schema that the text of every answer must satisfy; others are tried again.",
+        "response_schema", "A JSON schema that the text of every answer must satisfy; other answers are retried.",
         form=Form.FILE, metavar="FILE",
     ),
     Option("provider", "Which of the configured providers answers, by its name in penstock.toml.", "default"),

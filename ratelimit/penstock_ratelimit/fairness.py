@@ -61,7 +61,7 @@ class FairLine(Generic[T]):
     """A line of items, each with its flow and its cost. First come, first served inside a flow, and with one flow at all.
 
     Items for which ``gone`` is true are skipped and charged to no flow. Every step takes O(log flows). Kept are the items
-    and, of flows that left, the tags that are ahead of those who wait: absence earns no credit and clears no debt. They
+    and, of flows that left, the tags that are ahead of the waiting ones: leaving earns no credit and clears no debt. They
     are forgotten when the others have caught up, and when the line is empty.
     """
 

@@ -1,4 +1,4 @@
-"""What Penstock's other packages use beside the public names. No promise to anybody else: it changes without notice."""
+"""What Penstock's other packages use beside the public names. Not a public interface: it changes without notice."""
 
 from penstock_ratelimit.estimates.estimator import CHARS_PER_TOKEN, DEFAULT_OUTPUT_TOKENS
 from penstock_ratelimit.estimates.learned import FLUSH_S

@@ -12,7 +12,7 @@ from penstock_ratelimit.tickets import Account, QuotaStats, Ticket
 
 
 class StartOptions(TypedDict, total=False):
-    """What may be said of a request beside its costs. The one place that names it: every limiter takes these keywords."""
+    """What a caller may say of a request besides its costs. Every limiter takes these keywords."""
 
     certain: Mapping[str, float] | None
     flow: Flow
@@ -49,7 +49,7 @@ class QuotaLimiter(Account, Protocol):
 
 
 class Limiter(Protocol):
-    """What every limiter does, shared or local. Held by one conformance suite."""
+    """What every limiter does, shared or local. One conformance suite tests them all."""
 
     def acquire(
         self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]
@@ -84,7 +84,7 @@ class Limiter(Protocol):
         ...
 
     def gauge(self, quota_id: str, running: float, waiting: float) -> None:
-        """What the server says of itself: requests it works on, and in its queue. Steers adaptive concurrency."""
+        """The server's own gauges: requests that it works on, and in its queue. Adaptive concurrency follows them."""
         ...
 
     def stats(self) -> dict[str, QuotaStats]: ...
@@ -114,7 +114,7 @@ class TicketScope:
 
 
 class BoundQuota:
-    """One quota of a limiter, for code that knows no other."""
+    """One quota of a limiter, for code that uses no other."""
 
     __slots__ = ("_quota",)
 
@@ -146,7 +146,7 @@ class BoundQuota:
 
 
 class QuotasLimiter:
-    """The part of a ``Limiter`` that is the same for all: finding the quota of a quota and passing the call on."""
+    """The part of a ``Limiter`` that is the same for all: finding a quota by its id and passing the call on."""
 
     def _quota_limiter(self, quota_id: str) -> QuotaLimiter:
         """Raises ``UnknownQuota`` and ``LimiterClosed``."""

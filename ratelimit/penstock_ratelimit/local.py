@@ -84,7 +84,7 @@ class LocalQuota:
                 bucket.adjust(amount)
 
     async def _ready(self, buckets: tuple[Bucket, ...], amounts: tuple[float, ...]) -> bool:
-        """Wait for whatever is in the way; True when nothing was."""
+        """Wait for a pause or a full bucket; True when there was neither."""
         if self._paused_until > asyncio.get_running_loop().time():
             await self._sit_out()
             return False

@@ -1,4 +1,4 @@
-"""The end of a task that talks to Redis."""
+"""Ends a task that calls Redis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CANCEL_AGAIN_S: Final = 0.1
 
 
 async def cancel_and_wait(task: asyncio.Task[Any]) -> None:
-    """Cancel it until it has ended; what it raises is not told.
+    """Cancel a task until it has ended; what it raises is dropped.
 
     Once is not enough: redis-py sends through asyncio.wait_for, which before Python 3.12 loses a cancellation that comes
     at the same moment as the end of what it waits for (cpython#86296).

@@ -44,7 +44,7 @@ class Terms:
     def check_fits(self, certain: Mapping[str, float]) -> None:
         """Raise ``NeverFits`` where a cost that is known for sure is above a declared cap; estimates are clipped instead.
 
-        What headers told kills no request: they may be wrong, and a provider says itself what is too large.
+        Limits from headers refuse no request: they may be wrong, and a provider itself refuses what is too large.
         """
         for dim, cap, ceiling in zip(self.dims, self.caps, self.ceilings, strict=True):
             if ceiling > 0 and certain.get(dim, 0.0) > cap:

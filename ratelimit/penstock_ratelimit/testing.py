@@ -1,6 +1,6 @@
 """Test code that waits, without waiting: an event loop whose clock jumps to the next timer.
 
-For limiters, backoff and anything else that only sleeps. It knows no sockets: while a task waits for one, time flies.
+For limiters, backoff and anything else that only sleeps. It knows no sockets: while a task waits for one, the clock jumps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Jump(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events: list[tuple[selectors.SelectorKey, int]] = super().select(0)
         if not events and timeout is None:
-            raise RuntimeError("virtual time stands still: every task waits for something that no timer will bring")
+            raise RuntimeError("virtual time cannot advance: every task waits for something other than a timer")
         self.now += TICK_S if events or not timeout else timeout
         return events
 

@@ -30,7 +30,7 @@ class QuotaStats:
     refunded: int
     """Tickets given back before anything was sent."""
     throttled: int
-    """How often the provider said 429, or ``not_before`` was called."""
+    """How often the provider answered 429, or ``not_before`` was called."""
     in_flight: int = 0
     """Tickets handed out, or on their way to a caller, that have not ended."""
     concurrency: int | None = None
@@ -42,7 +42,7 @@ class QuotaStats:
     calls: int = 0
     """Round trips to Redis (reservations, settlements, installs)."""
     degraded: bool = False
-    """True while Redis is away and this process lives on its local share."""
+    """True while Redis is away and this process uses its local share."""
     breaker: str = "closed"
     """State of the breaker that the fleet shares: closed, open or half_open."""
     held: str = ""
@@ -130,7 +130,7 @@ class TicketState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the quota knew when it gave the ticket; told back with the answer."""
+    """What the quota knew when it gave the ticket; reported back with the answer."""
 
     generation: int = 0
     """The breaker's: answers to requests from before it opened say nothing about now."""
@@ -178,7 +178,7 @@ class Ticket:
             self.since = self._account.now()
 
     def _sent(self) -> None:
-        """It was sent, at the latest by now: who never said ``start`` sent it when the ticket came."""
+        """Count the request as sent; without ``start``, since the ticket was handed out."""
         if self.state is TicketState.UNSTARTED:
             self.state = TicketState.STARTED
 
@@ -197,7 +197,7 @@ class Ticket:
         reason: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """The request failed. The fleet hears of it: a pause, a gentler slope, a hold, or a point against the server.
+        """The request failed. The fleet learns of it: a pause, a gentler slope, a hold, or a failure of the server.
 
         It stays charged, but for the tokens where the profile says that failed requests cost none.
         """

@@ -1,6 +1,6 @@
 """How each provider meters, as far as it is known: the settings behind `--like`.
 
-Sources: ratelimit.md 1.4 and 3, wire-and-peers.md 3.3. What a provider does not publish is set to the stricter guess.
+Sources: those named in penstock_ratelimit/provider/profiles.py. What a provider does not publish is set to the stricter guess.
 """
 
 from __future__ import annotations

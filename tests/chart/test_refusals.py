@@ -30,7 +30,7 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
     "open flower": ("minimal", {"flower": {"enabled": True}}, "Flower shows", "set flower.auth.existingSecret"),
     "no pool": ("minimal", {"workerPools": {"api": {"enabled": False}, "control": {"enabled": False}}},
                 "no pool is enabled", "workerPools.api.enabled=true"),
-    "no provider": ("gpu", _pool("api", enabled=True), "nobody to ask", "set providers.<name>.base_url"),
+    "no provider": ("gpu", _pool("api", enabled=True), "no provider to call", "set providers.<name>.base_url"),
     "no provider reachable": ("minimal", {"networkPolicy": {"egress": {"providers": {"mode": "cidrs"}}}},
                               "no provider could be reached", "set networkPolicy.egress.providers.cidrs"),
     "a pool called flower": ("minimal", _pool("flower", kind="api"), "has that name", "rename the pool"),
@@ -79,7 +79,7 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
                                      "use broker.existingSecret"),
     "a pool's setting twice": ("minimal", _pool(settings={"drain_seconds": 3}), "settings.drain_seconds",
                                "use workerPools.<name>.drainSeconds"),
-    "traces without a collector": ("minimal", {"tracing": {"share": 0.01}}, "nobody takes the traces", "set tracing.endpoint"),
+    "traces without a collector": ("minimal", {"tracing": {"share": 0.01}}, "no collector takes the traces", "set tracing.endpoint"),
     "a setting as variable": ("minimal", _pool(env={"PENSTOCK_WINDOW": "5"}), "env.PENSTOCK_WINDOW",
                               "workerPools.api.settings.window"),
 }  # fmt: skip

@@ -101,7 +101,7 @@ def test_a_message_on_its_way_returns_when_its_shovel_dies(client: redis.Redis, 
     assert LeaseScripts(client, WHERE).restore(0.001) == 1
     assert listed(client) == ["job:a"]
     assert relay.confirm(leases) == 0, "it is not the dead shovel's any more"
-    assert TakeScript(client, WHERE).take(arrived).ours == [False], "the copy in RabbitMQ is one too many"
+    assert TakeScript(client, WHERE).take(arrived).held == [False], "the copy in RabbitMQ is one too many"
 
 
 def test_taking_makes_a_relayed_message_the_workers(
@@ -110,7 +110,7 @@ def test_taking_makes_a_relayed_message_the_workers(
     """A worker that takes a message holds a lease like any other: it can renew and acknowledge it."""
     arrived = relayed(client, relay, "a", "b")
     taken = taker.take(arrived)
-    assert taken.ours == [True, True]
+    assert taken.held == [True, True]
     assert client.zcard(RELAYED) == 0
     leases = [Lease(message.tag, taken.score) for message in arrived]
     scripts = LeaseScripts(client, WHERE)
@@ -124,9 +124,9 @@ def test_a_copy_is_never_taken(client: redis.Redis, relay: RelayScripts, taker: 
     """Of two deliveries of a message the second is dropped, while it is held and after it is done."""
     arrived = relayed(client, relay, "a")
     taken = taker.take(arrived + arrived)
-    assert taken.ours == [True, False]
+    assert taken.held == [True, False]
     LeaseScripts(client, WHERE).ack([Lease("job:a", taken.score)])
-    assert taker.take(arrived).ours == [False]
+    assert taker.take(arrived).held == [False]
     assert client.hlen(WHERE.unacked) == 0
 
 
@@ -138,7 +138,7 @@ def test_a_worker_may_be_faster_than_the_confirmation(
     leases, arrived = claimed(client)
     relay.announce(leases)
     taken = taker.take(arrived[:1])
-    assert taken.ours == [True]
+    assert taken.held == [True]
     assert relay.confirm(leases) == 1
     assert score(client, "job:a") == float(taken.score)
     assert relay.recall(["job:a"]) == 0, "nor can the shovel give it back"
@@ -154,7 +154,7 @@ def test_what_rabbitmq_refused_goes_back_in_order(client: redis.Redis, relay: Re
     relay.confirm(leases[2:])
     assert relay.recall(["job:a", "job:b"]) == 2
     assert listed(client) == ["job:a", "job:b", "job:e"]
-    assert taker.take(arrived).ours == [False, False, True, True]
+    assert taker.take(arrived).held == [False, False, True, True]
 
 
 def test_lost_messages_are_recalled_by_age(client: redis.Redis, relay: RelayScripts) -> None:
@@ -170,7 +170,7 @@ def test_copies_are_unknown_to_a_redis_that_forgot(client: redis.Redis, relay: R
     """After FLUSHALL what lies in RabbitMQ is dropped: the reconciler publishes what is missing anew."""
     arrived = relayed(client, relay, "a")
     client.flushall()
-    assert taker.take(arrived).ours == [False]
+    assert taker.take(arrived).held == [False]
 
 
 def test_a_worker_of_a_lane_takes_from_the_control_queue_into_its_own_record(client: redis.Redis) -> None:
@@ -181,7 +181,7 @@ def test_a_worker_of_a_lane_takes_from_the_control_queue_into_its_own_record(cli
     control.announce(leases)
     control.confirm(leases)
     taken = TakeScript(client, WHERE).take(arrived)
-    assert taken.ours == [True]
+    assert taken.held == [True]
     assert (client.hlen(keys.unacked(CONTROL)), client.zcard(keys.unacked_index(CONTROL))) == (0, 0)
     assert LeaseScripts(client, WHERE).give_back([Lease("job:a", taken.score)]) == []
     assert listed(client, CONTROL) == ["job:a"]
@@ -192,7 +192,7 @@ def test_messages_that_clients_sent_to_rabbitmq_are_recorded(client: redis.Redis
     raw = encode_item(ItemKey("job", 1, "a"), queue=QUEUE, body=b"{}", ref=None)
     arrived = Arrived(QUEUE, "job:a", raw, f'[{raw.decode()},"","{QUEUE}"]')
     taken = taker.take([arrived, arrived])
-    assert taken.ours == [True, False]
+    assert taken.held == [True, False]
     LeaseScripts(client, WHERE).give_back([Lease("job:a", taken.score)])
     assert listed(client) == ["job:a"]
 
@@ -219,9 +219,9 @@ def test_what_lies_in_a_former_broker_comes_home(client: redis.Redis, relay: Rel
     """After a switch back to Redis relayed messages return to their lists, once they are older than a lease."""
     arrived = relayed(client, relay, "a", "b")
     shovel = LaneShovel(client, "api", TIMEOUT_S, owner="home")
-    assert shovel.bring_home() == 0
+    assert shovel.recall_unclaimed() == 0
     for tag in ("job:a", "job:b"):
         client.zincrby(RELAYED, -2 * TIMEOUT_S, tag)
-    assert shovel.bring_home() == 2
+    assert shovel.recall_unclaimed() == 2
     assert listed(client) == ["job:a", "job:b"]
-    assert taker.take(arrived).ours == [False, False]
+    assert taker.take(arrived).held == [False, False]

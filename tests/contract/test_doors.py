@@ -17,7 +17,7 @@ from penstock_producer import Producer
 from penstock_producer.borders import DoorSettings
 from penstock_workers.celery_app.app import PenstockApp, create_app
 from penstock_workers.doors import tasks as doors
-from penstock_workers.doors.book import REFUSED_KEPT, DoorBook
+from penstock_workers.doors.task_records import REFUSED_KEPT, TaskRecords
 from penstock_workers.errors import DoorRefused
 from penstock_workers.settings import WorkerSettings
 
@@ -44,8 +44,8 @@ def source(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def book(redis_server: RedisServer) -> DoorBook:
-    return DoorBook(redis_server.client())
+def book(redis_server: RedisServer) -> TaskRecords:
+    return TaskRecords(redis_server.client())
 
 
 def attend(app: PenstockApp, name: str, *args: Any, task_id: str = "one", **kwargs: Any) -> Any:
@@ -59,7 +59,7 @@ def attend(app: PenstockApp, name: str, *args: Any, task_id: str = "one", **kwar
 
 
 def test_a_task_that_takes_its_process_with_it_is_counted(
-    app: PenstockApp, source: str, book: DoorBook, monkeypatch: pytest.MonkeyPatch
+    app: PenstockApp, source: str, book: TaskRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Starts are counted before anything is read; after `doors.max_crashes` of them the task is parked with its reason,
     and the next delivery starts anew (B8)."""
@@ -87,7 +87,7 @@ def test_what_ends_is_not_counted(app: PenstockApp, source: str, redis_server: R
         attend(app, doors.SUBMIT, source, SPEC)
         with pytest.raises(DoorRefused):
             attend(app, doors.SUBMIT, "/etc/passwd", SPEC)
-    DoorBook(redis_server.client()).begin("one")
+    TaskRecords(redis_server.client()).begin("one")
     app.tasks[doors.SUBMIT].given_back("one")
     assert redis_server.client().get(keys.door_starts("one")) is None
 
@@ -145,7 +145,7 @@ def test_a_database_that_is_away_loses_no_task(app: PenstockApp, source: str, mo
     ],
 )  # fmt: skip
 def test_every_bad_task_is_refused_in_words(
-    app: PenstockApp, source: str, book: DoorBook, name: str, args: tuple[Any, ...], told: str
+    app: PenstockApp, source: str, book: TaskRecords, name: str, args: tuple[Any, ...], told: str
 ) -> None:
     """Whatever a client sends, it hears what is wrong in a short text, without what stands in prompts and documents, and
     the same text is kept (B16, D29)."""
@@ -159,7 +159,7 @@ def test_every_bad_task_is_refused_in_words(
     assert [kept.reason for kept in book.refusals()] == [text]
 
 
-def test_the_list_of_refusals_is_bounded(book: DoorBook, redis_server: RedisServer) -> None:
+def test_the_list_of_refusals_is_bounded(book: TaskRecords, redis_server: RedisServer) -> None:
     """A client that sends rubbish for ever fills no Redis (D29)."""
     client = redis_server.client()
     client.lpush(keys.REFUSED, *["x" * 100] * (REFUSED_KEPT + 500))

@@ -6,7 +6,7 @@ import pytest
 from one_quota import Redis, tokens
 from servers import RedisServer
 
-from penstock_ratelimit.store.messages import Breaker, Health, Report
+from penstock_ratelimit.store.messages import Breaker, Health, ProviderReport
 
 OPEN, HALF_OPEN, CLOSED = Breaker.OPEN, Breaker.HALF_OPEN, Breaker.CLOSED
 
@@ -19,11 +19,11 @@ def ready(server: RedisServer) -> Redis:
 
 def fail(redis: Redis, losses: int = 8) -> Health:
     """Losses of calls that were granted just now."""
-    return redis.report(Report(losses=losses, generation=redis.report().generation))
+    return redis.report(ProviderReport(losses=losses, generation=redis.report().generation))
 
 
 def win(redis: Redis, wins: int = 1) -> Health:
-    return redis.report(Report(wins=wins, generation=redis.report().generation))
+    return redis.report(ProviderReport(wins=wins, generation=redis.report().generation))
 
 
 def half_open(server: RedisServer) -> Redis:
@@ -53,7 +53,7 @@ def test_it_opens_at_half_of_twenty_or_eight_in_a_row(
     """At least 50 % of at least 20 answers within 15 s, or 8 losses without a win between them."""
     redis = ready(redis_server)
     for wins, losses in reports:
-        redis.report(Report(wins=wins, losses=losses))
+        redis.report(ProviderReport(wins=wins, losses=losses))
         redis.sleep(0.1)
     assert redis.report().breaker is state
 
@@ -61,15 +61,15 @@ def test_it_opens_at_half_of_twenty_or_eight_in_a_row(
 def test_losses_of_an_older_window_are_forgotten(redis_server: RedisServer) -> None:
     """Ten losses a quarter of a minute ago do not add to ten now."""
     redis = ready(redis_server)
-    redis.report(Report(wins=8, losses=9))
+    redis.report(ProviderReport(wins=8, losses=9))
     redis.sleep(15.1)
-    assert redis.report(Report(wins=9, losses=9)).breaker is CLOSED
+    assert redis.report(ProviderReport(wins=9, losses=9)).breaker is CLOSED
 
 
 def test_refusals_do_not_open_it(redis_server: RedisServer) -> None:
     """A 429 is about the quota, not about the server."""
     redis = ready(redis_server)
-    assert redis.report(Report(throttled=100, ramp=100)).breaker is CLOSED
+    assert redis.report(ProviderReport(throttled=100, ramp=100)).breaker is CLOSED
 
 
 def test_an_open_breaker_grants_nothing_and_takes_everything_in(redis_server: RedisServer) -> None:
@@ -90,7 +90,7 @@ def test_an_open_breaker_grants_nothing_and_takes_everything_in(redis_server: Re
 def test_the_opening_call_grants_nothing_itself(redis_server: RedisServer) -> None:
     """The report that opens the breaker and the items that ride with it are one step."""
     redis = ready(redis_server)
-    assert redis.reserve((1,), report=Report(losses=8)).waits_s == []
+    assert redis.reserve((1,), report=ProviderReport(losses=8)).waits_s == []
 
 
 def test_half_open_lets_three_probes_through_for_the_whole_fleet(redis_server: RedisServer) -> None:
@@ -121,7 +121,7 @@ def test_one_loss_opens_it_again_for_longer(redis_server: RedisServer) -> None:
     for _ in range(8):
         longest = min(120.0, 2 * longest)
         redis.reserve(*[(1,)] * 3)
-        health = redis.report(Report(wins=2, losses=1, generation=redis.report().generation))
+        health = redis.report(ProviderReport(wins=2, losses=1, generation=redis.report().generation))
         assert health.breaker is OPEN
         assert 1 <= health.left_s <= longest
         redis.sleep(health.left_s)
@@ -159,7 +159,7 @@ def test_a_probe_that_is_throttled_is_free_again(redis_server: RedisServer) -> N
     """A 429 decides nothing: another probe may go in its place."""
     redis = half_open(redis_server)
     redis.reserve(*[(1,)] * 3)
-    redis.report(Report(throttled=2, generation=redis.report().generation))
+    redis.report(ProviderReport(throttled=2, generation=redis.report().generation))
     assert len(redis.reserve(*[(1,)] * 5).waits_s) == 2
 
 
@@ -169,12 +169,12 @@ def test_answers_to_calls_of_before_do_not_count(redis_server: RedisServer) -> N
     sent = redis.report().generation
     opened = fail(redis)
     assert opened.generation == sent + 1
-    redis.report(Report(losses=50, generation=sent))
+    redis.report(ProviderReport(losses=50, generation=sent))
     redis.sleep(opened.left_s)
-    probing = redis.report(Report(wins=50, generation=sent))
+    probing = redis.report(ProviderReport(wins=50, generation=sent))
     assert (probing.breaker, probing.generation) == (HALF_OPEN, opened.generation + 1)
-    assert redis.report(Report(losses=50, generation=opened.generation)).breaker is HALF_OPEN
-    assert redis.report(Report(wins=3, generation=probing.generation)).breaker is CLOSED
+    assert redis.report(ProviderReport(losses=50, generation=opened.generation)).breaker is HALF_OPEN
+    assert redis.report(ProviderReport(wins=3, generation=probing.generation)).breaker is CLOSED
 
 
 def test_late_answers_count_for_all_but_the_breaker(redis_server: RedisServer) -> None:
@@ -182,8 +182,8 @@ def test_late_answers_count_for_all_but_the_breaker(redis_server: RedisServer) -
     redis = ready(redis_server)
     sent = redis.report().generation
     fail(redis)
-    redis.report(Report(retries=10, generation=sent))
-    health = redis.report(Report(wins=10, generation=sent))
+    redis.report(ProviderReport(retries=10, generation=sent))
+    health = redis.report(ProviderReport(wins=10, generation=sent))
     assert (health.proven, health.retry_budget, health.breaker) == (True, 91, OPEN)
 
 

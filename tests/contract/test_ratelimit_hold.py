@@ -7,15 +7,15 @@ from one_quota import Redis, both, run, tokens
 from servers import RedisServer
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.store.messages import Report
+from penstock_ratelimit.store.messages import ProviderReport
 
-NO_MONEY = Report(hold="out_of_credit")
+NO_MONEY = ProviderReport(hold="out_of_credit")
 
 
 def held(server: RedisServer, *, account: str = "") -> Redis:
     redis = Redis(server, tokens(), account=account)
     redis.sleep(100)
-    redis.report(Report(wins=1))
+    redis.report(ProviderReport(wins=1))
     redis.report(NO_MONEY)
     return redis
 
@@ -42,7 +42,7 @@ def test_the_first_reason_stays(redis_server: RedisServer) -> None:
     redis = held(redis_server)
     since = redis.field("hat")
     redis.sleep(5)
-    assert redis.report(Report(hold="unauthorized")).hold == "out_of_credit"
+    assert redis.report(ProviderReport(hold="unauthorized")).hold == "out_of_credit"
     assert (redis.field("hat"), redis.field("x:held")) == (since, 2)
 
 

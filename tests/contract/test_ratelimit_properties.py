@@ -17,7 +17,7 @@ from servers import RedisServer, as_bytes
 
 from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.rates import Slope
-from penstock_ratelimit.store.messages import NOTHING, Report, ReserveStatus
+from penstock_ratelimit.store.messages import NOTHING, ProviderReport, ReserveStatus
 
 Start = tuple[float, tuple[float, ...]]
 """When, in seconds, and what it costs."""
@@ -35,12 +35,12 @@ class Step:
 
     after_us: int
     items: Sequence[tuple[float, ...]]
-    report: Report = NOTHING
+    report: ProviderReport = NOTHING
     pause_s: float = 0.0
 
 
 reports = st.builds(
-    Report,
+    ProviderReport,
     throttled=st.sampled_from([0, 0, 0, 1]),
     ramp=st.sampled_from([0, 0, 0, 1]),
     wins=st.sampled_from([0, 1, 3]),
@@ -62,7 +62,7 @@ def follow(redis: Redis, steps: Sequence[Step], *, ahead_s: float = 1e6) -> list
     for step in steps:
         redis.clock.us += step.after_us
         generation = redis.report().generation if step.report.losses or step.report.wins else 0
-        seen = Report(step.report.throttled, step.report.ramp, step.report.wins, step.report.losses, generation)
+        seen = ProviderReport(step.report.throttled, step.report.ramp, step.report.wins, step.report.losses, generation)
         reply = redis.reserve(*step.items, ahead_s=ahead_s, report=seen, pause_s=step.pause_s)
         starts += [(redis.now + wait, item) for wait, item in zip(reply.waits_s, step.items, strict=False)]
     return starts

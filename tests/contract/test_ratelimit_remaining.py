@@ -15,7 +15,7 @@ import pytest
 from one_quota import Redis, tokens
 from servers import RedisServer
 
-from penstock_ratelimit.store.messages import Remaining, Report
+from penstock_ratelimit.store.messages import ProviderReport, Remaining
 
 RATE = 1000.0
 COST = 25.0
@@ -100,7 +100,7 @@ class Fleet:
             *items,
             ahead_s=30,
             pause_s=max(0.0, self.paused_until - now),
-            report=Report(throttled=self.throttled),
+            report=ProviderReport(throttled=self.throttled),
             remaining=seen,
         )
         self.seen, self.throttled = None, 0

@@ -7,7 +7,7 @@ from one_quota import Redis, both, run, tokens, without_limits
 from servers import RedisServer
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.store.messages import Breaker, Report, ReserveStatus
+from penstock_ratelimit.store.messages import Breaker, ProviderReport, ReserveStatus
 
 
 def test_an_item_takes_from_all_dimensions_or_from_none(redis_server: RedisServer) -> None:
@@ -205,8 +205,8 @@ def test_counters_outlive_a_change_of_limits(redis_server: RedisServer) -> None:
 def test_what_happened_is_counted(redis_server: RedisServer) -> None:
     """Refusals and failures are counted for readers, by kind."""
     redis = Redis(redis_server, tokens())
-    redis.report(Report(throttled=2, ramp=1, losses=3))
-    redis.report(Report(throttled=1, hold="unauthorized"))
+    redis.report(ProviderReport(throttled=2, ramp=1, losses=3))
+    redis.report(ProviderReport(throttled=1, hold="unauthorized"))
     counts = [redis.field(f"x:{name}") for name in ("throttled", "ramp", "failed", "held")]
     assert counts == [3, 1, 3, 1]
 
@@ -217,13 +217,13 @@ def test_each_episode_of_refusals_costs_one_hundredth_of_the_margin(redis_server
     assert redis.report().share == 0.995
     redis.sleep(10)
     for _ in range(3):
-        redis.report(Report(throttled=5))
+        redis.report(ProviderReport(throttled=5))
         redis.sleep(1)
     assert redis.report().share == pytest.approx(0.985)
     redis.sleep(180)
     assert redis.report().share == pytest.approx(0.988)
     for _ in range(20):
-        redis.report(Report(throttled=1))
+        redis.report(ProviderReport(throttled=1))
         redis.sleep(6)
     assert redis.report().share == pytest.approx(0.9)
     redis.sleep(86_400)
@@ -234,16 +234,16 @@ def test_refusals_during_a_pause_belong_to_the_episode_that_began_it(redis_serve
     """Calls that were under way when the pause began say nothing new."""
     redis = Redis(redis_server, tokens())
     redis.sleep(10)
-    redis.reserve(report=Report(throttled=1), pause_s=9)
+    redis.reserve(report=ProviderReport(throttled=1), pause_s=9)
     redis.sleep(8)
-    assert redis.report(Report(throttled=1)).share == pytest.approx(0.99)
+    assert redis.report(ProviderReport(throttled=1)).share == pytest.approx(0.99)
 
 
 def test_a_margin_declared_low_stays(redis_server: RedisServer) -> None:
     """Who leaves a fifth of the limit to others keeps leaving it, however clean the minutes."""
     redis = Redis(redis_server, tokens(margin=0.8))
     redis.sleep(86_400)
-    assert redis.report(Report(throttled=1)).share == 0.8
+    assert redis.report(ProviderReport(throttled=1)).share == 0.8
     redis.sleep(100)
     redis.reserve(*[(100,)] * 4)
     assert redis.reserve((400,)).waits_s == pytest.approx([0.5])  # 400 of 800 a second
@@ -253,7 +253,7 @@ def test_starts_keep_to_the_margin_in_force(redis_server: RedisServer) -> None:
     """After a refusal the rate is lower for everybody: a hundred starts take a hundredth longer."""
     redis = Redis(redis_server, tokens())
     redis.sleep(10)
-    redis.report(Report(throttled=1))
+    redis.report(ProviderReport(throttled=1))
     waits = redis.reserve(*[(100,)] * 60).waits_s
     assert waits[-1] - waits[10] == pytest.approx(49 * 0.1 / 0.99, abs=1e-4)
 
@@ -262,7 +262,7 @@ def test_nobody_bursts_right_after_a_refusal(redis_server: RedisServer) -> None:
     """A refusal says that the provider has nothing left: after the pause the rate goes on, without a burst."""
     redis = Redis(redis_server, tokens(margin=0.9))
     redis.sleep(100)
-    redis.reserve(report=Report(throttled=1), pause_s=2)
+    redis.reserve(report=ProviderReport(throttled=1), pause_s=2)
     assert redis.reserve((90,), (90,)).waits_s == pytest.approx([2.1, 2.2])
 
 
@@ -270,17 +270,17 @@ def test_retries_draw_on_a_budget_that_good_answers_refill(redis_server: RedisSe
     """A retry costs one, a good answer gives a tenth back, and the budget stays within 0 and 100."""
     redis = Redis(redis_server, tokens())
     assert redis.report().retry_budget == 100
-    assert redis.report(Report(wins=50)).retry_budget == 100
-    assert redis.report(Report(retries=10, wins=20)).retry_budget == 92
-    assert redis.report(Report(retries=200)).retry_budget == 0
-    assert redis.report(Report(wins=15)).retry_budget == 1.5
+    assert redis.report(ProviderReport(wins=50)).retry_budget == 100
+    assert redis.report(ProviderReport(retries=10, wins=20)).retry_budget == 92
+    assert redis.report(ProviderReport(retries=200)).retry_budget == 0
+    assert redis.report(ProviderReport(wins=15)).retry_budget == 1.5
 
 
 def test_a_good_answer_proves_the_account_for_an_hour(redis_server: RedisServer) -> None:
     """Proven is what answered well within the last hour."""
     redis = Redis(redis_server, tokens())
     assert not redis.report().proven
-    assert redis.report(Report(wins=1)).proven
+    assert redis.report(ProviderReport(wins=1)).proven
     redis.sleep(3599)
     assert redis.report().proven
     redis.sleep(2)
@@ -293,7 +293,7 @@ def test_a_quota_without_limits_never_waits_unless_told(redis_server: RedisServe
     reply = redis.reserve((), (), ())
     assert (reply.waits_s, reply.counters, reply.pace_s) == ([0, 0, 0], (), 0)
     assert redis.reserve((), pause_s=2).waits_s == pytest.approx([2])
-    assert redis.report(Report(losses=8)).breaker is Breaker.OPEN
+    assert redis.report(ProviderReport(losses=8)).breaker is Breaker.OPEN
     assert redis.reserve(()).waits_s == []
     assert redis.field("n") == 4
     redis.raw.flushall()

@@ -9,7 +9,7 @@ from one_quota import BURST_S, Redis, both, tokens
 from servers import RedisServer
 
 from penstock_ratelimit.rates import Slope
-from penstock_ratelimit.store.messages import Report
+from penstock_ratelimit.store.messages import ProviderReport
 
 LONG = 11.0
 """A pause that is a restart."""
@@ -119,12 +119,12 @@ def test_a_ramp_signal_cuts_the_share_once_per_episode(redis_server: RedisServer
     redis = Redis(redis_server, tokens())
     redis.sleep(100)
     for _ in range(4):
-        redis.report(Report(ramp=3))
+        redis.report(ProviderReport(ramp=3))
         redis.sleep(1)
     assert redis.report().share == pytest.approx(0.7, rel=0.01)
     redis.sleep(60)
     assert redis.report().share == pytest.approx(0.7 * SLOW, rel=0.01)
-    redis.report(Report(ramp=1))
+    redis.report(ProviderReport(ramp=1))
     assert redis.report().share == pytest.approx(0.7 * 0.7 * SLOW, rel=0.01)
     redis.sleep(3600)
     assert redis.report().share == 1
@@ -135,7 +135,7 @@ def test_ramp_signals_never_stop_the_quota(redis_server: RedisServer) -> None:
     redis = Redis(redis_server, tokens())
     for _ in range(30):
         redis.sleep(6)
-        redis.report(Report(ramp=1))
+        redis.report(ProviderReport(ramp=1))
     assert redis.report().share == pytest.approx(0.05, rel=0.01)
     assert 10 * len(redis.reserve(*[(10,)] * 64, ahead_s=10.0).waits_s) == pytest.approx(500, abs=30)
 
@@ -144,7 +144,7 @@ def test_a_restart_on_a_flattened_slope_keeps_it_flat(redis_server: RedisServer)
     """A pause after a ramp signal holds the share and does not put a steeper slope in its place."""
     redis = Redis(redis_server, tokens())
     redis.sleep(100)
-    redis.reserve(report=Report(ramp=1), pause_s=60)
+    redis.reserve(report=ProviderReport(ramp=1), pause_s=60)
     redis.sleep(60)
     assert redis.report().share == pytest.approx(0.7)
     redis.sleep(20)

@@ -11,7 +11,7 @@ from one_quota import Redis, both, run, tokens, without_limits
 from servers import RedisServer
 
 from penstock_ratelimit import Estimator, Learned, Quota
-from penstock_ratelimit.store.messages import Breaker, Remaining, Report
+from penstock_ratelimit.store.messages import Breaker, ProviderReport, Remaining
 from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.store.watch import QuotaView, read_quotas
 from penstock_ratelimit.testing import BlockingScripts
@@ -55,7 +55,7 @@ def test_the_level_is_what_starts_at_once(redis_server: RedisServer) -> None:
 def test_looking_changes_nothing(redis_server: RedisServer) -> None:
     """Not even after the clock stepped back, which moves the times that are written."""
     quota = Redis(redis_server, both())
-    quota.reserve((1, 200), report=Report(losses=3, throttled=1))
+    quota.reserve((1, 200), report=ProviderReport(losses=3, throttled=1))
     before = quota.raw.hgetall(quota.hash.key)
     quota.sleep(60)
     look(quota)
@@ -95,21 +95,21 @@ def test_trouble_is_seen(redis_server: RedisServer) -> None:
     """Pauses, refusals, failures, the breaker and the margin, with how long they last."""
     quota = Redis(redis_server, both())
     quota.sleep(1000)
-    quota.report(Report(wins=1))
+    quota.report(ProviderReport(wins=1))
     quota.sleep(7)
-    quota.reserve(pause_s=30, report=Report(throttled=2, ramp=1))
+    quota.reserve(pause_s=30, report=ProviderReport(throttled=2, ramp=1))
     quota.sleep(10)
     view = look(quota)
     assert (view.throttled, view.ramps, view.pause_left_s, view.answered_ago_s) == (2, 1, 20, 17)
     assert view.margin < view.declared_margin
     assert view.share < 1
-    quota.report(Report(losses=8, generation=view.breaker.value))
+    quota.report(ProviderReport(losses=8, generation=view.breaker.value))
     view = look(quota)
     assert (view.breaker, view.failures) == (Breaker.OPEN, 8)
     assert 1 <= view.open_left_s <= 5
     quota.sleep(view.open_left_s + 30)
     health = quota.report()
-    quota.report(Report(wins=1, generation=health.generation))
+    quota.report(ProviderReport(wins=1, generation=health.generation))
     view = look(quota)
     assert (view.breaker, view.probes_won, view.open_left_s) == (Breaker.HALF_OPEN, 1, 0)
 
@@ -117,7 +117,7 @@ def test_trouble_is_seen(redis_server: RedisServer) -> None:
 def test_a_hold_is_seen_with_its_reason(redis_server: RedisServer) -> None:
     """A view of a held quota has the reason and the seconds since, and neither once it is lifted."""
     quota = Redis(redis_server, without_limits())
-    quota.report(Report(hold="out_of_credit"))
+    quota.report(ProviderReport(hold="out_of_credit"))
     quota.sleep(90)
     view = look(quota)
     assert (view.hold, view.held_s, view.holds, view.dimensions) == ("out_of_credit", 90, 1, ())

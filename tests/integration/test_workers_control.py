@@ -35,7 +35,7 @@ from penstock_ledger.tables import feeds
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.store.messages import Report, Reserve
+from penstock_ratelimit.store.messages import ProviderReport, Reserve
 from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.testing import BlockingScripts
 from penstock_workers.control import feed_windows, fleet_figures, loop
@@ -390,7 +390,9 @@ def hold_quota(house: House, why: str, pause_s: float = 0.0) -> None:
 
     async def report() -> None:
         in_force = await quota_hash.install(quota.terms())
-        ask = Reserve(in_force.version, quota.terms(), [], {}, 1.0, 0.0, pause_s=pause_s, report=Report(hold=why))
+        ask = Reserve(
+            in_force.version, quota.terms(), [], {}, 1.0, 0.0, pause_s=pause_s, report=ProviderReport(hold=why)
+        )
         await quota_hash.reserve(ask)
 
     asyncio.run(report())

@@ -13,10 +13,10 @@ import pytest
 from redis.exceptions import ConnectionError as RedisGone
 
 from penstock_workers.broker.amqp import intake as module
-from penstock_workers.broker.amqp.foreign import arrived
+from penstock_workers.broker.amqp.client_messages import arrived
 from penstock_workers.broker.amqp.intake import RELAYED_TYPE, Intake
 from penstock_workers.broker.amqp.relay_scripts import Arrived, Taken
-from penstock_workers.broker.amqp.transport import Concluder
+from penstock_workers.broker.amqp.transport import LeaseChannel
 from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.leases import Leases
 from penstock_workers.broker.messages import Message, payload_of
@@ -43,7 +43,7 @@ class Channel:
         self.soon: list[Callable[[], object]] = []
         self.intake = Intake(
             self.leases, self.take, room=lambda: self.limit - len(self.leases), soon=self.soon.append,
-            ack=self.acked.append, reject=self.rejected.append, goodbye=str,
+            ack=self.acked.append, reject=self.rejected.append, disconnect=str,
         )  # fmt: skip
         self.number = 0
 
@@ -173,7 +173,7 @@ def celery_message(body: str | bytes, **headers: Any) -> Any:
 def test_a_celery_clients_message_is_as_kombu_reads_it_from_redis(body: str | bytes) -> None:
     """Body, headers, tag and the list that it goes back to."""
     found = arrived("penstock.control", celery_message(body, id="t1", task="penstock.submit", retries=0))
-    message = Message(payload_of(found.raw), channel=Concluder(Leases()), accept={"application/json"})
+    message = Message(payload_of(found.raw), channel=LeaseChannel(Leases()), accept={"application/json"})
     assert message.decode() == [["ü"], {}, {}]
     assert (message.delivery_tag, message.headers["task"]) == ("t1", "penstock.submit")
     raw, exchange, routing_key = json.loads(found.record)

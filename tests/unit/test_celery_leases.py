@@ -69,11 +69,11 @@ class Owner:
         self.late_tags: list[tuple[BrokerAction, list[str]]] = []
         self.has_lost = threading.Event()
         self.asked = threading.Event()
-        self.turns = True
+        self.is_turning = True
 
     def may_renew(self) -> bool:
         self.asked.set()
-        return self.turns
+        return self.is_turning
 
     def lost(self, tags: Sequence[str]) -> None:
         self.lost_tags += tags
@@ -159,7 +159,7 @@ def test_nothing_is_renewed_while_the_items_stand_still(
     leases: Leases, scripts: Scripts, owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker whose item loop is stuck lets its leases end, says so, and renews again when the loop turns (A13)."""
-    owner.turns = False
+    owner.is_turning = False
     leases.claimed(["a"], "1.0")
     open_for(leases, SHORT_S)
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_nothing_is_renewed_while_the_items_stand_still(
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
         "the item loop is stuck: 1 leases are not renewed, so that other workers take those items"
     ]
-    owner.turns = True
+    owner.is_turning = True
     assert scripts.renewed.wait(5)
 
 
@@ -181,7 +181,7 @@ def test_a_loop_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     engine.stats = dict
     hosting = engine_thread.EngineThread(lambda: engine)
     hosting.start(AsyncMock())
-    assert hosting.turns()
+    assert hosting.is_turning()
     gate, stuck = threading.Event(), threading.Event()
 
     def stand_still() -> None:
@@ -190,10 +190,10 @@ def test_a_loop_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
     hosting.call(stand_still)
     assert stuck.wait(5)
-    while hosting.turns():
+    while hosting.is_turning():
         stuck.wait(0.01)
     gate.set()
-    while not hosting.turns():
+    while not hosting.is_turning():
         gate.wait(0.01)
     assert hosting.stop(5)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_workers.children.marks import Marks, new_file
+from penstock_workers.children.running_calls import RunningCalls, new_file
 from penstock_workers.hooks.contract import Invalid, Item
 from penstock_workers.hooks.imports import HookImports
 
@@ -15,7 +15,7 @@ from penstock_workers.hooks.imports import HookImports
 async def test_the_example_shortens_and_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """It can be named in a job, changes the request, and refuses an answer without one label."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
-    imports = HookImports(Marks(new_file()), None)
+    imports = HookImports(RunningCalls(new_file()), None)
     shorten, label = await imports.get(1, "hooks_example:shorten"), await imports.get(1, "hooks_example:label")
     item = Item("job", 1, "doc", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 9_000}]})
     assert len(shorten(item).body["messages"][0]["content"]) == 8_000

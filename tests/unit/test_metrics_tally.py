@@ -150,7 +150,7 @@ def test_a_part_that_fails_leaves_the_rest(caplog: pytest.LogCaptureFixture) -> 
 
     page = generate_latest(registry_of(broken, lambda: [catalogue.SLOTS(4, "api")])).decode()
     assert 'penstock_slots{lane="api"} 4.0' in page
-    assert "a part of the worker has no figures" in caplog.text
+    assert "some figures of the worker are missing" in caplog.text
 
 
 def test_the_page_is_served_until_the_block_ends() -> None:

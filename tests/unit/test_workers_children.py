@@ -18,9 +18,18 @@ import pytest
 import pytest_asyncio
 from fleet import until
 
-from penstock_workers.children.child import Cause, Child, Limits
-from penstock_workers.children.crew import DEATHS_ALLOWED, Crew, Guilty
-from penstock_workers.children.frames import After, Before, Check, Fault, Fine, Have, Missing, Usable
+from penstock_workers.children.child import Cause, Child, ChildLimits
+from penstock_workers.children.child_pool import DEATHS_ALLOWED, CallEndedChild, ChildPool
+from penstock_workers.children.protocol import (
+    Check,
+    Fault,
+    Fine,
+    ImportHook,
+    Missing,
+    Postprocess,
+    Preprocess,
+    TrySchema,
+)
 from penstock_workers.errors import ChildBroken
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -81,85 +90,85 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def crew(modules: Path) -> AsyncIterator[Crew]:
-    made = crew_of(modules)
+async def pool(modules: Path) -> AsyncIterator[ChildPool]:
+    made = pool_of(modules)
     yield made
     await made.close()
 
 
-def crew_of(modules: Path, **options: object) -> Crew:
+def pool_of(modules: Path, **options: object) -> ChildPool:
     told = {"worker": os.getpid(), "path": [*sys.path, str(modules)], "hook_s": LIMIT_S} | options
-    return Crew(partial(Child.start, told, Limits(500_000_000, LIMIT_S, check_s=LIMIT_S)), 1)
+    return ChildPool(partial(Child.start, told, ChildLimits(500_000_000, LIMIT_S, check_s=LIMIT_S)), 1)
 
 
-def after(name: str, doc: str = "doc") -> After:
-    return After(f"hooks_in_child:{name}", "job", 1, doc, "/v1/x", b"{}", b'{"a":1}')
+def after(name: str, doc: str = "doc") -> Postprocess:
+    return Postprocess(f"hooks_in_child:{name}", "job", 1, doc, "/v1/x", b"{}", b'{"a":1}')
 
 
-async def beside(crew: Crew, name: str) -> BaseException | object:
+async def beside(pool: ChildPool, name: str) -> BaseException | object:
     """What comes of a poisonous document among twenty others, all of which must come through."""
     docs = [*(f"doc-{n}" for n in range(BESIDE)), "poison"]
-    said = await asyncio.gather(*(crew.ask(after(name, doc)) for doc in docs), return_exceptions=True)
+    said = await asyncio.gather(*(pool.ask(after(name, doc)) for doc in docs), return_exceptions=True)
     assert said[:BESIDE] == [Fine(b'{"a":1}')] * BESIDE
     return said[BESIDE]
 
 
-async def test_hooks_run_in_another_process(crew: Crew) -> None:
+async def test_hooks_run_in_another_process(pool: ChildPool) -> None:
     """And what they print goes to the worker's log, not into the conversation (A1)."""
-    said = await crew.ask(after("pid"))
+    said = await pool.ask(after("pid"))
     assert isinstance(said, Fine)
     assert f'"pid":{os.getpid()}' not in said.body.decode()
 
 
 @pytest.mark.parametrize("name", ["exits", "exits_later", "exits_in_a_task"])
-async def test_a_call_that_ends_its_process_is_found_and_its_neighbours_live(crew: Crew, name: str) -> None:
+async def test_a_call_that_ends_its_process_is_found_and_its_neighbours_live(pool: ChildPool, name: str) -> None:
     """The marks say which call it was; it is tried once more, alone, and is guilty then (A1, B7)."""
-    guilty = await beside(crew, name)
-    assert isinstance(guilty, Guilty)
-    assert (guilty.cause, guilty.deaths) == (Cause.DIED, DEATHS_ALLOWED)
+    ended = await beside(pool, name)
+    assert isinstance(ended, CallEndedChild)
+    assert (ended.cause, ended.deaths) == (Cause.DIED, DEATHS_ALLOWED)
 
 
-async def test_an_async_hook_that_blocks_its_loop_is_ended(crew: Crew) -> None:
+async def test_an_async_hook_that_blocks_its_loop_is_ended(pool: ChildPool) -> None:
     """It costs its own item; the ones beside it are asked again in another process (A13)."""
-    guilty = await beside(crew, "blocks")
-    assert isinstance(guilty, Guilty)
-    assert (guilty.cause, guilty.deaths) == (Cause.STUCK, 1)
+    ended = await beside(pool, "blocks")
+    assert isinstance(ended, CallEndedChild)
+    assert (ended.cause, ended.deaths) == (Cause.STUCK, 1)
 
 
-async def test_a_hook_that_eats_memory_is_ended(crew: Crew) -> None:
+async def test_a_hook_that_eats_memory_is_ended(pool: ChildPool) -> None:
     """A child that holds more than it may is killed before the machine is short of memory (B7)."""
-    guilty = await beside(crew, "eats")
-    assert isinstance(guilty, Guilty)
-    assert guilty.cause is Cause.MEMORY
+    ended = await beside(pool, "eats")
+    assert isinstance(ended, CallEndedChild)
+    assert ended.cause is Cause.MEMORY
 
 
-async def test_a_thread_that_hangs_ends_with_its_child(crew: Crew) -> None:
+async def test_a_thread_that_hangs_ends_with_its_child(pool: ChildPool) -> None:
     """The call fails after its time, and its process is replaced: threads that never end do not pile up (A13)."""
-    said = await beside(crew, "hangs")
+    said = await beside(pool, "hangs")
     assert said == Fault("it took longer than 1 s", overtime=True, hangs=True)
-    first, second = await crew.ask(after("pid")), await crew.ask(after("pid"))
+    first, second = await pool.ask(after("pid")), await pool.ask(after("pid"))
     assert first == second
 
 
-async def test_a_hook_that_writes_into_the_conversation_is_found(crew: Crew) -> None:
+async def test_a_hook_that_writes_into_the_conversation_is_found(pool: ChildPool) -> None:
     """Garbage where an answer should be is a death of the child, not of the worker (B7)."""
-    with pytest.raises(Guilty):
-        await crew.ask(after("garbles"))
-    assert await crew.ask(after("exits")) == Fine(b'{"a":1}')
+    with pytest.raises(CallEndedChild):
+        await pool.ask(after("garbles"))
+    assert await pool.ask(after("exits")) == Fine(b'{"a":1}')
 
 
-async def test_one_regular_expression_costs_one_check(crew: Crew) -> None:
+async def test_one_regular_expression_costs_one_check(pool: ChildPool) -> None:
     """A pattern that takes for ever on an answer of 41 characters is ended; the checks behind it go on (B3)."""
     schema = b'{"type":"string","pattern":"^(a+)+$"}'
     texts = ['"aaa"', '"' + "a" * 40 + 'b"', '"aa"', "5"]
-    said = await asyncio.gather(*(crew.ask(Check(schema, text)) for text in texts), return_exceptions=True)
+    said = await asyncio.gather(*(pool.ask(Check(schema, text)) for text in texts), return_exceptions=True)
     assert (said[0], said[2]) == (Fine(), Fine())
-    assert isinstance(said[1], Guilty)
+    assert isinstance(said[1], CallEndedChild)
     assert said[1].cause is Cause.STUCK
     assert said[3] == Fault("$: 5 is not of type 'string'")
 
 
-async def test_nothing_is_fetched_for_a_schema(crew: Crew) -> None:
+async def test_nothing_is_fetched_for_a_schema(pool: ChildPool) -> None:
     """A reference to a URL or a file is refused without a look at it (B1, B20)."""
     asked: list[str] = []
 
@@ -173,8 +182,8 @@ async def test_nothing_is_fetched_for_a_schema(crew: Crew) -> None:
     try:
         for ref in (f"http://127.0.0.1:{server.server_port}/secret", "file:///etc/passwd"):
             schema = f'{{"$ref":"{ref}"}}'.encode()
-            for call in (Usable(schema), Check(schema, "5")):
-                said = await crew.ask(call)
+            for call in (TrySchema(schema), Check(schema, "5")):
+                said = await pool.ask(call)
                 assert isinstance(said, Fault)
                 assert "nothing is fetched for a schema" in said.words
                 assert "root:" not in said.words
@@ -192,63 +201,63 @@ async def test_nothing_is_fetched_for_a_schema(crew: Crew) -> None:
         (b'{"$ref":"#/nowhere"}', "nothing is fetched"),
     ],
 )
-async def test_an_unusable_schema_is_found_before_anything_is_paid(crew: Crew, schema: bytes, words: str) -> None:
+async def test_an_unusable_schema_is_found_before_anything_is_paid(pool: ChildPool, schema: bytes, words: str) -> None:
     """Tried on samples, so that one which only fails in use is found, too (B20)."""
-    said = await crew.ask(Usable(schema))
+    said = await pool.ask(TrySchema(schema))
     assert isinstance(said, Fault)
     assert words in said.words
 
 
-async def test_a_usable_schema_is_fine(crew: Crew) -> None:
+async def test_a_usable_schema_is_fine(pool: ChildPool) -> None:
     """Parts of the schema itself may be referred to (B1)."""
     schema = b'{"$ref":"#/$defs/a","$defs":{"a":{"type":"object","properties":{"next":{"$ref":"#/$defs/a"}}}}}'
-    assert await crew.ask(Usable(schema)) == Fine()
-    assert await crew.ask(Check(schema, '{"next":{"next":{}}}')) == Fine()
-    assert await crew.ask(Check(schema, '{"next":5}')) == Fault("$.next: 5 is not of type 'object'")
+    assert await pool.ask(TrySchema(schema)) == Fine()
+    assert await pool.ask(Check(schema, '{"next":{"next":{}}}')) == Fine()
+    assert await pool.ask(Check(schema, '{"next":5}')) == Fault("$.next: 5 is not of type 'object'")
 
 
-async def test_a_module_that_ends_its_process_at_import_is_found(crew: Crew) -> None:
+async def test_a_module_that_ends_its_process_at_import_is_found(pool: ChildPool) -> None:
     """Like a hook that does (A1)."""
-    with pytest.raises(Guilty):
-        await crew.ask(Have("ends_at_import:f"))
+    with pytest.raises(CallEndedChild):
+        await pool.ask(ImportHook("ends_at_import:f"))
 
 
-async def test_a_cancelled_call_frees_its_child(crew: Crew) -> None:
+async def test_a_cancelled_call_frees_its_child(pool: ChildPool) -> None:
     """The item's lease is lost: the hook is told, and the next call is answered (A13)."""
-    asked = asyncio.create_task(crew.ask(after("blocks")))
-    await crew.ask(after("pid"))
+    asked = asyncio.create_task(pool.ask(after("blocks")))
+    await pool.ask(after("pid"))
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    assert await crew.ask(Before("hooks_in_child:same", "job", 1, "doc", "/", b'{"b":2}')) == Fine(b'{"b":2}')
+    assert await pool.ask(Preprocess("hooks_in_child:same", "job", 1, "doc", "/", b'{"b":2}')) == Fine(b'{"b":2}')
 
 
 async def test_only_allowed_modules_are_imported(modules: Path) -> None:
     """The child enforces `hook_modules`, and names the setting (B10)."""
-    crew = crew_of(modules, allowed=["another"])
-    said = await crew.ask(after("pid"))
-    await crew.close()
+    pool = pool_of(modules, allowed=["another"])
+    said = await pool.ask(after("pid"))
+    await pool.close()
     assert isinstance(said, Missing)
     assert """(PENSTOCK_HOOK_MODULES='["hooks_in_child"]')""" in said.words
 
 
 async def test_a_child_that_cannot_start_is_no_fault_of_a_call(modules: Path) -> None:
     """It says so, and no document is blamed (A1)."""
-    crew = crew_of(modules, hook_s="not a number")
+    pool = pool_of(modules, hook_s="not a number")
     with pytest.raises(ChildBroken, match="did not start"):
-        await crew.ask(after("pid"))
-    await crew.close()
+        await pool.ask(after("pid"))
+    await pool.close()
 
 
 WORKER = """
 import asyncio, json, os, sys
-from penstock_workers.children.child import Child, Limits
-from penstock_workers.children.frames import After
+from penstock_workers.children.child import Child, ChildLimits
+from penstock_workers.children.protocol import Postprocess
 
 async def work():
     options = {"worker": os.getpid(), "path": sys.path + [sys.argv[1]], "hook_s": 10}
-    child = await Child.start(options, Limits(500_000_000, 10))
-    said = await child.ask(After("hooks_in_child:starts_others", "job", 1, "doc", "/v1/x", b"{}", b"{}"))
+    child = await Child.start(options, ChildLimits(500_000_000, 10))
+    said = await child.ask(Postprocess("hooks_in_child:starts_others", "job", 1, "doc", "/v1/x", b"{}", b"{}"))
     print(said.body.decode(), flush=True)
     await asyncio.sleep(100)
 

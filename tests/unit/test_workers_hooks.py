@@ -18,9 +18,9 @@ import pytest
 from attempts import make_attempt
 
 from penstock_ratelimit.for_penstock import DETAIL_CHARS
-from penstock_workers.children import frames
-from penstock_workers.children.frames import After, Before, Have
-from penstock_workers.children.marks import Marks, new_file
+from penstock_workers.children import protocol
+from penstock_workers.children.protocol import ImportHook, Postprocess, Preprocess
+from penstock_workers.children.running_calls import RunningCalls, new_file
 from penstock_workers.errors import ChildBroken, HookMissing, HookStuck
 from penstock_workers.hooks import calls as hook_calls
 from penstock_workers.hooks import job_code
@@ -115,18 +115,18 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 class Here:
-    """A crew whose calls run in this process, through the same messages."""
+    """A child pool whose calls run in this process, through the same messages."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._calls = HookCalls(Marks(new_file()), None, timeout_s)
+        self._calls = HookCalls(RunningCalls(new_file()), None, timeout_s)
 
-    async def ask(self, call: Have | Before | After, line: int = 0) -> frames.Reply:
+    async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.Reply:
         return await self._calls.answer(1, call)
 
 
 def hooks_here(timeout_s: float = 10) -> JobCode:
-    crew: Any = Here(timeout_s)
-    return JobCode(crew, crew, crew, timeout_s)
+    pool: Any = Here(timeout_s)
+    return JobCode(pool, pool, pool, timeout_s)
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ async def test_a_hook_that_hangs_costs_its_item_only(module: str, name: str) -> 
 
 async def test_waiting_for_a_thread_is_not_held_against_a_hook(module: str) -> None:
     """More items than threads: each has its time from when it starts, and no more run at once than there are threads."""
-    threads, running, most, lock = hook_threads.HookThreads(Marks(new_file())), 0, 0, threading.Lock()
+    threads, running, most, lock = hook_threads.HookThreads(RunningCalls(new_file())), 0, 0, threading.Lock()
     meet = threading.Barrier(hook_threads.HOOK_THREADS)
 
     def call() -> int:
@@ -320,7 +320,7 @@ async def test_a_loop_that_closes_before_a_hook_returns_harms_nobody(module: str
         ended.set()
 
     async def main() -> None:
-        threads = hook_threads.HookThreads(Marks(new_file()))
+        threads = hook_threads.HookThreads(RunningCalls(new_file()))
         with pytest.raises(TimeoutError):
             await threads.run(1, stay, 0.01)
 
@@ -387,7 +387,7 @@ async def test_hooks_are_found_in_the_folder_of_the_worker(
 )
 async def test_a_worker_may_allow_some_modules_only(module: str, allowed: list[str], path: str, works: bool) -> None:
     """A module and what is inside it; names that only begin alike are others."""
-    imports = HookImports(Marks(new_file()), allowed)
+    imports = HookImports(RunningCalls(new_file()), allowed)
     if works:
         assert callable(await imports.get(1, path))
         return
@@ -400,7 +400,7 @@ async def test_a_module_is_imported_once_for_all_that_ask(tmp_path: Path, monkey
     names = "".join(f"def f{number}(item): return item\n" for number in range(HOOKS_KEPT + 5))
     (tmp_path / "counted_hooks.py").write_text(COUNTED + names)
     monkeypatch.syspath_prepend(tmp_path)
-    imports = HookImports(Marks(new_file()), None)
+    imports = HookImports(RunningCalls(new_file()), None)
     found = await asyncio.gather(*(imports.get(1, "counted_hooks:f0") for _ in range(50)))
     assert (len(set(found)), vars(sys)["counted"]) == (1, 1)
     for number in range(HOOKS_KEPT + 5):
@@ -417,7 +417,7 @@ class NoProcess(Here):
         super().__init__(10)
         self.left = times
 
-    async def ask(self, call: Have | Before | After, line: int = 0) -> frames.Reply:
+    async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.Reply:
         if self.left:
             self.left -= 1
             raise ChildBroken("no process could be started for hooks and schemas: out of memory")

@@ -1,7 +1,6 @@
-"""When a person should look, and what to do then: Prometheus's rules and the runbook in docs/production.md are made from this.
+"""Alerts and what to do about them: Prometheus's rules and the runbook in docs/production.md are made from this.
 
-What a control loop tells of the fleet comes from each of them alike, hence ``max by``. Thresholds are where people of a fleet
-that works through a night would want to know; severity `critical` is worth waking a person.
+Every control loop reports the same figures of the fleet, hence ``max by``. Severity `critical` is worth waking a person.
 """
 
 from __future__ import annotations
@@ -38,34 +37,34 @@ ALERTS: Final = (
         "PenstockNoWorkers", "critical",
         f"max by (lane) ({of.QUEUED} + {of.UNACKED}) > 0 and max by (lane) ({of.WORKERS}) == 0", "15m",
         "Lane {{ $labels.lane }} has work and no worker",
-        "Messages wait and no worker of the lane has beaten its heart for 15 s. Look whether its pods are pending (quota of the "
-        "cloud, no spot capacity, an image that cannot be pulled) or restart (`kubectl logs --previous`). With KEDA, look "
-        "whether the ScaledObject is ready and reaches Redis. Nothing is lost meanwhile: the queue waits.",
+        "Messages wait and no worker of the lane has sent a heartbeat for 15 s. Check whether its pods are pending (quota of the "
+        "cloud, no spot capacity, an image that cannot be pulled) or restart (`kubectl logs --previous`). With KEDA, check "
+        "whether the ScaledObject is ready and reaches Redis. Nothing is lost meanwhile: the messages stay in the queue.",
     ),
     Alert(
         "PenstockNothingSettles", "critical",
         f"max by (lane) ({of.QUEUED} + {of.UNACKED}) > 0 and max by (lane) ({of.WORKERS}) > 0\n"
         f"unless sum by (lane) (increase({of.ITEMS}{{{ENDED}}}[15m])) > 0", "15m",
         "Lane {{ $labels.lane }} has workers and work, and nothing has been finished for 15 minutes",
-        "Ask `penstock status JOB` what bounds the lane and `penstock limits` what keeps requests from starting: a held "
-        "account or an open breaker has an alert of its own. Else the workers' logs say whether SQL refuses what they "
-        "settle. `penstock-probe alive` in a pod tells whether its consumer asks for messages.",
+        "`penstock status JOB` shows what limits the lane and `penstock limits` what keeps requests from starting; a held "
+        "quota or an open breaker also has its own alert. Otherwise look in the workers' logs whether SQL refuses what they "
+        "settle. `penstock-probe alive` in a pod shows whether its consumer asks for messages.",
     ),
     Alert(
         "PenstockWorkerStuck", "warning",
         f"{of.SLOTS_TAKEN} > 0\n"
         f"unless on (instance, lane) sum by (instance, lane) (increase({of.ITEMS}[30m])) > 0", "15m",
         "{{ $labels.instance }} has items in flight and has settled none for half an hour",
-        "One worker of the lane stands still while others may work. Look at its log and at `penstock_bound` of the instance. "
-        "Deleting the pod is safe: what it holds goes back to the queue.",
+        "One worker of the lane makes no progress while others may work. See its log and `penstock_bound` of the instance. "
+        "Deleting the pod is safe: its items return to the queue.",
     ),
     Alert(
         "PenstockUnsettled", "warning", f"max by (instance, lane) ({of.UNSETTLED_OLDEST}) > 300", "5m",
-        "{{ $labels.instance }} has had something to store for {{ $value | humanizeDuration }}",
-        "A store does not take what the worker tells it. `penstock-probe alive` in the pod, `celery inspect stats` "
-        "(`store-trouble`) and its log say which one and why: away, full, locked, read-only, or a refusal. Put the store right "
-        "and leave the workers alone: ending one throws away answers that are paid for. After a quarter of an hour a worker "
-        "whose store answers, and takes nothing all the same, ends itself by its probe.",
+        "{{ $labels.instance }} has waited for {{ $value | humanizeDuration }} to store an outcome",
+        "A store does not accept the worker's writes. `penstock-probe alive` in the pod, `celery inspect stats` "
+        "(`store-trouble`) and its log say which one and why: away, full, locked, read-only, or a refusal. Repair the store "
+        "and do not end the workers: that throws away answers that are paid for. If the store answers and accepts "
+        "nothing for 15 minutes, the worker's probe fails and the pod is restarted.",
     ),
     Alert(
         "PenstockOldestItem", "warning", f"max by (lane) ({of.OLDEST}) > 1800", "10m",
@@ -80,16 +79,16 @@ ALERTS: Final = (
         f"and sum by (lane) (increase({of.DEAD}[15m])) > 20", "5m",
         "{{ $value | humanizePercentage }} of lane {{ $labels.lane }}'s items fail for good",
         "`penstock dlq list JOB` groups them by reason, and `dlq show` has the request and the last answer of one. A wrong "
-        "model name or a prompt that is too long hits all items alike: pause the job, change it, `penstock dlq replay`.",
+        "model name or a prompt that is too long affects all items: pause the job, then `penstock dlq replay` with a change.",
     ),
     Alert(
         "PenstockRetries", "warning",
         f"sum by (lane) (increase({of.RETRIES}[15m]))\n"
         f"/ sum by (lane) (increase({of.ITEMS}{{{ENDED}}}[15m])) > 0.5\n"
         f"and sum by (lane) (increase({of.RETRIES}[15m])) > 50", "10m",
-        "Lane {{ $labels.lane }} repeats {{ $value | humanizePercentage }} as many tries as it finishes items",
-        "`penstock_rate_limited_total` tells whether they are 429s (see PenstockThrottled); else the provider fails or is "
-        "overloaded: `penstock limits` counts its failures. Retries back off by themselves and cost quota, not items.",
+        "Lane {{ $labels.lane }} repeats {{ $value | humanizePercentage }} as many attempts as it finishes items",
+        "`penstock_rate_limited_total` shows whether they are 429s (see PenstockThrottled); otherwise the provider fails or is "
+        "overloaded: `penstock limits` counts its failures. Retries back off by themselves; they cost quota and lose no items.",
     ),
     Alert(
         "PenstockThrottled", "warning",
@@ -103,81 +102,81 @@ ALERTS: Final = (
     Alert(
         "PenstockQuotaHeld", "critical", f"max by (quota) ({of.QUOTA_HELD}) == 1", "1m",
         "The account of {{ $labels.quota }} is held: out of credit, or its key is refused",
-        "`penstock limits` shows the provider's words. Its jobs are paused and nothing is lost. Put the account in order, then "
+        "`penstock limits` shows the provider's message. Its jobs are paused and nothing is lost. Correct the account, then "
         "`penstock resume JOB`, which lifts the hold (or `penstock limits --lift QUOTA`).",
     ),
     Alert(
         "PenstockProviderFails", "warning", f"max by (quota) ({of.QUOTA_OPEN}) == 1", "10m",
-        "{{ $labels.quota }} has failed for ten minutes and is left alone",
-        "The breaker lets a few probes through now and then and closes by itself. See the provider's status page; a job can "
-        "be moved to another provider by cancelling it and submitting it with another spec.",
+        "{{ $labels.quota }} has failed for ten minutes, and its breaker is open",
+        "The breaker sends a few probes at intervals and closes by itself when they succeed. See the provider's status page; to "
+        "move a job to another provider, cancel it and submit it with another spec.",
     ),
     Alert(
         "PenstockLeasesExpire", "warning", f"sum by (lane) (increase({of.LEASES_RESTORED}[15m])) > 100", "0m",
-        "{{ $value | humanize }} messages of lane {{ $labels.lane }} came back from workers that vanished",
-        "Workers ended without a drain: killed for memory (`kubectl describe pod` says OOMKilled), power cut to a spot node, "
+        "{{ $value | humanize }} messages of lane {{ $labels.lane }} returned from workers that vanished",
+        "Workers ended without a drain: killed for memory (`kubectl describe pod` says OOMKilled), a spot node without notice, "
         "or a grace period shorter than `drain_seconds`. Items are run again; calls in flight may be paid twice.",
     ),
     Alert(
         "PenstockDrainsTooShort", "info",
         f'max by (lane) (increase({of.DRAINED}{{result="requeued"}}[1h]))\n'
         f"/ sum by (lane) (max by (lane, result) (increase({of.DRAINED}[1h]))) > 0.5", "0m",
-        "Workers of lane {{ $labels.lane }} give back {{ $value | humanizePercentage }} of what they hold when they end",
-        "Requeued items are run again elsewhere, and what was generated of their answers is paid for in vain. Raise "
+        "Workers of lane {{ $labels.lane }} release {{ $value | humanizePercentage }} of their items when they end",
+        "Released items are run again by other workers, and tokens generated for them so far are paid for twice. Raise "
         "`drain_seconds` as far as the notice of the spot provider allows, or lower the concurrency.",
     ),
     Alert(
         "PenstockMessagesLost", "warning", f"sum by (lane) (increase({of.REPUBLISHED}[15m])) > 0", "0m",
-        "{{ $value | humanize }} documents of lane {{ $labels.lane }} were nowhere and were published again",
-        "The queue is a cache of work and this is its cure, but something lost messages: a Redis that restarted without its "
-        "newest second, an eviction policy (`penstock doctor` looks), a FLUSHALL, or a worker of an older release.",
+        "{{ $value | humanize }} lost messages of lane {{ $labels.lane }} were published again",
+        "Their documents are not lost, but find out why the messages were: a Redis that restarted without its "
+        "last second, an eviction policy (`penstock doctor` checks it), a FLUSHALL, or a worker of an older release.",
     ),
     Alert(
         "PenstockRedisForgot", "critical", f"sum(increase({of.REBUILDS}[15m])) > 0", "0m",
-        "Redis had lost its memory and was rebuilt from SQL",
-        "Redis restarted, failed over or was flushed. The completed set was read from SQL, so nothing is paid twice. See why: "
-        "memory, node, missing AOF. A replica that was promoted may lack the newest second; reconciliation finds that.",
+        "Redis had lost its data and was rebuilt from SQL",
+        "Redis restarted, failed over or was flushed. The completed set was read from SQL, so nothing is paid twice. Find the "
+        "cause: memory, node, missing AOF. A promoted replica may lack the last second; reconciliation finds those items.",
     ),
     Alert(
         "PenstockRedisFull", "warning",
         f"max({of.REDIS_USED}) / (max({of.REDIS_LIMIT}) > 0) > 0.75", "5m",
         "Redis uses {{ $value | humanizePercentage }} of its maxmemory: feeding pauses",
-        "Work goes on and frees memory; feeding resumes by itself below 75 %. If it stays: raise maxmemory, set a smaller "
-        "`window`, or look with `redis-cli --bigkeys` for what else lives there.",
+        "Work goes on and frees memory; feeding resumes by itself below 75 %. If the alert stays: raise maxmemory, set a smaller "
+        "`window`, or look with `redis-cli --bigkeys` for other data.",
     ),
     Alert(
         "PenstockNoControl", "critical", f"absent({of.LOOKED}) or time() - max({of.LOOKED}) > 120", "5m",
         "No control loop runs: jobs are neither fed nor finished",
         "Start a control pool, or workers with `control=true`. If one runs, its log names the store that it cannot reach: "
-        "SQL or Redis. Items that are queued already go on.",
+        "SQL or Redis. Items that are already queued are still run.",
     ),
     Alert(
         "PenstockControlFails", "warning",
         f'sum by (instance) (rate({of.TICKS}{{result="failed"}}[5m]))\n'
         f"/ sum by (instance) (rate({of.TICKS}[5m])) > 0.5", "5m",
         "The control loop of {{ $labels.instance }} fails in {{ $value | humanizePercentage }} of its rounds",
-        "Its log names the error, once with its traceback per fault. Others lead its jobs after 15 s if they can reach both "
-        "stores.",
+        "Its log names the error, with the traceback once per fault. Other control processes take its jobs over after 15 s if "
+        "they can reach both stores.",
     ),
     Alert(
         "PenstockStoreSlow", "warning",
         f"histogram_quantile(0.95, sum by (le, store) (rate({of.STORE}_bucket[10m]))) > 1", "10m",
         "Settling in {{ $labels.store }} takes {{ $value | humanizeDuration }}",
-        "Outcomes wait in the workers' memory until they are durable, and slots stay taken. For SQL see locks, IOPS and "
+        "Outcomes wait in the workers' memory until they are durable, and slots stay taken. For SQL check locks, IOPS and "
         "connections; for Redis `SLOWLOG GET`, memory and the network between zones.",
     ),
     Alert(
         "PenstockUnreadable", "warning", f"max({of.UNREADABLE}) > 0", "5m",
-        "{{ $value | humanize }} messages could not be read by any worker and wait for a person",
+        "{{ $value | humanize }} messages could be read by no worker and were set aside",
         "`redis-cli LRANGE penstock:parked:unknown 0 0` shows one. They come from a newer producer (upgrade the workers and "
-        "push them back with `LMOVE`), or from a program that is not ours.",
+        "push them back with `LMOVE`), or from another program.",
     ),
     Alert(
         "PenstockEngineStarves", "info",
         f'avg by (lane) ({of.BOUND}{{by="queue", lane=~"gpu|embed"}}) > 0.5\n'
         f"and on (lane) max by (lane) ({of.OUTSTANDING}) > 0", "30m",
         "Engines of lane {{ $labels.lane }} idle although its jobs are not done",
-        "Too few items reach the engines. Either the jobs are nearly done and fewer workers would do, or feeding is slow: "
+        "Too few items reach the engines. Either the jobs are nearly done and fewer workers are enough, or feeding is slow: "
         "compare `penstock_window_items` with its target and look at the control loop's CPU and the source.",
     ),
 )  # fmt: skip

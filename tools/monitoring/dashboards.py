@@ -1,4 +1,4 @@
-"""Grafana's dashboards, as few lines per panel as can be read. What is fleet-wide comes from each control loop: ``max by``."""
+"""Grafana's dashboards, few lines per panel. Every control loop reports the same figures of the fleet: ``max by``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     title: str
     panels: tuple[Panel, ...]
 
@@ -36,7 +36,7 @@ class Row:
 class Dashboard:
     uid: str
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
 
 
 def _rate(metric: object, by: str, more: str = "") -> str:
@@ -53,40 +53,40 @@ def _quantile(share: float, metric: object, by: str) -> str:
 
 
 FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
-    Row("What comes out", (
-        Panel("Throughput", "Items settled per second, by what became of them.", "ops",
+    PanelRow("What comes out", (
+        Panel("Throughput", "Items settled per second, by outcome.", "ops",
               ((_rate(of.ITEMS, "lane, outcome"), "{{lane}} {{outcome}}"),), stacked=True),
         Panel("Dead letters", "Items that failed for good, per second and reason.", "ops",
               ((_rate(of.DEAD, "lane, reason"), "{{lane}} {{reason}}"),), stacked=True),
-        Panel("Cost per hour", "At the pace of now, by the configured prices.", "currencyUSD",
+        Panel("Cost per hour", "At the current rate, by the configured prices.", "currencyUSD",
               ((f"3600 * {_rate(of.COST, 'lane, provider')}", "{{lane}} {{provider}}"),)),
         Panel("Tokens", "Tokens of finished items per second.", "short",
               ((_rate(of.TOKENS, "lane, direction"), "{{lane}} {{direction}}"),)),
-        Panel("Retries", "Tries that will be repeated, per second.", "ops",
+        Panel("Retries", "Attempts that are followed by another, per second.", "ops",
               ((_rate(of.RETRIES, "lane, cause"), "{{lane}} {{cause}}"),)),
         Panel("Time per call", "Of finished items.", "s",
               ((_quantile(0.5, of.CALL_SECONDS, "lane"), "{{lane}} p50"),
                (_quantile(0.95, of.CALL_SECONDS, "lane"), "{{lane}} p95"))),
     )),
-    Row("What waits", (
-        Panel("Queued, held, delayed, parked", "Messages, by where they are.", "short",
+    PanelRow("What waits", (
+        Panel("Queued, held, delayed, parked", "Messages, by state.", "short",
               tuple((_fleet(metric), f"{{{{lane}}}} {what}") for metric, what in (
                   (of.QUEUED, "queued"), (of.UNACKED, "held"), (of.DELAYED, "delayed"), (of.PARKED, "parked"))),
               stacked=True),
-        Panel("In RabbitMQ", "Of those held: not taken by a worker yet.", "short", ((_fleet(of.RELAYED), "{{lane}}"),)),
-        Panel("Oldest item", "How long the next message in line has waited.", "s", ((_fleet(of.OLDEST), "{{lane}}"),)),
+        Panel("In RabbitMQ", "Messages that no worker has taken yet.", "short", ((_fleet(of.RELAYED), "{{lane}}"),)),
+        Panel("Oldest item", "How long the next message of the queue has waited.", "s", ((_fleet(of.OLDEST), "{{lane}}"),)),
         Panel("Window", "Documents fed and not finished, and how many may be.", "short",
               ((_fleet(of.OUTSTANDING), "{{lane}} outstanding"), (_fleet(of.WINDOW), "{{lane}} target"))),
         Panel("Fed", "Documents published per second.", "ops", ((_rate(of.FED, "lane"), "{{lane}}"),)),
-        Panel("Jobs", "Live ones.", "short", ((_fleet(of.JOBS, "state"), "{{state}}"),)),
-        Panel("Workers", "Heard of within 15 s.", "short", ((_fleet(of.WORKERS), "{{lane}}"),)),
+        Panel("Jobs", "Live jobs, by state.", "short", ((_fleet(of.JOBS, "state"), "{{state}}"),)),
+        Panel("Workers", "With a heartbeat within 15 s.", "short", ((_fleet(of.WORKERS), "{{lane}}"),)),
     )),
-    Row("What went wrong", (
-        Panel("Leases", "Messages given back for dead workers, and leases lost, per second.", "ops",
-              ((_rate(of.LEASES_RESTORED, "lane"), "{{lane}} restored"), (_rate(of.LEASES_LOST, "lane"), "{{lane}} lost"))),
-        Panel("Reconciliation", "Documents published again because they were nowhere; rounds.", "ops",
+    PanelRow("What went wrong", (
+        Panel("Leases", "Messages of dead workers that returned to the queue, and leases lost, per second.", "ops",
+              ((_rate(of.LEASES_RESTORED, "lane"), "{{lane}} returned"), (_rate(of.LEASES_LOST, "lane"), "{{lane}} lost"))),
+        Panel("Reconciliation", "Documents published again because their messages were lost; rounds.", "ops",
               ((_rate(of.REPUBLISHED, "lane"), "{{lane}} republished"), (_rate(of.RECONCILES, "lane"), "{{lane}} rounds"))),
-        Panel("Drains", "Items held when workers were told to end, in the last hour.", "short",
+        Panel("Drains", "Items held when workers got SIGTERM, in the last hour.", "short",
               ((f"max by (lane, result) (increase({of.DRAINED}{{{LANE}}}[1h]))", "{{lane}} {{result}}"),
                (f"max by (lane, result) (increase({of.DRAINS}{{{LANE}}}[1h]))", "{{lane}} workers {{result}}"))),
         Panel("Redis", "Memory, and times that it was rebuilt.", "bytes",
@@ -94,12 +94,12 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
         Panel("Control", "Failed rounds per second, rebuilds of Redis.", "ops",
               ((f'sum(rate({of.TICKS}{{result="failed"}}[$__rate_interval]))', "failed rounds"),
                (f"sum(increase({of.REBUILDS}[$__rate_interval]))", "rebuilds"))),
-        Panel("Unreadable", "Messages that wait for a person.", "short", ((f"max({of.UNREADABLE})", "messages"),)),
+        Panel("Unreadable", "Messages set aside, read by no worker.", "short", ((f"max({of.UNREADABLE})", "messages"),)),
     )),
 ))  # fmt: skip
 
 WORKERS: Final = Dashboard("penstock-workers", "Penstock: workers and engines", (
-    Row("What bounds them", (
+    PanelRow("What bounds them", (
         Panel("Bound by", "Workers, by what limits each.", "short",
               ((f"sum by (lane, by) ({of.BOUND}{{{LANE}}}) > 0", "{{lane}} {{by}}"),), stacked=True),
         Panel("Slots in use", "Of all slots.", "percentunit",
@@ -108,14 +108,14 @@ WORKERS: Final = Dashboard("penstock-workers", "Penstock: workers and engines", 
               ((f"sum by (lane) ({of.HELD}{{{LANE}}})", "{{lane}} held"),
                (f"sum by (lane) ({of.ADMITTING}{{{LANE}}})", "{{lane}} wait for their turn"))),
     )),
-    Row("Settling", (
+    PanelRow("Settling", (
         Panel("Items per commit", "Settled together.", "short", ((_quantile(0.5, of.COMMIT_ITEMS, "lane"), "{{lane}} p50"),)),
         Panel("Time per commit", "By store.", "s", ((_quantile(0.95, of.STORE, "store"), "{{store}} p95"),)),
         Panel("Waiting to be stored", "Age of the oldest start or outcome that a store has not taken.", "s",
               ((f"max by (lane) ({of.UNSETTLED_OLDEST}{{{LANE}}})", "{{lane}}"),)),
         Panel("Duplicates", "Copies dropped at the claim, per second.", "ops", ((_rate(of.DUPLICATES, "lane"), "{{lane}}"),)),
     )),
-    Row("Engines", (
+    PanelRow("Engines", (
         Panel("Running and waiting", "Requests in the engines.", "short",
               ((f"sum by (lane) ({of.ENGINE_RUNNING}{{{LANE}}})", "{{lane}} running"),
                (f"sum by (lane) ({of.ENGINE_WAITING}{{{LANE}}})", "{{lane}} waiting"))),
@@ -126,23 +126,23 @@ WORKERS: Final = Dashboard("penstock-workers", "Penstock: workers and engines", 
         Panel("KV cache and prefix hits", "Shares, averaged over engines.", "percentunit",
               ((f"avg by (lane) ({of.KV_USAGE}{{{LANE}}})", "{{lane}} KV cache"),
                (f"avg by (lane) ({of.PREFIX_HITS}{{{LANE}}})", "{{lane}} prefix hits"))),
-        Panel("Preemptions", "Requests put back for want of KV cache, per second.", "ops",
+        Panel("Preemptions", "Requests put back because the KV cache was full, per second.", "ops",
               ((_rate(of.PREEMPTIONS, "lane"), "{{lane}}"),)),
-        Panel("Wait in the engine", "Mean, lately.", "s", ((f"avg by (lane) ({of.QUEUE_WAIT}{{{LANE}}})", "{{lane}}"),)),
+        Panel("Wait in the engine", "Recent mean.", "s", ((f"avg by (lane) ({of.QUEUE_WAIT}{{{LANE}}})", "{{lane}}"),)),
         Panel("Batches of embed", "Texts per batch; the budget of padded tokens.", "short",
               ((f"avg by (lane) ({of.EMBED_BATCH}{{{LANE}}})", "texts"),
                (f"avg by (lane) ({of.EMBED_BUDGET}{{{LANE}}})", "token budget"))),
-        Panel("Padding", "Share of the batches that is text.", "percentunit",
+        Panel("Padding", "Share of the batches' tokens that are not padding.", "percentunit",
               ((f"avg by (lane) ({of.EMBED_PADDING}{{{LANE}}})", "{{lane}}"),)),
     )),
 ))  # fmt: skip
 
 PROVIDERS: Final = Dashboard("penstock-providers", "Penstock: providers and quotas", (
-    Row("Quotas", (
-        Panel("Use", "Charged, as a share of what is allowed.", "percentunit",
+    PanelRow("Quotas", (
+        Panel("Use", "Charged, as a share of the limit.", "percentunit",
               ((_fleet(of.QUOTA_USE, "quota, dimension"), "{{quota}} {{dimension}}"),)),
         Panel("Limits", "Per second.", "short", ((_fleet(of.QUOTA_LIMIT, "quota, dimension"), "{{quota}} {{dimension}}"),)),
-        Panel("Waiting and in flight", "Items without a ticket; requests under way.", "short",
+        Panel("Waiting and in flight", "Items that wait for a ticket; requests in flight.", "short",
               ((_fleet(of.QUOTA_WAITING, "quota"), "{{quota}} waiting"),
                (_fleet(of.QUOTA_IN_FLIGHT, "quota"), "{{quota}} in flight"))),
         Panel("Tickets", "Per second.", "ops",
@@ -170,7 +170,7 @@ def dashboard_json(dashboard: Dashboard) -> str:
     return json.dumps(body, indent=1) + "\n"
 
 
-def _panels(rows: Sequence[Row], ids: count[int]) -> Iterator[dict[str, Any]]:
+def _panels(rows: Sequence[PanelRow], ids: count[int]) -> Iterator[dict[str, Any]]:
     top = 0
     for row in rows:
         place = {"x": 0, "y": top, "w": WIDTH * PER_ROW, "h": 1}

@@ -29,7 +29,7 @@ def made_files(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def table() -> str:
-    lines = ["| metric | kind | labels | unit | told by | what it is |", "|---|---|---|---|---|---|"]
+    lines = ["| metric | kind | labels | unit | reported by | what it is |", "|---|---|---|---|---|---|"]
     for metric in CATALOGUE:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         lines.append(f"| `{metric}` | {metric.kind} | {labels} | {metric.unit} | {metric.source} | {metric.help} |")

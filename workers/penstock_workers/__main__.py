@@ -1,4 +1,4 @@
-"""Start one worker process: Celery's own worker, for a lane or, as `control`, for no items at all."""
+"""Start one worker process: Celery's own worker, for a lane, or for the control loop alone (`control`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""For how long the oldest of what waits for a store has waited, and when that is too long to say that this worker lives.
+"""How long the oldest outcome has waited for a store, and when that must fail the liveness probe.
 
 Ending a worker costs what it has not settled: answers that are paid for are asked for again. So it must help. It does not
-while a store is away, is full or is locked by another client: then the worker lives, however long that lasts, and says what
-it waits for. It may when a store answers and still nothing goes through, or when a call to it never comes back.
+while a store is down, full or locked by another client: then the worker stays alive, however long that lasts, and says what
+it waits for. It may help when a store answers and still nothing goes through, or when a call to it never comes back.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from penstock_ledger import Trouble
 from penstock_workers.item.groups import StoreWriter
 
-UNSETTLED_MAX_S = 900.0  # the longest that an outcome may wait: no honest store is slow for a quarter of an hour
-AWAY_FRESH_S = 300.0  # for so long a failure says that a store is away: longer than any call's own time limits
+UNSETTLED_MAX_S = 900.0  # the longest that an outcome may wait: a store that works is never this slow
+AWAY_FRESH_S = 300.0  # a store counts as down for so long after a failure: longer than any call's time limit
 
 
 class Backlog:
@@ -32,11 +32,11 @@ class Backlog:
         self._writers = writers
         self._max_s = max_s
         self._clock = clock
-        self._since: float | None = None  # nothing that waits is older than this
+        self._since: float | None = None  # the oldest waiting outcome is no older than this
         self._group_at = 0.0
 
     def put(self) -> None:
-        """Something waits from now on."""
+        """An outcome waits from now on."""
         if self._since is None:
             self._since = self._clock()
 
@@ -45,7 +45,7 @@ class Backlog:
         self._group_at = self._clock()
 
     def done(self, *, more: bool) -> None:
-        """The group has got there; ``more`` waits behind it."""
+        """The group is stored; ``more`` says whether others wait."""
         self._since = self._group_at if more else None
 
     def oldest_s(self) -> float:
@@ -64,7 +64,7 @@ class Backlog:
         )
 
     def overdue(self) -> str | None:
-        """Why this worker must not say that it lives, as far as its stores go."""
+        """Why the liveness probe must fail because of a store; None otherwise."""
         if self.oldest_s() <= self._max_s or self._is_store_away():
             return None
         return f"{self.trouble() or self._what + f' for {self.oldest_s():.0f} s'}, more than {self._max_s:.0f} s"

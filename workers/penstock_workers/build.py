@@ -1,4 +1,4 @@
-"""Put a worker together: the one place that knows every part."""
+"""Builds a worker from its parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
 from penstock_workers.backlog import Backlog
 from penstock_workers.celery_app.bridge import Bridge, Delivery, ItemEngine
 from penstock_workers.celery_app.heartbeat import Heartbeat
-from penstock_workers.children.crew import Crew
+from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.hooks.job_code import JobCode
@@ -76,7 +76,7 @@ class WorkerEngine:
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         traces = None if self._tracing is None else self._tracing.of_items()
         start_child = child_starter(settings)
-        suspects = Crew(start_child, self._row.suspect_children)
+        suspects = ChildPool(start_child, self._row.suspect_children)
         settler = Settler(
             bridge,
             Records(jobs, outcomes, stores.hot),
@@ -89,7 +89,9 @@ class WorkerEngine:
         starts = Starts(stores.hot, outcomes, jobs)
         causes = Causes(stores.hot.failing.note)
         admission = self._row.admission(settings, self._lane)
-        code = JobCode(Crew(start_child, settings.hook_processes), Crew(start_child, settings.hook_processes), suspects)
+        code = JobCode(
+            ChildPool(start_child, settings.hook_processes), ChildPool(start_child, settings.hook_processes), suspects
+        )
         waits = Waits(settings.concurrency)
         runner = ItemRunner(
             bridge=bridge,
@@ -149,7 +151,7 @@ class WorkerEngine:
         return {**self._host.stats(), **self._settler.stats()}
 
     def stuck(self) -> str | None:
-        """A control loop beside the items may be stuck: others lead its jobs when its leases end, and the items go on."""
+        """A control loop beside the items may be stuck: its leases then end, others lead its jobs, and the items go on."""
         return next((why for backlog in self._backlogs if (why := backlog.overdue()) is not None), None)
 
     def trouble(self) -> str | None:
@@ -173,7 +175,7 @@ class WorkerEngine:
             yield from self._control.figures()
 
     async def _report_drain(self) -> None:
-        """Into Redis, for the fleet's figures: the metrics of a process that has ended are not read. The rest was released."""
+        """Write the drain's figures to Redis: the metrics of a process that has ended are not read."""
         if self._held_at_drain is None or self._hot is None:
             return
         finished = min(self._held_at_drain, self._ended() - self._ended_before)
@@ -204,7 +206,7 @@ class WorkerEngine:
 
 
 def _after_settling(also: Durable | None, group: Sequence[Settled]) -> None:
-    """Large answers leave the memory; where items are traced, their spans are made."""
+    """Free the memory of large answers, and make the spans of traced items."""
     for item, _ in group:
         if isinstance(item, Attempt) and item.room is not None:
             item.room.release()

@@ -1,4 +1,4 @@
-"""Named places where a test, or an operator proving a point, can make a worker die.
+"""Named places where a test, or an operator, can make a worker die.
 
 A failpoint is written ``<place>[:<doc_id>]:<act>`` and several are separated by commas, for example ``infer:doc-7:kill`` or
 ``after_commit:kill``. The acts: ``kill`` (SIGKILL to this process), ``raise`` (an unexpected error). Off unless the setting

@@ -1,4 +1,4 @@
-"""Failures that come again and again, told in a few lines: each cause in full once, then now and then with its number.
+"""Logs repeated failures in few lines: each cause in full once, then its count every now and then.
 
 A store that is away fails every call of every thread, several times a second, for as long as it takes. A log that repeats
 that drowns what else happens, and fills the disk that may be the cause.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from penstock_ledger import in_words
 
 REPEATED_EACH_S = 30.0  # one line per cause, however often it comes
-FORGOTTEN_S = 600.0  # a cause that was silent for so long is told in full again
+FORGOTTEN_S = 600.0  # a cause that did not occur for so long is logged in full again
 CAUSES_KEPT = 64  # different ones at a time
 
 _PARTICULAR = re.compile(r"\S*\d\S*")  # ids, ports, times: what differs between failures of one cause

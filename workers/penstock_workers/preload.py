@@ -1,4 +1,4 @@
-"""What a worker process imports: loaded at once where there is time before its settings are known."""
+"""Imports all that a worker process needs, while its settings are not known yet."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ CONTROL_LANE: Final = "control"
 CONTROL_CONCURRENCY = 4  # jobs taken in at once: one thread each
 MAX_CONCURRENCY: Final = 10_000  # items in flight in one process: beyond this one core is the limit, not the slots
 
-# Of one answer: what is larger is none, and keeps a mad server from eating the worker.
+# Of one answer: a larger one is refused, to protect the worker's memory.
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 # Of all answers above 64 KiB that a process holds at once, from their first byte until they are stored. A pod of 1 GiB
 # has room for this, for reading one of them as JSON, and for everything else.
@@ -48,7 +48,7 @@ class ProviderSettings(ProviderFacts):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    kind: Literal["openai"] = "openai"  # the dialect spoken; OpenAI-compatible servers all speak this one
+    kind: Literal["openai"] = "openai"  # the API; OpenAI-compatible servers all have this one
     base_url: str = DEFAULT_BASE_URL
     api_key_env: str | None = (
         None  # the NAME of the variable that holds the key: keys never travel in settings or specs
@@ -61,8 +61,8 @@ class ProviderSettings(ProviderFacts):
     itpm: PerMinuteLimit = None  # input tokens per minute, for providers that limit them apart
     otpm: PerMinuteLimit = None  # output tokens per minute, likewise
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
-    adaptive: bool | None = None  # feel out how many requests it takes at once; None = where no limit is declared
-    metrics_url: str | None = None  # vLLM's /metrics, where reachable: its waiting requests steer how many are sent
+    adaptive: bool | None = None  # find out how many requests it takes at once; None = where no limit is declared
+    metrics_url: str | None = None  # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
 
     @field_validator("api_key_env", mode="before")
     @classmethod
@@ -106,7 +106,7 @@ class ProviderSettings(ProviderFacts):
 
     @property
     def shows_key(self) -> bool:
-        """Whether everybody between here and the server could read the key: plain http to another machine."""
+        """Whether the key would cross a network unencrypted: plain http to another machine."""
         return self.api_key_env is not None and is_open_to_others(self.base_url)
 
     @property
@@ -140,7 +140,7 @@ def is_open_to_others(url: str) -> bool:
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return True  # a name: of another machine, or as good as one
+        return True  # a host name, which may be another machine's
 
 
 class WorkerSettings(LaneFields, ProducerSettings):
@@ -167,12 +167,16 @@ class WorkerSettings(LaneFields, ProducerSettings):
     hook_processes: Annotated[int, Field(ge=1, le=64)] = 2  # that run hooks, and as many that check schemas
     hook_memory_mb: Annotated[int, Field(ge=64, le=1_048_576)] = 2048  # one of them that holds more is ended
     doors: DoorSettings = DoorSettings()  # what jobs from Celery clients may ask for; see docs/doors.md
-    result_backend_url: str | None = None  # where Celery clients read what became of their tasks; None = nowhere
+    result_backend_url: str | None = (
+        None  # where Celery clients read the results of their tasks; None = results are not kept
+    )
     max_answer_bytes: Annotated[int, Field(ge=1024 * 1024, le=1024**3)] = MAX_ANSWER_BYTES  # of one, decompressed
     answer_memory_bytes: Annotated[int, Field(ge=1024 * 1024)] = ANSWER_MEMORY_BYTES  # of large answers held at once
     http_client: Literal["lean", "aiohttp"] = "lean"  # calls providers: Penstock's, or aiohttp's; docs/production.md
     uvloop: bool = True  # items run on uvloop where it is installed; false: on asyncio's own loop
-    event_sample: Annotated[float, Field(ge=0, le=1)] | None = None  # share of items Flower hears of; None: sampling.py
+    event_sample: Annotated[float, Field(ge=0, le=1)] | None = (
+        None  # share of items that send events; None: sampling.py
+    )
     remote_control: bool = (
         True  # `celery inspect` and `control`, and Flower: anyone who reaches the broker may end workers
     )
@@ -180,7 +184,7 @@ class WorkerSettings(LaneFields, ProducerSettings):
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of items traced with OpenTelemetry; 0 = none
     probe_dir: Path | None = None  # where the process says that it is alive and ready; see probe.py
-    failpoints: str = ""  # see failpoints.py; for tests and for proving a point
+    failpoints: str = ""  # see failpoints.py; for tests
     # Narrower than the producer's, and never assigned to: the settings are frozen.
     providers: dict[str, ProviderSettings] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default_factory=lambda: {DEFAULT_PROVIDER: ProviderSettings()}

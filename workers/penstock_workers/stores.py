@@ -1,4 +1,4 @@
-"""Open the two sides of the ledger as the settings say."""
+"""Opens the SQL database and Redis as the settings say."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Part = Literal["worker", "control"]
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """SQL, which is true, and Redis, which is fast."""
+    """The SQL database, which decides, and Redis, which is fast."""
 
     database: Database
     hot: RedisLedger
@@ -46,7 +46,7 @@ def pool_sizes(settings: WorkerSettings) -> dict[Part, int]:
 def open_stores(settings: WorkerSettings, part: Part) -> Iterator[Stores]:
     """Connections of one part of a process, closed at the end.
 
-    Raises the database's errors, and RedisUnfit for a Redis that would lose work. One that is away is waited for later.
+    Raises the database's errors, and RedisUnfit for a Redis that would lose work. A Redis that is down is waited for later.
     """
     database = open_database(
         settings.database_url,

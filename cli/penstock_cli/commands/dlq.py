@@ -33,7 +33,7 @@ def list_letters(
     reason: Reason = None,
     generation: Annotated[
         int | None,
-        typer.Option(min=1, help="Those of one generation, also the ones that were replayed since (the first is 1)."),
+        typer.Option(min=1, help="Only dead letters of this generation, replayed ones included (the first is 1)."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
     as_json: options.JsonOption = False,

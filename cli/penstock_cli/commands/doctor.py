@@ -16,7 +16,7 @@ def doctor(
     migrate: Annotated[bool, typer.Option("--migrate", help="Create or upgrade the tables of the database.")] = False,
     accept: Annotated[
         list[str] | None,
-        typer.Option(help="A subject whose refusal you have judged to be safe: a warning. Repeatable."),
+        typer.Option(help="Report a refusal of this subject as a warning, because you know it to be safe. Repeatable."),
     ] = None,
     state: options.StateOption = None,
 ) -> None:

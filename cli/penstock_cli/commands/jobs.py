@@ -173,7 +173,9 @@ def _row(job: Job, counts: Counts) -> list[str]:
 
 def pause(
     job: options.JobName,
-    reason: Annotated[str, typer.Option(help="Shown to everyone who looks at the job.")] = "paused by `penstock pause`",
+    reason: Annotated[
+        str, typer.Option(help="The reason that `penstock status` shows.")
+    ] = "paused by `penstock pause`",
     state: options.StateOption = None,
 ) -> None:
     """Stop dispatching a job; what is in flight finishes."""

@@ -25,7 +25,7 @@ WATCH_EVERY_S = 1.0
 LINES_EVERY_S = 5.0
 SPAN_S = 5.0
 """Use is shown over the last seconds, for the same reason."""
-NOT_YET = "no quotas yet: each appears when the first request asks for its turn"
+NOT_YET = "no quotas yet: each appears with its first request"
 
 
 def limits(
@@ -33,10 +33,10 @@ def limits(
     watch: Annotated[bool, typer.Option("--watch", help="Follow until Ctrl-C.")] = False,
     as_json: options.JsonOption = False,
     lift: Annotated[
-        str | None, typer.Option(metavar="QUOTA", help="End the hold of a quota: its account is in order again.")
+        str | None, typer.Option(metavar="QUOTA", help="End the hold of a quota, after its account was corrected.")
     ] = None,
     prefix: Annotated[
-        str, typer.Option(help="Where its keys begin, for a limiter with a prefix of its own.")
+        str, typer.Option(help="The prefix of its Redis keys, for a limiter that sets another.")
     ] = "penstock:",
     state: options.StateOption = None,
 ) -> None:

@@ -26,10 +26,10 @@ def refused(
     from penstock_cli.show.text import safe
     from penstock_ledger import RedisAddress
     from penstock_producer.settings import ProducerSettings
-    from penstock_workers.doors.book import DoorBook
+    from penstock_workers.doors.task_records import TaskRecords
 
     with RedisAddress.parse(ProducerSettings.load().redis_url).connect() as client:
-        found = list(islice(DoorBook(client).refusals(), limit))
+        found = list(islice(TaskRecords(client).refusals(), limit))
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in found]))
         return

@@ -1,4 +1,4 @@
-{{/* How processes of ours are told their settings: secrets and derived values as PENSTOCK_*, the rest in penstock.toml. */}}
+{{/* How processes get their settings: secrets and derived values as PENSTOCK_*, the rest in penstock.toml. */}}
 
 {{- define "penstock.brokerSecret" -}}
 {{- if .Values.redis.enabled -}}

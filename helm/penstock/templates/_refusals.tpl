@@ -46,7 +46,7 @@
 
 {{- define "penstock.refuseTracing" -}}
 {{- if and .Values.tracing.share (not .Values.tracing.endpoint) }}
-- tracing.share is {{ .Values.tracing.share }}, but nobody takes the traces; set tracing.endpoint to a collector's address (http://collector.monitoring:4318)
+- tracing.share is {{ .Values.tracing.share }}, but no collector takes the traces; set tracing.endpoint to a collector's address (http://collector.monitoring:4318)
 {{- end }}
 {{- end -}}
 
@@ -82,7 +82,7 @@
 - no pool is enabled; set workerPools.api.enabled=true
 {{- end }}
 {{- if and (has "api" $kinds) (not .Values.providers) }}
-- api pools have nobody to ask; set providers.<name>.base_url and providers.<name>.apiKey, or workerPools.api.enabled=false
+- api pools have no provider to call; set providers.<name>.base_url and providers.<name>.apiKey, or workerPools.api.enabled=false
 {{- end }}
 {{- if and (has "api" $kinds) .Values.networkPolicy.enabled (eq .Values.networkPolicy.egress.providers.mode "cidrs") (not .Values.networkPolicy.egress.providers.cidrs) }}
 - networkPolicy.egress.providers.mode is cidrs and there are none: no provider could be reached; set networkPolicy.egress.providers.cidrs
@@ -125,7 +125,7 @@
 {{- end }}
 {{- if eq (int64 $keda.minReplicas) 0 }}
 {{- if not (include "penstock.hasControlPool" .root) }}
-- {{ .at }}.keda.minReplicas is 0 and no control pool runs: nobody would fill the queue that wakes it; set workerPools.control.enabled=true or minReplicas=1
+- {{ .at }}.keda.minReplicas is 0 and no control pool runs: no process would fill the queue that wakes it; set workerPools.control.enabled=true or minReplicas=1
 {{- end }}
 {{- if and .root.Values.redis.enabled (not .root.Values.redis.persistence.enabled) }}
 - {{ .at }}.keda.minReplicas is 0 and the bundled Redis forgets its queue at each restart; set redis.persistence.enabled=true or minReplicas=1

@@ -1,4 +1,4 @@
-{{/* What no pod of ours does: run as root, mount a token, read service links (PENSTOCK_…_PORT would be taken for settings). */}}
+{{/* What no pod of the chart does: run as root, mount a token, read service links (PENSTOCK_…_PORT would be taken for settings). */}}
 {{- define "penstock.podBasics" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false

@@ -133,7 +133,7 @@ class BlockingLimiter:
         return LocalLimiter(quotas) if client is None else SharedLimiter(client, quotas, prefix=self._prefix)
 
     def _forked(self) -> None:
-        """In a new child: our parent's thread is not here, and its connections are not ours."""
+        """In a new child: the parent's thread is not here, and its connections belong to the parent."""
         self._lock = threading.Lock()  # a thread of the parent may have held the old one
         if self._engine is not None:
             self._engine.disown()
@@ -231,7 +231,7 @@ class BlockingTicketScope:
 
 
 class BlockingQuota:
-    """One quota of a limiter, for code that knows no other."""
+    """One quota of a limiter, for code that uses no other."""
 
     __slots__ = ("_limiter", "_quota_id")
 

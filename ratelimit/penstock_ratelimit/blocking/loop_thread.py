@@ -19,11 +19,11 @@ T = TypeVar("T")
 RedisUrl = str | Callable[[], Any] | None  # as redis-py reads it, or what makes an asyncio client, for Sentinel say
 
 CLOSE_S: Final = 5.0
-"""Closing says goodbye in two calls to Redis, which take a second each at most; then the process may end without it."""
+"""Closing makes two calls to Redis, of a second each at most; after that the process ends without them."""
 
 
 class LoopThread:
-    """One event loop in a daemon thread, with the limiter that lives on it. Of use in the process that started it."""
+    """One event loop in a daemon thread, with the limiter that lives on it. Usable only in the process that started it."""
 
     def __init__(self, make: Callable[[Any], Limiter], redis_url: RedisUrl) -> None:
         self._make, self._redis_url = make, redis_url
@@ -54,7 +54,7 @@ class LoopThread:
         timeout: float | None,
         undo: Callable[[T], object] | None = None,
     ) -> T:
-        """What comes of a coroutine. Raises TimeoutError, ``LimiterClosed``, and whatever a signal handler raises here.
+        """The result of a coroutine. Raises TimeoutError, ``LimiterClosed``, and whatever a signal handler raises here.
 
         ``undo`` takes back a result that the waiting thread was interrupted before it had.
         """
@@ -90,7 +90,7 @@ class LoopThread:
     def _run(self) -> None:
         try:
             asyncio.run(self._live())
-        except Exception as error:  # at the end of the interpreter asyncio may find its own parts gone
+        except Exception as error:  # while the interpreter ends, parts of asyncio may be gone already
             log.debug("the loop of the quotas ended with %r", error)
 
     async def _live(self) -> None:

@@ -10,13 +10,13 @@ goodput    vLLM refuses nothing and queues without bound (vllm#13395), and its l
            latency says little. What counts is tokens per second: more in flight is right while it brings more. After
            each window: grow while goodput rose by 2 % or more, stay while it is flat, go back when it fell. Where the
            server works on less than half of the limit on average (Little's law), the worker's own steps take the rest of
-           the time, and goodput says nothing of the server: grow.
+           the time, and goodput says nothing about the server: grow.
 queueing   Several processes at one server would each win goodput from the others for ever. So where a token takes three times
            as long as in the best window known, requests wait in the server's queue, and 15 % come off. Where vLLM's own
            gauges are reachable, they say it directly: waiting above 10 % of running.
 
 Growth doubles the limit per round trip of answers, as TCP does, until it did not pay twice in a row or was refused; then it
-adds 10 % per window of a second or more. Nothing grows while less than half of the limit is in use: what was not tried
+adds 10 % per window of a second or more. Nothing grows while less than half of the limit is in use: an unused limit
 proves nothing (Gradient2 of Netflix's concurrency-limits).
 """
 
@@ -51,7 +51,7 @@ WINDOW_ANSWERS: Final = 2
 WINDOW_S: Final = 1.0
 """And lasts so long: the server's own steps must not show."""
 WINDOW_MAX_S: Final = 30.0
-"""And no longer, however slow the answers: a night must not pass with learning."""
+"""And no longer, however slow the answers are."""
 HOLD_WINDOWS: Final = 4
 """Windows at a flat limit before one step more is tried: the server may have become faster."""
 GAUGE_EVERY_S: Final = 5.0
@@ -78,7 +78,7 @@ class AdaptiveConcurrency:
         self._patience = Patience()
         self._gauge_at = float("-inf")
         self._unpaid = False  # the last doubling did not pay in its first window
-        self._held = 0  # windows since the limit last moved
+        self._held = 0  # windows since the limit last changed
         self._before: tuple[float, float] | None = None  # limit and goodput before the last growth
         self._best_pace = float("inf")  # seconds per token
         self._open_window()
@@ -117,7 +117,7 @@ class AdaptiveConcurrency:
             self._close_window(now)
 
     def gauge(self, running: float, waiting: float) -> None:
-        """What the server says of itself: requests that it works on, and that wait in its queue."""
+        """The server's own gauges: requests that it works on, and that wait in its queue."""
         now = self._clock()
         if waiting > max(1.0, WAITING_PART * running) and now - self._gauge_at >= GAUGE_EVERY_S:
             self._gauge_at = now
@@ -142,7 +142,7 @@ class AdaptiveConcurrency:
         self._most_in_flight = self._in_flight
 
     def _is_whole(self, age: float) -> bool:
-        """Whether the window has seen enough to judge the limit by it."""
+        """Whether the window has enough answers to rate the limit."""
         if self._growth == SLOW_START:
             round_trip = self._busy_s / self._answers
             return self._answers >= CLIMB_ANSWERS * self.limit and age >= max(CLIMB_PART * round_trip, CLIMB_WINDOW_S)

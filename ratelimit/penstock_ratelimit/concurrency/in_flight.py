@@ -19,7 +19,7 @@ class InFlight:
     """Counts what is in flight; with ``Quota.concurrency`` an ``AdaptiveConcurrency`` says how many may be.
 
     A quota with ``probe`` lets one request through until one of the fleet was answered well, or was not refused for
-    ``PROBE_S``: it shows whether the key works, and what the limits are, before hundreds find out.
+    ``PROBE_S``: it shows whether the key works, and what the limits are, before hundreds are sent.
     """
 
     def __init__(self, quota: Quota, clock: Callable[[], float]) -> None:
@@ -30,7 +30,7 @@ class InFlight:
         )
         self.count = 0
         self._probing_since = 0.0  # loop time
-        self._proven = False  # as last heard from Redis, or a good answer since
+        self._proven = False  # as Redis last said, or by a good answer since
 
     @property
     def opens_at(self) -> float | None:
@@ -83,7 +83,7 @@ class InFlight:
         """Its request, sent at ``since`` (loop time), is over."""
         self.count -= 1
         if feedback is not None and feedback.signal is Signal.OK:
-            self._proven = True  # Redis is told with the next call
+            self._proven = True  # the next call reports it to Redis
         if self.control is not None:
             signal = Signal.REFUSED if feedback is None else feedback.signal
             tokens = 0.0 if feedback is None else feedback.output_tokens

@@ -19,7 +19,7 @@ MAX_KEYS: Final = 4096
 DEFAULT_OUTPUT_TOKENS: Final = 256
 """Output expected before anything was observed: a paragraph or two."""
 OUTPUT_QUANTILE: Final = 0.75
-"""Of the outputs observed, so many are no longer than the estimate (ratelimit.md 1.3)."""
+"""Of the outputs observed, so many are no longer than the estimate."""
 MAX_OUTPUT_TOKENS: Final = 1e7
 """A longer answer counts as this long: no model writes it."""
 MAX_CHARS: Final = 10**12
@@ -92,7 +92,7 @@ class Estimator:
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, Sketch] = OrderedDict()
-        self._fresh: OrderedDict[Hashable, Sketch] = OrderedDict()  # observed, or asked for in vain, since ``take``
+        self._fresh: OrderedDict[Hashable, Sketch] = OrderedDict()  # observed, or asked for and unknown, since ``take``
 
     def estimate_prompt(self, key: Hashable, chars: int) -> float:
         """Tokens to expect of a prompt of ``chars`` characters; at least one."""
@@ -111,7 +111,7 @@ class Estimator:
     def observe(self, key: Hashable, chars: int, prompt_tokens: float, output_tokens: float | None = None) -> None:
         """Learn from a request that is done: the first replaces the guess, later ones weigh max(0.05, 1/n).
 
-        What makes no sense teaches nothing. ``output_tokens`` None: not known.
+        Values that make no sense are ignored. ``output_tokens`` None: not known.
         """
         seen = Sketch()
         if chars > 0 and prompt_tokens >= 0:

@@ -36,7 +36,7 @@ TTL_S: Final = 7 * 86_400
 class Learned:
     """The shared part of an ``Estimator``. Its owner calls ``flush`` in the background, every ``FLUSH_S`` or so.
 
-    A Redis that is away costs nothing but the sharing: observations are kept for the next flush.
+    While Redis is down nothing is shared, and observations are kept for the next flush.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Learned:
         self._learn = client.register_script(_script())
 
     async def flush(self) -> None:
-        """Tell what was observed here, learn what others did, in one call; none when there is nothing to tell or ask."""
+        """Share what was observed here and read what others observed, in one call; none when there is nothing to share."""
         taken = self._estimator.take(KEYS_PER_FLUSH)
         if not taken:
             return

@@ -1,6 +1,6 @@
 """What a provider's headers say: how long to stay away, and how much of which limit is left.
 
-Nothing here raises, whatever the header's text: what makes no sense says nothing.
+Nothing here raises, whatever the header's text: values that make no sense are ignored.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One limit as an answer's headers told it. None is what they did not tell, or told in a way that cannot be right."""
+    """One limit as an answer's headers state it. None where they do not state it, or state what cannot be right."""
 
     dim: str
     limit: float | None
@@ -80,8 +80,8 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a header speaks of: its dimension, its window where documented, and how far ``remaining`` may be off."""
+class HeaderLimit:
+    """What a header limits: its dimension, its window where documented, and how far ``remaining`` may be off."""
 
     dim: str
     window_s: float | None = None
@@ -90,9 +90,9 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """One family of header names. ``{}`` in a name stands for a key of ``tells``; other headers are ignored."""
+    """One family of header names. ``{}`` in a name stands for a key of ``dims``; other headers are ignored."""
 
-    tells: Mapping[str, Told]
+    dims: Mapping[str, HeaderLimit]
     limit: str = "x-ratelimit-limit-{}"
     remaining: str = "x-ratelimit-remaining-{}"
     reset: str = "x-ratelimit-reset-{}"
@@ -104,38 +104,38 @@ STYLES: Final[Mapping[str, Style]] = {
     # developers.openai.com/api/docs/guides/rate-limits, and relatives that use the same names
     "x-ratelimit": Style(
         {
-            "requests": Told("requests"),
-            "tokens": Told("tokens"),
-            "input-tokens": Told("input_tokens"),
-            "output-tokens": Told("output_tokens"),
-            "project-requests": Told("requests"),  # a project's own limit, beside the organisation's
-            "project-tokens": Told("tokens"),
-            "requests-minute": Told("requests", MINUTE_S),  # Cerebras has the window in the name
-            "tokens-minute": Told("tokens", MINUTE_S),
-            "requests-day": Told("requests", DAY_S),
-            "tokens-day": Told("tokens", DAY_S),
+            "requests": HeaderLimit("requests"),
+            "tokens": HeaderLimit("tokens"),
+            "input-tokens": HeaderLimit("input_tokens"),
+            "output-tokens": HeaderLimit("output_tokens"),
+            "project-requests": HeaderLimit("requests"),  # a project's own limit, beside the organisation's
+            "project-tokens": HeaderLimit("tokens"),
+            "requests-minute": HeaderLimit("requests", MINUTE_S),  # Cerebras has the window in the name
+            "tokens-minute": HeaderLimit("tokens", MINUTE_S),
+            "requests-day": HeaderLimit("requests", DAY_S),
+            "tokens-day": HeaderLimit("tokens", DAY_S),
         }
     ),
     # The limit of requests counts 1 or 10 s and does not say which (learn.microsoft.com Q&A 1336515, 2265464, 2283452);
-    # counters are "reset each minute" (how-to/quota), so the reset does not tell the window.
-    "azure": Style({"requests": Told("requests"), "tokens": Told("tokens", MINUTE_S)}, infers=False),
+    # counters are "reset each minute" (how-to/quota), so the reset does not show the window.
+    "azure": Style({"requests": HeaderLimit("requests"), "tokens": HeaderLimit("tokens", MINUTE_S)}, infers=False),
     # console.groq.com/docs/rate-limits: requests "always refers to Requests Per Day", tokens to "Tokens Per Minute"
-    "groq": Style({"requests": Told("requests", DAY_S), "tokens": Told("tokens", MINUTE_S)}),
+    "groq": Style({"requests": HeaderLimit("requests", DAY_S), "tokens": HeaderLimit("tokens", MINUTE_S)}),
     # platform.claude.com/docs/en/api/rate-limits: limits per minute, token remainings "rounded to the nearest thousand".
     # The plain `tokens-*` shows "the most restrictive limit in effect", whichever that is just now: left out.
     "anthropic": Style(
         {
-            "requests": Told("requests", MINUTE_S),
-            "input-tokens": Told("input_tokens", MINUTE_S, rounding=500.0),
-            "output-tokens": Told("output_tokens", MINUTE_S, rounding=500.0),
+            "requests": HeaderLimit("requests", MINUTE_S),
+            "input-tokens": HeaderLimit("input_tokens", MINUTE_S, rounding=500.0),
+            "output-tokens": HeaderLimit("output_tokens", MINUTE_S, rounding=500.0),
         },
         limit="anthropic-ratelimit-{}-limit",
         remaining="anthropic-ratelimit-{}-remaining",
         reset="anthropic-ratelimit-{}-reset",
     ),
-    # curator cost.py RATE_LIMIT_HEADER, curator#484: requests and tokens per second
+    # curator's RATE_LIMIT_HEADER, curator#484: requests and tokens per second
     "together": Style(
-        {"x-ratelimit": Told("requests", 1.0), "x-tokenlimit": Told("tokens", 1.0)},
+        {"x-ratelimit": HeaderLimit("requests", 1.0), "x-tokenlimit": HeaderLimit("tokens", 1.0)},
         limit="{}-limit",
         remaining="{}-remaining",
         reset="{}-reset",
@@ -147,32 +147,32 @@ STYLES: Final[Mapping[str, Style]] = {
 
 _NAMES: Final = {
     name: tuple(
-        (style.limit.format(key), style.remaining.format(key), style.reset.format(key), told)
-        for key, told in style.tells.items()
+        (style.limit.format(key), style.remaining.format(key), style.reset.format(key), meant)
+        for key, meant in style.dims.items()
     )
     for name, style in STYLES.items()
 }  # spelled out once, because every answer is read
 
 
 def read_limits(headers: Mapping[str, str], style: str, now: float) -> tuple[Reading, ...]:
-    """What these headers tell about limits, one reading per dimension; where two limit the same, the tightest of both.
+    """The limits in these headers, one reading per dimension; where two limit the same, the tightest of both.
 
     ``style`` is a key of ``STYLES``; ``now`` is unix time, used where the answer has no ``date`` of its own.
     """
     family = STYLES[style]
     lowered = {name.lower(): value for name, value in headers.items()}
     readings: dict[str, Reading] = {}
-    for limit_name, remaining_name, reset_name, told in _NAMES[style]:
+    for limit_name, remaining_name, reset_name, meant in _NAMES[style]:
         limit, remaining = _amount(lowered.get(limit_name)), _amount(lowered.get(remaining_name))
         if limit == 0 or (limit is None and remaining is None):
             continue
         if limit is not None and remaining is not None:
             remaining = min(remaining, limit)
         reset_s, quantum_s = _reset(lowered.get(reset_name), lowered, now)
-        inferred = infer_window(limit, remaining, reset_s, told.rounding, quantum_s) if family.infers else None
-        window_s = told.window_s if inferred is None else inferred
+        inferred = infer_window(limit, remaining, reset_s, meant.rounding, quantum_s) if family.infers else None
+        window_s = meant.window_s if inferred is None else inferred
         # a bucket of a day shows in the plain tokens header too (community.openai.com/t/541210): never a rate per minute
-        dim = f"{told.dim}_per_day" if window_s == DAY_S else told.dim
+        dim = f"{meant.dim}_per_day" if window_s == DAY_S else meant.dim
         reading = Reading(dim, limit, remaining, reset_s, window_s)
         readings[dim] = _tightest(readings[dim], reading) if dim in readings else reading
     return tuple(readings.values())
@@ -185,7 +185,7 @@ def infer_window(
     rounding: float = 0.0,
     quantum_s: float = 0.001,
 ) -> float | None:
-    """Seconds that ``limit`` counts in: limit * reset / used, snapped to a known window; None when it cannot be told.
+    """Seconds that ``limit`` counts in: limit * reset / used, snapped to a known window; None when it cannot be computed.
 
     A bucket that refills steadily is full again ``reset_s`` from now, so used / reset is its rate. ``rounding`` is how
     far ``remaining`` may be off, ``quantum_s`` the last digit of ``reset_s``: with less than five of either, say nothing.

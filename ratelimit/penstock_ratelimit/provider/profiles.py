@@ -1,7 +1,7 @@
 """Metering profiles: what each provider charges for a request, when, and what it gives back.
 
-The same mistake has two prices: reserving less than the provider charges means 429s, settling what it never gives back
-means 429s too, and reserving more wastes quota. Where a provider does not say, the profile errs on the side of waste.
+Reserving less than the provider charges means 429s, and so does refunding what it never gives back; reserving more wastes
+quota. Where a provider does not say, the profile errs on the side of waste.
 """
 
 from __future__ import annotations
@@ -136,13 +136,13 @@ PROFILES: Final[Mapping[str, Profile]] = {
     profile.name: profile
     for profile in (
         # Nothing is known: the prompt and the usual answer, settled to what was used, which is what `tokens per minute`
-        # means at most places. 0.5 s at once also fits a provider that enforces whole seconds (ratelimit.md 5.4).
+        # means at most places. 0.5 s at once also fits a provider that enforces whole seconds.
         Profile("generic", _RPM_TPM, Output.EXPECTED, settles=True),
         # "maximum of `max_tokens` and the estimated number of tokens based on the character count", for failed requests
         # too; posted headers show no refund (developers.openai.com/api/docs/guides/rate-limits;
         # community.openai.com/t/541210). Whether the prompt comes on top of max_tokens is not said: it is taken to.
         # max_tokens unset: the documents are silent; the usual answer is taken. Bucket one minute deep by its headers.
-        # Slope: `slow_down` above 1M TPM for growth beyond 50 % in 15 min (wire-and-peers.md 3.3).
+        # Slope: `slow_down` above 1M TPM for growth beyond 50 % in 15 min.
         Profile("openai", _RPM_TPM, Output.MAX_TOKENS, settles=False, burst_s=2.0, slope=_AFTER_A_QUARTER),
         # Prompt estimate + max_tokens (+ best_of), a running count "reset each minute", no refund; requests judged over
         # 1 or 10 s, so little at once (learn.microsoft.com .../how-to/quota). Unset: as at OpenAI.
@@ -175,7 +175,7 @@ PROFILES: Final[Mapping[str, Profile]] = {
         Profile(
             "groq", (REQUESTS, TOKENS, REQUESTS + PER_DAY), Output.MAX_TOKENS, settles=False, header_style="groq",
         ),
-        # Requests and tokens per second by its headers (curator cost.py, curator#484); what counts as a token is not
+        # Requests and tokens per second by its headers (curator#484); what counts as a token is not
         # said: as generic. Burst and horizon stay within the second.
         Profile("together", _RPM_TPM, Output.EXPECTED, settles=True, header_style="together", horizon_s=0.4),
         # Nothing is charged and nothing refused: an unbounded queue (vllm#13395, #18826), which only concurrency control
@@ -183,7 +183,7 @@ PROFILES: Final[Mapping[str, Profile]] = {
         Profile("vllm", (), Output.EXPECTED, settles=True, header_style="none", charges_failed=False, slope=None),
     )
 }  # fmt: skip
-"""By name. Each row's comment says what is charged when, and who says so; ratelimit.md 1.4 has the quotations."""
+"""By name. Each row's comment says what is charged when, and who says so."""
 
 _HOSTS: Final = (
     ("api.openai.com", "openai"),

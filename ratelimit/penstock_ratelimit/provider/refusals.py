@@ -1,6 +1,6 @@
 """What a provider's refusal means for pacing: one table from error codes and statuses to signals.
 
-Codes say more than statuses do: a 429 may be a limit, an empty wallet or a lack of capacity, and each asks for something
+Codes say more than statuses do: a 429 may be a limit, no credit or a lack of capacity, and each asks for something
 else. Texts are read only where a provider sends no code, and then only the beginning of its own sentence, because what
 follows may quote the request.
 """
@@ -26,8 +26,8 @@ PAGE_START: Final = 256
 MAX_DETAILS: Final = 16
 """Entries of Google's ``details`` and their violations that are looked at."""
 DAILY_S: Final = 3600.0
-"""Told to wait an hour or more, it is a limit of a day (Gemini says up to 10 h); a daily limit is not tried again before,
-whatever it says: Gemini's daily refusals say "36s" (OmniRoute#9504) and last until midnight (gke-labs#1215)."""
+"""A wait of an hour or more means a daily limit (Gemini says up to 10 h). A daily limit is not tried again before this time,
+whatever the answer says: Gemini's daily refusals say "36s" (OmniRoute#9504) and last until midnight (gke-labs#1215)."""
 
 
 class Signal(Enum):
@@ -46,7 +46,7 @@ class Signal(Enum):
     UNAUTHORIZED = "unauthorized"
     """The key is not accepted: hold the account."""
     OVERLOADED = "overloaded"
-    """The server has no capacity, whatever we send: for the breaker and the concurrency, not the quota."""
+    """The server has no capacity, whatever is sent: for the breaker and the concurrency, not the quota."""
     TRANSIENT = "transient"
     """Broken for now: other 5xx, timeouts, lost connections. For the breaker."""
 
@@ -55,8 +55,8 @@ WINS: Final = (Signal.OK, Signal.REFUSED)  # a tuple: hashing an enum runs Pytho
 """Answers that show a server which works, whatever became of the request."""
 
 
-class Row(NamedTuple):
-    """One row of the table: the failure's name (as in the workers' table of fates) and its signal."""
+class Meaning(NamedTuple):
+    """One row of the table: the failure's name (as in the workers' table, item/fates.py) and its signal."""
 
     name: str
     signal: Signal
@@ -76,20 +76,20 @@ class Refusal:
     """An HTML page: a proxy, a firewall or a login answered, not the provider's API."""
 
 
-_THROTTLED: Final = Row("rate_limited", Signal.THROTTLED)
-_DAILY: Final = Row("daily_limit", Signal.THROTTLED)
-_RAMP: Final = Row("slow_down", Signal.RAMP)
-_BROKE: Final = Row("out_of_credit", Signal.OUT_OF_MONEY)
-_NO_KEY: Final = Row("unauthorized", Signal.UNAUTHORIZED)
-_BUSY: Final = Row("overloaded", Signal.OVERLOADED)
-_BROKEN: Final = Row("server_error", Signal.TRANSIENT)
-_TOO_LARGE: Final = Row("request_too_large", Signal.REFUSED)
-_TOO_LONG: Final = Row("context_overflow", Signal.REFUSED)
-_FILTERED: Final = Row("content_filter", Signal.REFUSED)
-_PAGE: Final = Row("foreign_page", Signal.REFUSED)
+_THROTTLED: Final = Meaning("rate_limited", Signal.THROTTLED)
+_DAILY: Final = Meaning("daily_limit", Signal.THROTTLED)
+_RAMP: Final = Meaning("slow_down", Signal.RAMP)
+_BROKE: Final = Meaning("out_of_credit", Signal.OUT_OF_MONEY)
+_NO_KEY: Final = Meaning("unauthorized", Signal.UNAUTHORIZED)
+_BUSY: Final = Meaning("overloaded", Signal.OVERLOADED)
+_BROKEN: Final = Meaning("server_error", Signal.TRANSIENT)
+_TOO_LARGE: Final = Meaning("request_too_large", Signal.REFUSED)
+_TOO_LONG: Final = Meaning("context_overflow", Signal.REFUSED)
+_FILTERED: Final = Meaning("content_filter", Signal.REFUSED)
+_PAGE: Final = Meaning("foreign_page", Signal.REFUSED)
 
-CODES: Final[Mapping[str, Row]] = {
-    # OpenAI `error.code` or `error.type` (wire-and-peers.md 3.3; developersdigest.tech/errors/api/openai-api)
+CODES: Final[Mapping[str, Meaning]] = {
+    # OpenAI `error.code` or `error.type` (developersdigest.tech/errors/api/openai-api)
     "rate_limit_exceeded": _THROTTLED,  # also Groq
     "slow_down": _RAMP,  # 429, "previously 503"
     "insufficient_quota": _BROKE,  # 429; learn.microsoft.com dev-proxy "openai-insufficient-quota", codex#6340
@@ -132,7 +132,7 @@ CODES: Final[Mapping[str, Row]] = {
 }
 """What a provider's error code means, wherever in the answer it stands. Goes before the status."""
 
-TEXTS: Final[Mapping[str, Row]] = {
+TEXTS: Final[Mapping[str, Meaning]] = {
     # Anthropic: 400 invalid_request_error (anthropics/claude-code#66314, #88711)
     "your credit balance is too low": _BROKE,
     "you have reached your specified api usage limits": _BROKE,
@@ -155,23 +155,23 @@ TEXTS: Final[Mapping[str, Row]] = {
 }
 """How a message begins, in lower case, where no code says it; believed with ``SPOKEN`` only. Goes before the codes.
 
-Not here, on purpose: "You exceeded your current quota, please check your plan and billing details" is an empty wallet at
+Not here, on purpose: "You exceeded your current quota, please check your plan and billing details" means no credit at
 OpenAI (which sends a code) and any limit per minute at Gemini.
 """
 
 SPOKEN: Final = frozenset({400, 413, 429, 503})
 
-STATUSES: Final[Mapping[int, Row]] = {
-    400: Row("bad_request", Signal.REFUSED),
+STATUSES: Final[Mapping[int, Meaning]] = {
+    400: Meaning("bad_request", Signal.REFUSED),
     401: _NO_KEY,
     402: _BROKE,
-    403: Row("forbidden", Signal.REFUSED),  # this document, model or project: says nothing of the account's others
-    404: Row("not_found", Signal.REFUSED),
-    408: Row("request_conflict", Signal.TRANSIENT),
-    409: Row("request_conflict", Signal.REFUSED),
+    403: Meaning("forbidden", Signal.REFUSED),  # this document, model or project: says nothing of the account's others
+    404: Meaning("not_found", Signal.REFUSED),
+    408: Meaning("request_conflict", Signal.TRANSIENT),
+    409: Meaning("request_conflict", Signal.REFUSED),
     413: _TOO_LARGE,
-    422: Row("unprocessable", Signal.REFUSED),
-    425: Row("request_conflict", Signal.REFUSED),
+    422: Meaning("unprocessable", Signal.REFUSED),
+    425: Meaning("request_conflict", Signal.REFUSED),
     429: _THROTTLED,
     498: _BUSY,  # Groq: flex tier capacity exceeded
     503: _BUSY,
@@ -180,7 +180,7 @@ STATUSES: Final[Mapping[int, Row]] = {
 """What a status means when neither a text nor a code says more."""
 
 _OF_THE_ACCOUNT: Final = (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED)
-"""Only the provider itself can say this of an account: a page of a proxy or a firewall with such a status does not."""
+"""Only the provider's own answers count for these statuses: pages of proxies and firewalls do not."""
 
 _GRAVITY: Final = (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED, Signal.RAMP, Signal.OVERLOADED)
 """Where an answer has several codes, the first of these decides: an `insufficient_quota` is never just a limit."""
@@ -219,7 +219,7 @@ def is_page(headers: Mapping[str, str], body: bytes | Mapping[str, Any] | None) 
     return start.startswith((b"<!doctype html", b"<html"))
 
 
-def _row(status: int, headers: Mapping[str, str], answer: Mapping[str, Any]) -> Row:
+def _row(status: int, headers: Mapping[str, str], answer: Mapping[str, Any]) -> Meaning:
     text = _message(answer).lower()
     if status in SPOKEN:
         spoken = next((row for start, row in TEXTS.items() if text.startswith(start)), None)
@@ -236,18 +236,18 @@ def _row(status: int, headers: Mapping[str, str], answer: Mapping[str, Any]) -> 
     return STATUSES.get(status) or _by_class(status)
 
 
-def _known(headers: Mapping[str, str], answer: Mapping[str, Any]) -> list[Row]:
+def _known(headers: Mapping[str, str], answer: Mapping[str, Any]) -> list[Meaning]:
     return [CODES[code] for code in _codes(headers, answer) if code in CODES]
 
 
-def _by_class(status: int) -> Row:
+def _by_class(status: int) -> Meaning:
     if status >= 500:
         return _BROKEN
     if status >= 400:
-        return Row("client_error", Signal.REFUSED)
+        return Meaning("client_error", Signal.REFUSED)
     if status >= 300:
-        return Row("redirected", Signal.REFUSED)
-    return Row("invalid_answer", Signal.TRANSIENT)
+        return Meaning("redirected", Signal.REFUSED)
+    return Meaning("invalid_answer", Signal.TRANSIENT)
 
 
 # --- reading the body, whatever it is ------------------------------------------------------------------------------

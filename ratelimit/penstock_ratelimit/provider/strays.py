@@ -1,13 +1,13 @@
-"""A stray refusal holds back its own item; any other one pauses all that share the quota.
+"""Stray refusals: a stray refusal delays its own item only; any other pauses all that share the quota.
 
-Providers refuse single requests well inside their limits: one replica is busy, a balancer wavers. A pause of all for each
-of them stops a fleet that is doing well. So good answers earn patience, and a refusal that finds enough of it is stray:
+Providers refuse single requests well inside their limits: one replica is busy, a load balancer fails over. Pausing all
+for each of them would stop a healthy fleet. So good answers are counted, and a refusal after enough of them is stray:
 
 one in 20      The share of refusals below which they are stray. A limit that is really hit refuses everything above it: a fleet
                that sends a tenth too much has a share of 9 %. Below 5 % a pause costs more than it saves, because each one stops
                all, while a refused request is sent again alone; and it is half of what the retry budget allows (a tenth).
-a flight       No more good answers count than are in flight now, or 20: what was earned long ago is no excuse. So with up to
-               39 requests in flight the second refusal of one flight is no longer stray, with 256 in flight the thirteenth.
+in flight      No more good answers count than are in flight now, or 20: older ones do not count. So with up to
+               39 requests in flight the second refusal in a row is no longer stray, with 256 in flight the thirteenth.
 a minute       Limits are per minute. A longer wait is about a day's limit or the account: never stray.
 """
 
@@ -37,7 +37,7 @@ class Patience:
         self._good = min(self._good + 1, max(GOOD_PER_STRAY, in_flight))
 
     def is_stray(self) -> bool:
-        """Whether the refusal that just came is one among many good answers. One that is not ends all patience."""
+        """Whether the refusal that just came is one among many good answers. One that is not resets the count."""
         if self._good < GOOD_PER_STRAY:
             self._good = 0
             return False

@@ -1,4 +1,4 @@
-"""What the provider's answers say about pacing: limits and levels in headers, and which refusals pause all."""
+"""Reads the provider's answers for pacing: limits and levels in headers, and which refusals pause all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Answers:
     def take_in(
         self, ticket: Ticket, feedback: Feedback, terms: Terms, *, now: float, in_flight: int, alone: bool
     ) -> float:
-        """Seconds for which no request may start because of this answer; 0 = it stops nothing.
+        """Seconds for which no request may start because of this answer; 0 = none.
 
         ``alone``: Redis is away, and this process paces itself.
         """

@@ -1,4 +1,4 @@
-"""Living without Redis: one process's part of the quota, paced locally until Redis is back."""
+"""Without Redis: one process's part of the quota, paced locally until Redis is back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock_ratelimit.terms import Terms
 log = logging.getLogger("penstock.ratelimit")
 
 GRACE_S: Final = 3.0
-"""Callers wait so long for a Redis that is away; then this process lives on its local share."""
+"""Callers wait so long for a Redis that is away; then this process uses its local share."""
 RETRY_S: Final = 0.25
 """How often a Redis that is away is tried again."""
 LOCAL_SHARE: Final = 0.9
@@ -60,13 +60,13 @@ class LocalShare:
 
 
 class Outage:
-    """The time in which Redis does not answer: callers wait, and after a grace they live on the local share."""
+    """The time in which Redis does not answer: callers wait, and after a grace period they are served from the local share."""
 
     def __init__(self, quota_id: str) -> None:
         self._quota_id = quota_id
         self.lasts = False
         self.share: LocalShare | None = None
-        """Set once callers live on it."""
+        """Set once callers are served from it."""
 
     async def ride_out(
         self,
@@ -77,7 +77,7 @@ class Outage:
         grace_s: float,
     ) -> None:
         """Return when Redis is back. ``open_share`` gives None while no share is known."""
-        log.warning("quota %s: Redis is away (%r); trying again until it is back", self._quota_id, error)
+        log.warning("quota %s: Redis is down (%r); trying again until it is back", self._quota_id, error)
         self.lasts = True
         loop = asyncio.get_running_loop()
         grace_ends = loop.time() + grace_s

@@ -1,4 +1,4 @@
-"""Limits as the provider tells them: what its headers say becomes the terms in force, and a sight of the bucket's level.
+"""Limits from the provider's headers: they become the terms in force, and show the level of the provider's bucket.
 
 A declared limit is a ceiling: headers lower it, and raise it again, but never above what was declared. Dimensions that
 were not declared are added when the quota discovers. Limits per hour or day are left to the provider's own 429: pacing a
@@ -23,10 +23,10 @@ from penstock_ratelimit.tickets import Ticket
 READ_EVERY_S: Final = 0.05
 """Headers of one answer in so long are enough: reading them costs as much as everything else of a ticket."""
 FORGET_S: Final = 30.0
-"""A learned limit that no header told any process for so long is forgotten, where good answers came without it or callers
+"""A learned limit that no header stated to any process for so long is forgotten, where good answers came without it or callers
 wait for it: the provider's headers were wrong, or it has other limits now. What is not used meanwhile stays."""
 PATIENCE: Final = 3.0
-"""Times the limit's own seconds per request, where these are more: it is told no more often than requests are answered."""
+"""Times the limit's own seconds per request, where these are more: headers come no more often than answers."""
 ABSURD: Final = 50.0
 """Times slower than what was just seen to succeed: then its own pace is no reason to wait longer than ``FORGET_S``."""
 SILENT: Final = 3
@@ -38,7 +38,7 @@ PACE_MEMORY_S: Final = 300.0
 LONGEST_WINDOW_S: Final = 120.0
 """Windows above this are an hour's or a day's budget; a minute's, measured with some noise, stays below."""
 SAME_LIMIT: Final = 0.02
-"""Limits that differ by less are the same, told in rounded numbers."""
+"""Limits that differ by less are the same: headers round."""
 
 
 class Discovery:
@@ -49,11 +49,11 @@ class Discovery:
         self._style = PROFILES[quota.profile].header_style
         self._windows: dict[str, float] = {}  # by dimension: what its limit was last found to count in
         self._read_at = float("-inf")
-        self._silent: dict[str, int] = {}  # by learned dimension: good answers in a row that did not tell it
+        self._silent: dict[str, int] = {}  # by learned dimension: good answers in a row without it
         self._window_at, self._answers = float("-inf"), 0
         self._best, self._best_at = 0.0, float("-inf")  # good answers per second
-        self.told: set[str] = set()
-        """Dimensions whose limit was told since the fleet was last told of it."""
+        self.stated: set[str] = set()
+        """Dimensions whose limit a header stated since it was last reported to the fleet."""
         self.proposal: Terms | None = None
         """Terms that the provider's headers ask for, and that are not in force; the dispatcher installs them."""
 
@@ -67,9 +67,9 @@ class Discovery:
         always: bool = False,
         good: bool = False,
     ) -> dict[str, RemainingHere]:
-        """The levels told, by dimension. Sets ``proposal`` when the limits told differ from ``terms``.
+        """The levels in the headers, by dimension. Sets ``proposal`` when the limits in them differ from ``terms``.
 
-        ``good``: a request that succeeded, whose headers would tell every limit there is.
+        ``good``: a request that succeeded, whose headers would state every limit.
         """
         if good:
             self._count(now)
@@ -78,10 +78,10 @@ class Discovery:
         self._read_at = now
         readings = [self._with_window(reading, terms) for reading in read_limits(headers, self._style, time.time())]
         paced = [reading for reading in readings if reading.window_s and reading.window_s <= LONGEST_WINDOW_S]
-        told = {reading.dim for reading in paced if reading.limit is not None}
-        self.told |= told
+        stated = {reading.dim for reading in paced if reading.limit is not None}
+        self.stated |= stated
         for dim in learned(terms):
-            self._silent[dim] = 0 if dim in told else self._silent.get(dim, 0) + good
+            self._silent[dim] = 0 if dim in stated else self._silent.get(dim, 0) + good
         wanted = self._wanted(terms, paced)
         self.proposal = wanted if wanted != terms else None
         counters = dict(zip(terms.dims, ticket.grant.counters, strict=False))
@@ -92,9 +92,9 @@ class Discovery:
         }
 
     def forget(self, terms: Terms, ages: Mapping[str, float], *, now: float, pace_s: float, waiting: bool) -> None:
-        """Propose terms without the learned limits that no header tells any more.
+        """Propose terms without the learned limits that no header states any more.
 
-        ``ages``: seconds since any process was told of each; ``pace_s``: seconds per request that the terms allow the
+        ``ages``: seconds since a header stated each; ``pace_s``: seconds per request that the terms allow the
         fleet; ``waiting``: callers wait for the limits, and for nothing else.
         """
         best = self._best if now - self._best_at <= PACE_MEMORY_S else 0.0
@@ -103,7 +103,7 @@ class Discovery:
         wanted = terms
         for dim, age_s in ages.items():
             if age_s > patience_s and (waiting or self._silent.get(dim, 0) >= SILENT):
-                wanted = _without(wanted, dim, _Row.of(declared, dim))
+                wanted = _without(wanted, dim, _DimensionTerms.of(declared, dim))
                 self._silent.pop(dim, None)
         if wanted != terms:
             self.proposal = wanted
@@ -118,7 +118,7 @@ class Discovery:
             self._best, self._best_at = pace, now
 
     def _with_window(self, reading: Reading, terms: Terms) -> Reading:
-        """A full bucket does not tell its window; then it counts in what it did before, or in what was declared."""
+        """A full bucket does not show its window: use the last one found, or the declared one."""
         if reading.window_s is None and reading.limit is not None:
             window_s = self._windows.get(reading.dim) or _declared_window(reading, terms)
             return replace(reading, window_s=window_s)
@@ -131,18 +131,18 @@ class Discovery:
             rate = reading.per_second
             if rate is None or reading.limit is None:
                 continue
-            row = _Row.of(terms, reading.dim)
+            row = _DimensionTerms.of(terms, reading.dim)
             if row is None and not self._quota.discover:
                 continue
             ceiling = row.ceiling if row is not None else 0.0
             rate = min(rate, ceiling) if ceiling > 0 else rate
             if row is None or abs(rate - row.rate) > SAME_LIMIT * rate:
                 cap = row.cap if row is not None and ceiling > 0 else reading.limit
-                terms = _with_limit(terms, reading.dim, _Row(rate, rate * self._quota.burst_s, cap, ceiling))
+                terms = _with_limit(terms, reading.dim, _DimensionTerms(rate, rate * self._quota.burst_s, cap, ceiling))
         return terms
 
 
-class _Row(NamedTuple):
+class _DimensionTerms(NamedTuple):
     """One dimension of terms."""
 
     rate: float
@@ -151,25 +151,26 @@ class _Row(NamedTuple):
     ceiling: float
 
     @classmethod
-    def of(cls, terms: Terms, dim: str) -> _Row | None:
+    def of(cls, terms: Terms, dim: str) -> _DimensionTerms | None:
         if dim not in terms.dims:
             return None
         i = terms.dims.index(dim)
         return cls(terms.rates[i], terms.bursts[i], terms.caps[i], terms.ceilings[i])
 
 
-def declares_the_same(ours: Terms, in_force: Terms) -> bool:
-    """Whether what is in force follows from what we declare: the rest is what headers told."""
-    return (ours.margin, ours.slope, _declared(ours)) == (in_force.margin, in_force.slope, _declared(in_force))
+def declares_the_same(declared_terms: Terms, in_force: Terms) -> bool:
+    """Whether the terms in force follow from this process's declaration, apart from what headers stated."""
+    mine = (declared_terms.margin, declared_terms.slope, _declared(declared_terms))
+    return mine == (in_force.margin, in_force.slope, _declared(in_force))
 
 
-def with_discovered(ours: Terms, in_force: Terms) -> Terms:
-    """Our declaration, and beside it the dimensions that only headers told."""
+def with_discovered(declared_terms: Terms, in_force: Terms) -> Terms:
+    """This process's declaration, and the dimensions that only headers stated."""
     for dim in in_force.dims:
-        row = _Row.of(in_force, dim)
-        if row is not None and row.ceiling <= 0 and dim not in ours.dims:
-            ours = _with_limit(ours, dim, row)
-    return ours
+        row = _DimensionTerms.of(in_force, dim)
+        if row is not None and row.ceiling <= 0 and dim not in declared_terms.dims:
+            declared_terms = _with_limit(declared_terms, dim, row)
+    return declared_terms
 
 
 def _declared(terms: Terms) -> dict[str, float]:
@@ -177,13 +178,13 @@ def _declared(terms: Terms) -> dict[str, float]:
 
 
 def learned(terms: Terms) -> list[str]:
-    """Dimensions in force that headers told: they were not declared, or they are below what was declared."""
+    """Dimensions in force that headers stated: they were not declared, or they are below what was declared."""
     rows = zip(terms.dims, terms.rates, terms.ceilings, strict=True)
     return [dim for dim, rate, ceiling in rows if rate < ceiling or ceiling <= 0]
 
 
-def _without(terms: Terms, dim: str, declared: _Row | None) -> Terms:
-    """Terms in which headers told nothing of a dimension: as it was declared, or without it."""
+def _without(terms: Terms, dim: str, declared: _DimensionTerms | None) -> Terms:
+    """Terms without what headers stated of a dimension: as it was declared, or without it."""
     if declared is not None:
         return _with_limit(terms, dim, declared)
     kept = [dim != known for known in terms.dims]
@@ -197,16 +198,16 @@ def _without(terms: Terms, dim: str, declared: _Row | None) -> Terms:
     )
 
 
-def _with_limit(terms: Terms, dim: str, row: _Row) -> Terms:
-    rows = {known: _Row.of(terms, known) for known in terms.dims} | {dim: row}
+def _with_limit(terms: Terms, dim: str, row: _DimensionTerms) -> Terms:
+    rows = {known: _DimensionTerms.of(terms, known) for known in terms.dims} | {dim: row}
     dims = tuple(sorted(rows))
     rates, bursts, caps, ceilings = zip(*(rows[known] or row for known in dims), strict=True)
     return replace(terms, dims=dims, rates=rates, bursts=bursts, caps=caps, ceilings=ceilings)
 
 
 def _declared_window(reading: Reading, terms: Terms) -> float | None:
-    """The window in which the limit told would be the rate declared."""
-    row = _Row.of(terms, reading.dim)
+    """The window in which the stated limit would be the rate declared."""
+    row = _DimensionTerms.of(terms, reading.dim)
     if row is None or row.ceiling <= 0 or reading.limit is None:
         return None
     window_s = reading.limit / row.ceiling

@@ -47,7 +47,7 @@ _AWAY = (RedisError, OSError)  # TimeoutError is an OSError
 
 
 class Dispatcher:
-    """Callers wait in ``_callers``; ``_run`` is the only one who takes them to Redis, at most a window at a time."""
+    """Callers wait in ``_callers``; only ``_run`` reserves for them in Redis, at most a window at a time."""
 
     def __init__(self, quota: Quota, quota_hash: QuotaHash, process: str) -> None:
         self._quota, self._hash, self._process = quota, quota_hash, process
@@ -66,10 +66,10 @@ class Dispatcher:
         self._agreed = TermsInForce(quota, quota_hash, self.tally)
         self._wake = asyncio.Event()
         self._outage = Outage(quota.id)
-        self._processes, self._pace_s = 0, 0.0  # of the quota, and seconds per item, as last heard
+        self._processes, self._pace_s = 0, 0.0  # of the quota, and seconds per item, as Redis last said
         self._retry_at = 0.0  # loop time: Redis said "later" to the head of the line
         self._granted_freely = UNSHARED  # see _free_grant
-        self._failure: Exception | None = None  # set once: the dispatcher works no more
+        self._failure: Exception | None = None  # set once: the dispatcher has stopped
         self._task = self._loop.create_task(self._run(), name=f"quota {quota.id}")
 
     @property
@@ -132,7 +132,7 @@ class Dispatcher:
             held=health.hold,
         )
 
-    # --- what tickets tell -------------------------------------------------------------------------------------------
+    # --- what tickets report -----------------------------------------------------------------------------------------
 
     def now(self) -> float:
         return self._loop.time()
@@ -196,11 +196,11 @@ class Dispatcher:
             await self.beat()
         if self._discovery.proposal is not None:
             proposal, self._discovery.proposal = self._discovery.proposal, None
-            await self._expiry.confirm([])  # before others see limits of which they were never told
+            await self._expiry.confirm([])  # before other processes see limits that were never confirmed
             await self._agreed.propose(proposal)
         self._let_in_freely()
         batch = self._batch()
-        if batch or self._provider.untold or self._reports_are_due():
+        if batch or self._provider.has_unsent_pause or self._reports_are_due():
             self._apply(await self._call(batch), batch)
         else:
             await self._rest()
@@ -229,7 +229,7 @@ class Dispatcher:
         """Reserve for ``batch``; when that fails the callers are back in line and only charges are kept."""
         load = self._reports.take()
         now = self._loop.time()
-        pause_s = self._provider.pause_to_tell(now)
+        pause_s = self._provider.unsent_pause(now)
         ask = Reserve(
             self._agreed.version,
             self._terms,
@@ -245,13 +245,13 @@ class Dispatcher:
         try:
             reply = await self._hash.reserve(ask)
         except BaseException:
-            # whether the step was done is unknown: a refund given twice would be work too much, a charge is not
+            # the call may have been done: a refund given twice would exceed the limit, a charge given twice does not
             self._reports.put_back(load, now=self._loop.time())
             self._reports.drop_refunds()
             self._callers.put_back(batch)
             raise
         if reply.verdict is ReserveStatus.OK:
-            self._provider.told(pause_s, reply, self._loop.time())
+            self._provider.pause_sent(pause_s, reply, self._loop.time())
         else:
             self._reports.put_back(load, now=self._loop.time())
         return reply
@@ -278,11 +278,11 @@ class Dispatcher:
             self._issuing.refuse_all(QuotaHeld(self._quota.id, reply.health.hold))
 
     def _follow(self, reply: Reserved, now: float) -> None:
-        """Nothing was done: Redis forgot the quota, or other terms are in force."""
+        """Redis did nothing, because it has lost the quota, or because other terms are in force."""
         if reply.in_force is not None:
             self._agreed.adopt(reply.in_force)
             return
-        log.warning("quota %s: Redis forgot it; installing it again with an empty bucket", self._quota.id)
+        log.warning("quota %s: Redis has lost it; installing it again with an empty bucket", self._quota.id)
         self._reports.drop_refunds()
         self._provider.forgotten(now)
         self._agreed.version = ""
@@ -310,7 +310,7 @@ class Dispatcher:
             self._wake.set()
 
     async def _rest(self) -> None:
-        """Sleep until nudged, until news is due, or until Redis's "later"."""
+        """Sleep until woken, until a report is due, or until the time that Redis gave."""
         self._wake.clear()
         times = [self._reports.due_at, *((self._retry_at, self._in_flight.opens_at) if self._callers.has_line else ())]
         due = [at for at in times if at is not None and at > self._loop.time()]
@@ -327,10 +327,10 @@ class Dispatcher:
     # --- a quota without limits --------------------------------------------------------------------------------------
 
     def _starts_freely(self) -> bool:
-        """Without limits Redis is not asked while all is well; what the fleet learns is known here within a second."""
+        """Without limits Redis is not asked while all is well; this process learns of changes within a second."""
         return (
             not self._terms.dims
-            and ((self._provider.heard and self._agreed.version != "") or self._outage.lasts)
+            and ((self._provider.is_known and self._agreed.version != "") or self._outage.lasts)
             and self._provider.clear(self._loop.time())
             and self._open_places() > 0
         )
@@ -339,7 +339,7 @@ class Dispatcher:
         self._in_flight.granted()
         self._in_flight.sent()
         self.tally.granted += 1
-        self._hear_soon()
+        self._ask_soon()
         return Ticket(self, (), (), self._free_grant())
 
     def _free_grant(self) -> Grant:
@@ -355,16 +355,16 @@ class Dispatcher:
             if self._issuing.price(waiter, self._terms):
                 waiter.grant = self._free_grant()
                 self._issuing.issue(waiter)
-                self._hear_soon()
+                self._ask_soon()
 
-    def _hear_soon(self) -> None:
+    def _ask_soon(self) -> None:
         if self._reports.ask_again(now=self._loop.time()):
             self._wake.set()
 
     # --- heartbeats, the end -----------------------------------------------------------------------------------------
 
     async def beat(self) -> None:
-        """Say that we are here, and how we are. An outage is for ``_run`` to notice; the last count of processes stays."""
+        """Send a heartbeat with this process's figures. ``_run`` handles outages; the last count of processes stays."""
         try:
             self._processes = await self._hash.heartbeat(self._process, HEARTBEAT_TTL_S, self.stats().summary())
             waiting = self._callers.has_line and self._provider.clear(self._loop.time())

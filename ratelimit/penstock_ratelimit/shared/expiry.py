@@ -1,4 +1,4 @@
-"""What headers taught expires: the fleet keeps the time at which each limit was last told, at the pace of heartbeats."""
+"""Learned limits expire: with each heartbeat the fleet notes when a header last stated each of them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Expiry:
         self._discovery, self._hash = discovery, quota_hash
 
     async def look(self, terms: Terms, *, now: float, pace_s: float, waiting: bool) -> None:
-        """Where limits were learned: see whether they are still told, and have it proposed to go without them."""
+        """Propose to drop learned limits that headers no longer state."""
         dims = learned(terms)
         if dims:
             ages = await self.confirm(dims)
             self._discovery.forget(terms, ages, now=now, pace_s=pace_s, waiting=waiting)
 
     async def confirm(self, dims: Sequence[str]) -> dict[str, float]:
-        """Report the limits that headers told here; return for how many seconds no process was told of ``dims``."""
-        told, self._discovery.told = self._discovery.told, set()
+        """Report the limits that headers stated here; returns for how many seconds no header stated each of ``dims``."""
+        stated, self._discovery.stated = self._discovery.stated, set()
         try:
-            return await self._hash.confirm(told, dims)
+            return await self._hash.confirm(stated, dims)
         except BaseException:
-            self._discovery.told |= told
+            self._discovery.stated |= stated
             raise

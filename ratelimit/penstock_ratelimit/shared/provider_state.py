@@ -11,17 +11,17 @@ log = logging.getLogger("penstock.ratelimit")
 
 
 class ProviderState:
-    """Pauses heard here that Redis is to be told, and those heard there; the fleet's health report. Times are the loop's."""
+    """Pauses of this process that Redis must learn, those that Redis knows, and the fleet's health. Times are the loop's."""
 
     def __init__(self, quota_id: str) -> None:
         self._quota_id = quota_id
         self.health = Health()
-        self.heard = False
+        self.is_known = False
         """Redis said at least once how things are."""
         self.paused_until = 0.0
-        self.untold = False
-        """A pause was heard here that Redis does not know yet."""
-        self._latest_pause = 0  # of those that Redis told
+        self.has_unsent_pause = False
+        """This process got a pause that Redis does not know yet."""
+        self._latest_pause = 0  # of those from Redis
 
     def clear(self, now: float) -> bool:
         """Nothing that is known keeps a request from starting."""
@@ -32,29 +32,29 @@ class ProviderState:
         if seconds <= 0 or now + seconds <= self.paused_until:
             return False
         self.paused_until = now + seconds
-        self.untold = True
+        self.has_unsent_pause = True
         return True
 
-    def pause_to_tell(self, now: float) -> float:
-        """Seconds of pause that the next call tells Redis; 0 = none."""
-        return max(0.0, self.paused_until - now) if self.untold else 0.0
+    def unsent_pause(self, now: float) -> float:
+        """Seconds of pause to send to Redis with the next call; 0 = none."""
+        return max(0.0, self.paused_until - now) if self.has_unsent_pause else 0.0
 
-    def told(self, pause_s: float, reply: Reserved, now: float) -> None:
-        """Redis knows of ``pause_s``; a longer one may have been heard meanwhile."""
-        if self.untold:
-            self.untold = self.paused_until > now + pause_s
+    def pause_sent(self, pause_s: float, reply: Reserved, now: float) -> None:
+        """Redis knows of ``pause_s``; a longer one may have come meanwhile."""
+        if self.has_unsent_pause:
+            self.has_unsent_pause = self.paused_until > now + pause_s
             self._latest_pause = max(self._latest_pause, reply.pause_id)
 
     def forgotten(self, now: float) -> None:
-        """Redis forgot, or was away: a pause that lasts is told again."""
-        self.untold = self.paused_until > now
+        """Redis lost its data or was down: send a pause that lasts again."""
+        self.has_unsent_pause = self.paused_until > now
 
     def learn(self, reply: Reserved, now: float) -> float | None:
         """Take in a reply. Returns the loop time before which no request starts, if that has changed.
 
-        A pause that Redis was told of is Redis's from then on: when it is over there (``lift``), it is over here.
+        A pause that Redis knows ends when Redis ends it, as ``lift`` does.
         """
-        before, self.health, self.heard = self.health, reply.health, True
+        before, self.health, self.is_known = self.health, reply.health, True
         if self.health.hold and not before.hold:
             log.error(
                 "quota %s: the account is held: %s. Nothing is lost; put it right, then: penstock limits --lift %s",
@@ -63,7 +63,7 @@ class ProviderState:
         if reply.pause_id > self._latest_pause and reply.pause_left_s > 0:
             self._latest_pause, self.paused_until = reply.pause_id, now + reply.pause_left_s
             return self.paused_until
-        if not self.untold:
+        if not self.has_unsent_pause:
             self.paused_until = now + reply.pause_left_s
         if self.health.generation == before.generation:
             return None

@@ -1,4 +1,4 @@
-"""What a process has to tell the quota: settlements, how requests went, what headers showed. It rides on the next call."""
+"""What a process reports to the quota with its next call: settlements, results of requests, and levels in headers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock_ratelimit.provider.refusals import WINS, Signal
-from penstock_ratelimit.store.messages import NOTHING, Remaining, Report
+from penstock_ratelimit.store.messages import NOTHING, ProviderReport, Remaining
 from penstock_ratelimit.tickets import Feedback
 
 IDLE_S: Final = 0.25
@@ -32,10 +32,10 @@ class RemainingHere:
 
 @dataclass(slots=True)
 class Pending:
-    """One call's worth of news."""
+    """The reports of one call."""
 
     settlements: dict[str, float] = field(default_factory=dict)
-    report: Report = NOTHING
+    report: ProviderReport = NOTHING
     seen: dict[str, RemainingHere] = field(default_factory=dict)
 
     def remaining(self, now: float) -> dict[str, Remaining]:
@@ -86,16 +86,16 @@ class ReportBuffer:
         self._load.report = replace(self._load.report, retries=self._load.report.retries + 1)
 
     def add_remaining(self, dim: str, seen: RemainingHere, *, now: float) -> None:
-        """The latest sighting of a dimension counts."""
+        """The latest reading of a dimension counts."""
         self._load.seen[dim] = seen
         self._due(now + BUSY_S)
 
     def ask_again(self, *, now: float) -> bool:
-        """Tickets were given without a call: soon hear whether that is still right. True when the due time moved."""
+        """Tickets were given without a call: check with Redis soon. True when the due time moved."""
         return self._due(now + BUSY_S)
 
     def enter(self, generation: int) -> None:
-        """The breaker moved on: what was won and lost before it did says nothing about now."""
+        """The breaker changed its state: results from before no longer count."""
         if generation != self._load.report.generation:
             self._load.report = replace(self._load.report, generation=generation, wins=0, losses=0)
             self._wins = 0
@@ -103,7 +103,7 @@ class ReportBuffer:
     def take(self) -> Pending:
         load = self._load
         load.report = replace(load.report, wins=load.report.wins + self._wins)
-        self._load, self._wins = Pending(report=Report(generation=load.report.generation)), 0
+        self._load, self._wins = Pending(report=ProviderReport(generation=load.report.generation)), 0
         self.due_at = None
         return load
 
@@ -127,9 +127,9 @@ class ReportBuffer:
         return True
 
 
-def _sum(before: Report, since: Report) -> Report:
+def _sum(before: ProviderReport, since: ProviderReport) -> ProviderReport:
     same = before.generation == since.generation
-    return Report(
+    return ProviderReport(
         throttled=before.throttled + since.throttled,
         ramp=before.ramp + since.ramp,
         wins=since.wins + before.wins * same,

@@ -19,13 +19,13 @@ class TermsInForce:
 
     def __init__(self, quota: Quota, quota_hash: QuotaHash, tally: Tally) -> None:
         self._quota, self._hash, self._tally = quota, quota_hash, tally
-        self._declared = False  # our own terms were put in force once; from then on we follow
+        self._declared = False  # this process's terms were put in force once; from then on it follows others
         self.terms = quota.terms()
         self.version = ""
         """Of the terms in force, as Redis names it; empty while they are not known to be there."""
 
     async def install(self, *, empty: bool = False) -> None:
-        """Put our terms in force where there are none, or, the first time, where others were declared."""
+        """Put this process's terms in force where there are none, or, the first time, where others were declared."""
         in_force = await self._put(self.terms, empty=empty)
         if not self._declared and not declares_the_same(self.terms, in_force.terms):
             terms = with_discovered(self.terms, in_force.terms) if self._quota.discover else self.terms
@@ -34,9 +34,9 @@ class TermsInForce:
         self.adopt(in_force)
 
     async def propose(self, terms: Terms) -> None:
-        """Put the limits in force that the provider's headers tell, unless another process was first."""
+        """Put the limits of the provider's headers in force, unless another process was first."""
         log.info(
-            "quota %s: the limits follow what the provider's headers tell, or tell no more: %s",
+            "quota %s: the limits now follow the provider's headers: %s",
             self._quota.id,
             terms.to_json(),
         )

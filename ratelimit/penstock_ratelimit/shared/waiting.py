@@ -1,4 +1,4 @@
-"""Those who wait for a ticket: first in line without a start time, then with one, then let go on time."""
+"""Callers that wait for a ticket: first in line, then with a start time, until they start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock_ratelimit.tickets import UNSHARED
 GATHER_S: Final = 0.005
 """At hundreds of starts a second one may be so late to go with the next: a turn of the loop costs more than a start."""
 LEAST_COST_S: Final = 1e-6
-"""What asks for nothing of a quota takes its turn all the same, but next to nothing of its flow's part."""
+"""A request that costs nothing waits its turn, too, but takes almost nothing of its flow's share."""
 
 
 class Waiter:
@@ -58,7 +58,7 @@ class WaitingCallers:
 
     The line is fair between flows (see ``fairness``), in order of arrival inside each. It is bounded by the callers (one
     entry per waiting task), the issued ones by the window.
-    ``on_start`` is told after some were let go.
+    ``on_start`` is called after some were started.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_start: Callable[[], None]) -> None:
@@ -80,7 +80,7 @@ class WaitingCallers:
 
     @property
     def has_first_tries(self) -> bool:
-        """Whether anybody in line sends for the first time: what is sent again gives way to these only."""
+        """Whether a first attempt is in line: retries are put off for these only."""
         return any(not waiter.ask.retry and not waiter.gone for waiter in self._line)
 
     @property

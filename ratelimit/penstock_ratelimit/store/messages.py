@@ -1,4 +1,4 @@
-"""What a process and Redis tell each other about one quota: reservations, reports, how the provider does."""
+"""The messages between a process and Redis about one quota: reservations, reports, the provider's health."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock_ratelimit.terms import Terms
 
 
 class ReserveStatus(Enum):
-    """What came of a reservation."""
+    """The result of a reservation."""
 
     OK = "ok"
     MISSING = "missing"
-    """Redis forgot the quota: install it. Nothing was done."""
+    """Redis has lost the quota: install it. Nothing was done."""
     CHANGED = "changed"
     """Other terms are in force: adopt them. Nothing was done."""
 
@@ -29,7 +29,7 @@ class InForce:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProviderReport:
     """What one process saw of the provider since its last call."""
 
     throttled: int = 0
@@ -50,12 +50,12 @@ class Report:
     """429s that hold back their own item only: counted, and nothing else."""
 
 
-NOTHING: Final = Report()
+NOTHING: Final = ProviderReport()
 
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """The provider said ``remaining`` when it took the request after which we had charged ``counter``, ``age_s`` ago."""
+    """The provider said ``remaining`` when it took the request when the fleet had charged ``counter``, ``age_s`` ago."""
 
     remaining: float
     counter: float
@@ -71,12 +71,12 @@ class Breaker(Enum):
     OPEN = 1
     """The provider fails: nothing is granted until ``left_s`` is over."""
     HALF_OPEN = 2
-    """A few probes are let through; what comes of them decides."""
+    """A few probes are let through; their results decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How the provider does, as the fleet sees it."""
+    """The provider's health, as the fleet sees it."""
 
     breaker: Breaker = Breaker.CLOSED
     generation: int = 0
@@ -124,5 +124,5 @@ class Reserve:
     max_ahead_s: float
     share_s: float
     pause_s: float = 0.0
-    report: Report = NOTHING
+    report: ProviderReport = NOTHING
     remaining: Mapping[str, Remaining] = field(default_factory=dict)

@@ -97,7 +97,7 @@ class QuotaHash:
             return int(await self._heartbeat(keys=[self._processes_key, self._stats_key], args=args))
 
     async def confirm(self, told: Collection[str], learned: Sequence[str]) -> dict[str, float]:
-        """Say of which dimensions headers told the limit just now; hear for how many seconds no process was told."""
+        """Report the dimensions whose limit a header just stated; returns for how many seconds none stated the learned ones."""
         args: list[Any] = [self._now(), len(told), *told, *learned]
         async with asyncio.timeout(CALL_TIMEOUT_S):
             ages = await self._confirm(keys=[self.key], args=args)

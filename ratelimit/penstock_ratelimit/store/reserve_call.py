@@ -1,7 +1,7 @@
 """How a reservation travels to ``reserve.lua`` and back: every argument and every part of the reply has a name, given here.
 
 Redis passes lists only. The order in them is that of the fields below, and the script gets its names from the same fields,
-as a prelude (``PRELUDE``): neither side counts places.
+as a prelude (``PRELUDE``): neither side counts positions.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Arguments(NamedTuple):
     """How many items follow these: their costs, row by row, in the order of the dimensions."""
 
 
-class Reply(NamedTuple):
+class ScriptReply(NamedTuple):
     """The first parts of what the script returns. The counters of the dimensions follow, then the waits of the items granted."""
 
     granted: int
@@ -80,7 +80,7 @@ class Reply(NamedTuple):
 
 def _prelude() -> str:
     arguments_by_name = ", ".join(f"{name} = ARGV[{place}]" for place, name in enumerate(Arguments._fields, start=1))
-    reply_in_order = ", ".join(f"'{name}'" for name in Reply._fields)
+    reply_in_order = ", ".join(f"'{name}'" for name in ScriptReply._fields)
     return (
         f"local arg = {{{arguments_by_name}}}\n"
         f"local LISTS_AT = {len(Arguments._fields) + 1}\n"
@@ -134,8 +134,8 @@ def reserved(reply: Sequence[Any], quota_id: str, *, dims: int) -> Reserved:
         return Reserved(ReserveStatus.MISSING)
     if reply[0] == -3:
         return Reserved(ReserveStatus.CHANGED, in_force=InForce(text(reply[1]), Terms.from_json(quota_id, reply[2])))
-    lists_at = len(Reply._fields)
-    found, first_wait = Reply(*reply[:lists_at]), lists_at + dims
+    lists_at = len(ScriptReply._fields)
+    found, first_wait = ScriptReply(*reply[:lists_at]), lists_at + dims
     return Reserved(
         ReserveStatus.OK,
         waits_s=[wait / US for wait in reply[first_wait:]],

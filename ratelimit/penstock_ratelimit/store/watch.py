@@ -20,7 +20,7 @@ MAX_QUOTAS: Final = 256
 MAX_PROCESSES: Final = 1000
 """Processes whose figures are summed, per quota: a tenth of a megabyte. Those alive are all counted."""
 MAX_LEARNED: Final = 64
-"""Learned keys told per quota, about: enough to see whether estimates are good."""
+"""Learned keys returned per quota, about: enough to see whether estimates are good."""
 
 _US: Final = 1_000_000
 
@@ -220,7 +220,7 @@ def _learned(stored: Mapping[str, str]) -> tuple[LearnedView, ...]:
     for key, text in stored.items():
         try:
             sketch = read_sketch(text)
-        except (ValueError, TypeError):  # not ours; the processes take it for unknown, too
+        except (ValueError, TypeError):  # unreadable; limiters treat it as unknown, too
             continue
         if sketch is not None:
             p75 = sketch.quantile(OUTPUT_QUANTILE) if sketch.bins else None
@@ -229,7 +229,7 @@ def _learned(stored: Mapping[str, str]) -> tuple[LearnedView, ...]:
 
 
 def _stats(said: bytes | str) -> dict[str, Any]:
-    """What a process said about itself; nothing when it did not, or in words of another release."""
+    """A process's own figures; empty where it has none, or where another release wrote them."""
     try:
         stats = json.loads(said) if said else {}
     except ValueError:

@@ -1,6 +1,6 @@
 """What a call is charged, and when: at admission, corrected at the end, or as the answer is produced.
 
-Sources: ratelimit.md 1.4, from the providers' rate-limit pages.
+Sources: the providers' rate-limit pages, named in penstock_ratelimit/provider/profiles.py.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from penstock_workers.broker.messages import Message, payload_of
 
 log = logging.getLogger(__name__)
 
-BULK_MAX = 64  # messages per claim: some 5 ms of the hub, after which control commands get their turn
+BULK_MAX = 64  # messages per claim: about 5 ms of the hub, then control commands get their turn
 BULK_LIMIT = 500  # for the option `bulk_max`: a script may pass some thousand arguments at once
 IDLE_POLL_S = 0.05  # an idle worker costs Redis 20 small scripts per second
 
@@ -42,7 +42,7 @@ class Claimed(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What one claim brought."""
+    """The messages of one claim."""
 
     score: str  # the lease time of all of them
     dropped: int  # duplicates of messages that some worker holds
@@ -82,12 +82,12 @@ class ClaimScript:
         return Claim(score.decode(), dropped, put_off, messages)
 
     def forget(self) -> None:
-        """A restarted server knows no scripts: the next command carries the text."""
+        """After a restart Redis has no scripts: the next command carries the text."""
         self._is_loaded = False
 
 
 class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
-    """Counts and concludes messages through the leases: these outlive the channel that claimed them."""
+    """Counts and concludes messages through the leases, which outlive the channel."""
 
     channel: Channel
 
@@ -104,11 +104,11 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
         self.channel.leases.conclude([delivery_tag], BrokerAction.ACK)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Without ``requeue`` the message is kept aside: nothing is dropped here."""
+        """Without ``requeue`` the message is set aside: nothing is dropped here."""
         self.channel.leases.conclude([delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """A closed channel gives nothing back: what is in flight goes on, and its end is told over the leases."""
+        """A closed channel gives nothing back: what is in flight goes on, and is acknowledged through the leases."""
         self._on_collect.cancel()
 
     def restore_visible(self, *_: Any, **__: Any) -> None:
@@ -132,7 +132,7 @@ class Channel(ConnectingChannel):
         super().__init__(connection, **options)
 
     def room(self) -> int:
-        """How many messages the prefetch limit leaves. Counted is what the process holds, over all channels it has had."""
+        """How many more messages the prefetch limit allows. It counts what the process holds, over all of its channels."""
         limit: int = self.qos.prefetch_count
         most = min(self.bulk_max, BULK_LIMIT)
         return min(most, limit - len(self.leases)) if limit else most
@@ -164,7 +164,7 @@ class Channel(ConnectingChannel):
         return message
 
     def _get(self, queue: str) -> dict[str, Any]:
-        """One message, now. Raises queue.Empty."""
+        """One message, without waiting. Raises queue.Empty."""
         self.leases.open(self._connect_keeper, self.broker_keys())
         script = ClaimScript()
         with self.conn_or_acquire() as client:
@@ -225,7 +225,7 @@ class Channel(ConnectingChannel):
         try:
             while waiting:
                 self._deliver(waiting.popleft())
-        finally:  # the connection was lost, or the worker told to stop, in the middle
+        finally:  # if the connection is lost or the worker stops in the middle
             self.leases.conclude([claimed.tag for claimed in waiting], BrokerAction.GIVE_BACK)
 
     def _deliver(self, claimed: Claimed) -> None:
@@ -239,11 +239,11 @@ class Channel(ConnectingChannel):
             self.leases.conclude([claimed.tag], BrokerAction.SET_ASIDE)
 
     def _take_back_claim(self) -> None:
-        """What a claim under way brings, once nobody consumes any more, returns to its queue at once."""
+        """Messages of a claim that ends after the last consumer was cancelled return to their queues at once."""
         if not self._in_poll:
             return
         try:
             messages = self._read_claim()
         except BROKER_ERRORS:
-            return  # what it brought returns when its lease ends
+            return  # its messages return when their lease ends
         self.leases.conclude([claimed.tag for claimed in messages], BrokerAction.GIVE_BACK)

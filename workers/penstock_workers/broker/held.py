@@ -23,11 +23,11 @@ class BrokerAction(Enum):
 
     ACK = "ack"
     GIVE_BACK = "give back"  # to the front of its queue
-    SET_ASIDE = "set aside"  # kept whole for a person
+    SET_ASIDE = "set aside"  # kept whole, for an operator
 
 
 class LeaseOwner(Protocol):
-    """Who runs what is held. All is called on the thread that keeps the leases."""
+    """What runs the held messages. Every method is called on the thread that keeps the leases."""
 
     def may_renew(self) -> bool:
         """False while the items stand still: then other workers must be able to take them."""
@@ -75,7 +75,7 @@ class HeldMessages:
             self.put_off += put_off
 
     def listened(self) -> None:
-        """Redis answered a claim, or a broker that pushes its messages has a consumer waiting for them."""
+        """Redis answered a claim, or a consumer waits at a broker that pushes its messages."""
         self.claim_heard_at = time.monotonic()
 
     def conclude(self, tags: Iterable[str], action: BrokerAction) -> None:

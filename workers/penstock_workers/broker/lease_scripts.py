@@ -16,14 +16,14 @@ from penstock_producer.wire import queue_name
 
 PARKED_KEY = keys.PARKED_UNKNOWN
 SWEEP_KEY = "penstock:sweep"
-RESTORED_PER_SWEEP = 500  # each costs Redis some 20 us: a sweep keeps everybody waiting for 10 ms at most
+RESTORED_PER_SWEEP = 500  # each costs Redis some 20 us: a sweep blocks Redis for 10 ms at most
 
 
 class Lease(NamedTuple):
     """A message that this process holds."""
 
     tag: str
-    seen: str  # its score in the index when we last heard of it, as the server wrote it
+    seen: str  # its score in the index when Redis last returned it
 
 
 class Keys(NamedTuple):
@@ -90,7 +90,7 @@ class LeaseScripts:
         return _texts(self._give_back([where.unacked, where.unacked_index, where.parked], arguments))
 
     def set_aside(self, leases: Sequence[Lease]) -> list[str]:
-        """Keep messages aside that no task wants; returns the tags whose lease was lost."""
+        """Keep messages aside that no task handles; returns the tags whose lease was lost."""
         where = self._where
         arguments = [where.visibility_timeout_s, *_pairs(leases)]
         return _texts(self._set_aside([where.unacked, where.unacked_index, where.parked], arguments))
@@ -108,7 +108,7 @@ class LeaseScripts:
 
 
 def return_leases_of_the_dead(client: redis.Redis) -> int:
-    """Return every held message to its queue at once; how many. Only for who knows that no worker of this Redis lives."""
+    """Return every held message to its queue at once; returns how many. Call it only where no worker of this Redis is alive."""
     kept = [lane_keys(lane, visibility_timeout_s=0) for lane in LANES]
     return sum(_return_all(client, where) for where in (*kept, kept[0].of_older_workers()))
 
@@ -120,7 +120,7 @@ def lane_keys(lane: str, *, visibility_timeout_s: float) -> Keys:
 
 def _return_all(client: redis.Redis, where: Keys) -> int:
     scripts = LeaseScripts(client, where)
-    client.delete(where.sweep)  # a sweep just before they died must not put this one off
+    client.delete(where.sweep)  # a sweep just before they died must not delay this one
     returned = 0
     while (swept := scripts.restore(0.001)) > 0:
         returned += swept

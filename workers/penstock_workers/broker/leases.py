@@ -30,16 +30,18 @@ BROKER_ERRORS = (RedisError, OSError)
 
 
 class Leases(HeldMessages):
-    """``owner`` is told of what goes wrong; without one (a consumer outside of a worker) the leases are only kept."""
+    """Reports lost leases to ``owner``; without one (a consumer outside of a worker) it only keeps them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.restored = 0  # messages of others that this process has returned; written by the keeper thread
+        self.restored = 0  # expired messages that this process has returned; written by the keeper thread
         self.renewals = 0
         self.kept_at: float | None = None  # when the keeper last reached Redis; written by the keeper thread
         self._owner: LeaseOwner | None = None
         self._scripts: LeaseScripts | None = None
-        self._swept: tuple[LeaseScripts, ...] = ()  # whose ended leases are returned here: ours, and older workers'
+        self._swept: tuple[
+            LeaseScripts, ...
+        ] = ()  # whose expired leases are swept here: this lane's, and those of older workers
         self._thread: threading.Thread | None = None
         self._closing = False
         self._more_to_sweep = False
@@ -99,7 +101,7 @@ class Leases(HeldMessages):
             pause_s = 0.0 if well else min(RETRY_MAX_S, max(RETRY_FIRST_S, pause_s * 2))
 
     def _attempt(self, step: Callable[..., None], *arguments: float) -> bool:
-        """One failing step must not keep the others from their turn: renewals above all."""
+        """Run one step; its failure must not stop the others, renewals above all."""
         try:
             step(*arguments)
         except BROKER_ERRORS as error:
@@ -108,7 +110,7 @@ class Leases(HeldMessages):
         return True
 
     def _wait(self, until: float, pause_s: float) -> None:
-        """Until something leaves or is due; after a failure, for ``pause_s`` whatever leaves."""
+        """Wait until a message is concluded or a step is due; after a failure, for all of ``pause_s``."""
         with self._lock:
             if pause_s:
                 self._lock.wait_for(lambda: self._closing, pause_s)
@@ -134,7 +136,7 @@ class Leases(HeldMessages):
                     self._owner.late(action, late)
 
     def _renew(self) -> None:
-        """Unless the items of this process stand still: then others must be able to take them."""
+        """Renew all leases, unless the item loop is stuck: then other workers must be able to take the items."""
         assert self._scripts is not None
         if not self._may_renew():
             return
@@ -157,7 +159,7 @@ class Leases(HeldMessages):
                 "the item loop is stuck: %d leases are not renewed, so that other workers take those items", len(self)
             )
         elif may and not might:
-            log.warning("the item loop turns again; leases are renewed again")
+            log.warning("the item loop runs again, and leases are renewed again")
         return may
 
     def _sweep(self, each_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Queue messages as kombu wants them, read faster, and with their text kept."""
+"""Queue messages for kombu, parsed faster than by kombu, with their raw text kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Message(virtual.Message):  # type: ignore[misc]  # kombu is untyped
         super().__init__(payload, channel=channel, **options)
 
     def _decode(self) -> Any:
-        """kombu's reader for its own extensions, and for what must be refused: it takes a fifth of an item's time."""
+        """Use kombu's reader only for its extensions and for what it must refuse: it takes a fifth of an item's time."""
         body: Any = self.body
         trusted = self.accept is None or JSON_TYPE in self.accept
         if trusted and self.content_type == JSON_TYPE and isinstance(body, bytes) and _is_plain(body):

@@ -1,4 +1,4 @@
-"""Acknowledgements over brokers that this package does not speak to itself: kombu's stock Redis transport, and any other."""
+"""Acknowledgements over kombu's own transports: its stock Redis transport, and any other."""
 
 from __future__ import annotations
 

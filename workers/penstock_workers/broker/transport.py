@@ -26,14 +26,14 @@ def register() -> None:
 
 
 class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]  # kombu is untyped
-    """For consumers without an event loop: they wake up in time to ask again."""
+    """For consumers without an event loop: wakes them in time for the next claim."""
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         return super().get(callback, IDLE_POLL_S if timeout is None else min(timeout, IDLE_POLL_S))
 
 
 class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untyped
-    """Option ``leases`` lends it those of a worker, which outlive connections; else it has its own, and ends them."""
+    """With the option ``leases`` it uses those of a worker, which outlive connections; else it makes its own and closes them."""
 
     Channel = Channel
 
@@ -52,7 +52,7 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
         for callback in loop.on_tick - before:  # kombu leaves one behind per connection
             self._leave_loop.append(partial(loop.on_tick.discard, callback))
         idle_poll_s = self.client.transport_options.get("idle_poll_s", IDLE_POLL_S)
-        wake_up = loop.call_repeatedly(idle_poll_s, _nothing)  # each turn of the loop asks for messages
+        wake_up = loop.call_repeatedly(idle_poll_s, _nothing)  # keeps the loop turning: each turn claims messages
         self._leave_loop.append(wake_up.cancel)
 
     def close_connection(self, connection: Any) -> None:
@@ -64,8 +64,8 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
 
 
 def _address(client: Any) -> RedisAddress | None:
-    """Lent as the option ``address``, or what stands behind the plus of penstock+redis://…, which kombu would take for a
-    host name. Of unix sockets (penstock+socket://…) it knows by itself: None."""
+    """The option ``address``, or what follows the plus in penstock+redis://…, which kombu would take for a host name.
+    None for unix sockets (penstock+socket://…), which kombu reads itself."""
     lent: RedisAddress | None = client.transport_options.get("address")
     if lent is not None:
         return None if lent.url.startswith("unix:") else lent

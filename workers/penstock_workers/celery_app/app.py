@@ -36,7 +36,7 @@ HEALTH_CHECK_S = 25  # kombu's: half-open consumer connections are noticed withi
 
 @dataclass
 class Parts:
-    """What the pool needs beside Celery's configuration."""
+    """What the pool needs besides Celery's configuration."""
 
     settings: WorkerSettings
     build_engine: EngineFactory
@@ -50,12 +50,12 @@ class PenstockApp(Celery):  # type: ignore[misc]  # Celery is untyped
 
 
 class ItemTask(Task):  # type: ignore[misc]  # Celery is untyped
-    """One document. Its body is the engine's; Celery only sees it come and go."""
+    """One document. The item engine runs it; Celery only tracks its start and end."""
 
     name = TASK_NAME
     Strategy = "penstock_workers.celery_app.handover:item_strategy"
     Request = "penstock_workers.celery_app.requests:ItemRequest"
-    send_events = False  # Celery's own: its request sends what is worth sending
+    send_events = False  # Celery's own: `ItemRequest` sends the events
     acks_late = True
     acks_on_failure_or_timeout = True
     ignore_result = True
@@ -66,7 +66,7 @@ class ItemTask(Task):  # type: ignore[misc]  # Celery is untyped
 
 
 def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = None) -> PenstockApp:
-    """An app of its own: nothing global is touched but kombu's table of transports."""
+    """Makes a new app. The only global state it changes is kombu's table of transports."""
     transport.register()
     amqp.register()
     after_setup_logger.connect(_make_log_safe)
@@ -83,7 +83,7 @@ def create_app(settings: WorkerSettings, build_engine: EngineFactory | None = No
 
 
 def _leave_out_celerys_own(app: PenstockApp) -> None:
-    """`celery.map`, `celery.chunks` and the like run and send other tasks for those who reach the broker; we need none."""
+    """`celery.map`, `celery.chunks` and the like let any client run and send other tasks; Penstock needs none of them."""
     app.finalize(auto=True)
     for name in [name for name in app.tasks if name.startswith("celery.")]:
         app.tasks.unregister(name)
@@ -95,7 +95,7 @@ def broker_url(settings: WorkerSettings) -> str:
         return AmqpAddress.parse(settings.broker_url).kombu_url
     address = RedisAddress.parse(settings.redis_url)
     if address.sentinels:
-        return _sentinel_url(address, ours=settings.broker_transport == "penstock")
+        return _sentinel_url(address, for_penstock=settings.broker_transport == "penstock")
     parsed = urlsplit(settings.redis_url)
     url = settings.redis_url
     if parsed.scheme == "unix":
@@ -103,20 +103,20 @@ def broker_url(settings: WorkerSettings) -> str:
         url = f"socket://{quote(unquote(parsed.path))}?virtual_host={database}"
     if settings.broker_transport == "penstock":
         return f"penstock+{url}"
-    if parsed.scheme == "rediss" and "ssl_" not in parsed.query:  # kombu would not look at the certificate
+    if parsed.scheme == "rediss" and "ssl_" not in parsed.query:  # kombu would not verify the certificate
         url += ("&" if parsed.query else "?") + "ssl_cert_reqs=required"
     return f"redis+{url}" if parsed.scheme == "unix" else url
 
 
-def _sentinel_url(address: RedisAddress, *, ours: bool) -> str:
-    """Our transport has the address as an option, and this for its name; kombu's own wants one URL per Sentinel."""
+def _sentinel_url(address: RedisAddress, *, for_penstock: bool) -> str:
+    """One URL for Penstock's transport, which gets the address as an option; kombu's own needs one URL per Sentinel."""
     host, port = address.sentinels[0]
-    if ours:
+    if for_penstock:
         return f"penstock+redis://{host}:{port}/{address.parameters.get('db', 0)}"
     server = urlsplit(address.url)
     login = server.netloc.rpartition("@")[0]
     urls = [
-        f"sentinel://{login}{'@' * bool(login)}{host}:{port}/{address.parameters.get('db', 0)}"
+        f"sentinel://{login}{'@' if login else ''}{host}:{port}/{address.parameters.get('db', 0)}"
         for host, port in address.sentinels
     ]
     return ";".join(urls)
@@ -130,7 +130,7 @@ def _configuration(parts: Parts) -> dict[str, Any]:
         queues.insert(0, CONTROL_QUEUE)  # before items: such messages are few and must not wait
     return {
         "broker_url": broker_url(settings),
-        "broker_transport_options": _lent(parts) if on_amqp else _transport_options(parts),
+        "broker_transport_options": _rabbitmq_options(parts) if on_amqp else _transport_options(parts),
         "broker_use_ssl": _tls(parts.settings),
         "broker_heartbeat": HEARTBEAT_S,  # RabbitMQ's; Redis has none
         "broker_channel_error_retry": True,  # RabbitMQ refuses by closing a channel
@@ -163,10 +163,10 @@ def _configuration(parts: Parts) -> dict[str, Any]:
 
 
 def _transport_options(parts: Parts) -> dict[str, Any]:
-    """What a worker holds lies under its lane's own keys, so whoever scales the lane can count it.
+    """What a worker holds is stored under its lane's own keys, so an autoscaler can count it.
 
-    Leases that ended are swept by the workers of the lane, so a lane without a worker keeps what its last one held: a
-    scaler that counts unacked messages, as it must, starts one.
+    Leases that ended are swept by the workers of the lane, so a lane without a worker keeps what its last one held: an
+    autoscaler must count unacked messages, too, and start one.
     """
     timeout_s, queue = parts.settings.visibility_timeout_s, queue_name(parts.settings.lane)
     options: dict[str, Any] = {
@@ -186,7 +186,7 @@ def _transport_options(parts: Parts) -> dict[str, Any]:
         return options | {"leases": parts.leases, "address": address}
     if address.sentinels:
         options |= {"master_name": address.service, "sentinel_kwargs": address.sentinel_parameters}
-    # Stock kombu never renews: an item slower than this is run twice, which the ledger makes harmless but not free.
+    # Stock kombu never renews: an item slower than this is run twice: the ledger keeps one result, but both calls cost.
     return options | {
         "unacked_restore_interval": 10,
         "unacked_restore_throttle": 1,
@@ -195,8 +195,8 @@ def _transport_options(parts: Parts) -> dict[str, Any]:
     }
 
 
-def _lent(parts: Parts) -> dict[str, Any]:
-    """What a worker's consumers on RabbitMQ need of Redis."""
+def _rabbitmq_options(parts: Parts) -> dict[str, Any]:
+    """Redis options for a worker's consumers on RabbitMQ."""
     timeout_s, queue = parts.settings.visibility_timeout_s, queue_name(parts.settings.lane)
     return {
         "leases": parts.leases,
@@ -206,7 +206,7 @@ def _lent(parts: Parts) -> dict[str, Any]:
 
 
 def _tls(settings: WorkerSettings) -> dict[str, Any] | None:
-    """What kombu wants apart from its URL; our Redis transport reads the address."""
+    """TLS options for kombu's own Redis transport; Penstock's reads them from the address."""
     if settings.broker_url is not None:
         return AmqpAddress.parse(settings.broker_url).tls
     address = RedisAddress.parse(settings.redis_url)
@@ -217,7 +217,7 @@ def _tls(settings: WorkerSettings) -> dict[str, Any] | None:
 
 
 def _make_log_safe(logger: logging.Logger, **_: Any) -> None:
-    """Celery's own command line sets logs up by itself."""
+    """Celery's command line sets up the log handlers itself."""
     make_safe(logger)
 
 

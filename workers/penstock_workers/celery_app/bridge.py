@@ -1,6 +1,6 @@
-"""The seam between Celery and the items: what an engine is given to run, and how it says what came of it.
+"""The interface between Celery and the item engine: deliveries go to the engine, outcomes come back.
 
-Two threads meet here. The hub thread is the worker's main thread and owns all of Celery's state; the loop thread runs
+Two threads use it. The hub thread is the worker's main thread and owns all of Celery's state; the loop thread runs
 one asyncio loop and owns the engine. Every engine method but ``stats`` is called on the loop thread; bridge methods may
 be called there. ``handover.py`` is the bridge.
 """
@@ -23,7 +23,7 @@ class Delivery:
     """
 
     task_id: str
-    kwargs: Any  # what the message carries as kwargs: a mapping in every message of ours
+    kwargs: Any  # what the message carries as kwargs: a mapping in every message that Penstock sends
     headers: Mapping[str, Any]  # Celery's request headers: root_id, stamps, timelimit, …
     retries: int = 0
     redelivered: bool = False  # another worker held this message before and did not conclude it
@@ -51,7 +51,7 @@ class ItemEngine(Protocol):
         """Take charge of a delivery. Must not block."""
 
     def abort(self, delivery: Delivery, why: str) -> None:
-        """The lease is lost or the task is revoked: stop working on it. No outcome is awaited."""
+        """The lease is lost or the task is revoked: stop working on it. No outcome is expected."""
 
     async def drain(self, deadline_s: float) -> None:
         """No delivery comes any more: give each one its outcome within ``deadline_s`` seconds.
@@ -71,11 +71,11 @@ class ItemEngine(Protocol):
         ...
 
     def stuck(self) -> str | None:
-        """Why this process must not say that it lives, such as a loop that never comes back; from the hub thread."""
+        """Why the liveness probe must fail, such as a loop that is stuck; from the hub thread."""
         ...
 
     def trouble(self) -> str | None:
-        """What the process waits for, such as a store that is away, in words for a person; from the hub thread."""
+        """What the process waits for, such as a store that is down, in words for an operator; from the hub thread."""
         ...
 
     def figures(self) -> Iterable[Sample]:

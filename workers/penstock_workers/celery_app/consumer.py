@@ -1,4 +1,4 @@
-"""Celery's consumer with a shorter way for items, and without its habit of acknowledging what it cannot read."""
+"""Celery's consumer with a faster path for items, which sets aside what it cannot read instead of acknowledging it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
-    """What Celery rejects (unknown, unregistered, invalid) the transport keeps aside; so it does with what is here."""
+    """Messages that Celery would drop as unknown, unregistered or invalid are set aside by the transport."""
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # Celery is untyped
         """`inspect stats` would show the broker's password: kombu takes all that follows our scheme for a host name.
@@ -39,10 +39,10 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
             return info
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[..., None]:
-        """Items go the shorter way of ``handover.py``."""
+        """Items take the faster path of ``handover.py``."""
         handle: Callable[..., None] = super().create_task_handler(*arguments, **options)
         if not isinstance(self.pool, ItemPool):
-            return handle  # the strategy says what is wrong
+            return handle  # the strategy logs what is wrong
 
         def handle_task(message: Any) -> None:
             if len(message.body) > MAX_TASK_BYTES:
@@ -53,15 +53,15 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
         return item_handler(self, self.pool, handle_task)
 
     def _keep_aside_unread(self, message: Any) -> None:
-        """Before it is parsed, which takes several times its size."""
+        """Set a message aside before it is parsed, which needs several times its size in memory."""
         log.error(
-            "message %s has %d bytes of arguments and %d are allowed; it is kept aside in %s. Put documents into a source",
+            "message %s has %d bytes of arguments and %d are allowed; it is set aside in %s. Put documents into a source",
             message.delivery_tag, len(message.body), MAX_TASK_BYTES, PARKED_UNKNOWN,
         )  # fmt: skip
         message.reject_log_error(log, self.connection_errors)
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Celery blocks here until the broker is back, and calls back each second: as good as a turn of the hub."""
+        """Celery blocks here until the broker is back, and calls back each second: do the hub's work then."""
         pool, ensure = self.pool, conn.ensure_connection
         if not isinstance(pool, ItemPool):
             return super().ensure_connected(conn)
@@ -80,9 +80,7 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
             conn.ensure_connection = ensure
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        with (
-            warnings.catch_warnings()
-        ):  # it says each time that a setting which we set will one day have another default
+        with warnings.catch_warnings():  # Celery warns each time about the future default of a setting that is set here
             warnings.simplefilter("ignore", CPendingDeprecationWarning)
             super().on_connection_error_after_connected(exc)
 
@@ -96,7 +94,7 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
         super().on_invalid_task("", message, exc)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        log.error("message %s cannot be decoded (%s); it is kept aside", message.delivery_tag, exc)
+        log.error("message %s cannot be decoded (%s); it is set aside", message.delivery_tag, exc)
         message.reject_log_error(log, self.connection_errors)
 
 

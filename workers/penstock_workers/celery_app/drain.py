@@ -1,6 +1,6 @@
 """The end of a worker: no new messages, what is in flight ends or goes back, and only then the process.
 
-The hub turns no more when Celery stops its pool, so this does the hub's work until nothing is left.
+The hub does not run any more when Celery stops its pool, so the drain does the hub's work until nothing is left.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 TURN_S = 0.01
 GRACE_S = 2.0  # beyond the deadline, for the engine's last group commit
 STOP_TIMEOUT_S = 5.0  # for closing connections; the thread is a daemon
-FLUSH_TIMEOUT_S = 5.0  # for telling Redis; what it does not hear returns when its lease ends
+FLUSH_TIMEOUT_S = 5.0  # for the last writes to Redis; messages whose write fails return when their lease ends
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class DrainedPool(Protocol):
-    """What the drain asks of the pool, in place of the hub."""
+    """What the drain needs of the pool."""
 
     def deliver(self) -> None: ...
 
@@ -40,7 +40,7 @@ class DrainedPool(Protocol):
 
 
 class Drain:
-    """One run at the end of a pool's life."""
+    """Runs once, when the pool stops."""
 
     def __init__(self, pool: DrainedPool, engine: EngineThread, hub: Any, drain_seconds: float) -> None:
         self._pool = pool
@@ -50,7 +50,7 @@ class Drain:
         self._hurried = threading.Event()
 
     def hurry(self) -> None:
-        """A second signal: what is still here goes back now."""
+        """After a second signal: give back what is still here now."""
         self._hurried.set()
 
     def run(self) -> None:
@@ -81,7 +81,7 @@ class Drain:
 
     def _turn(self) -> None:
         self._pool.deliver()
-        self._hub.fire_timers()  # the worker's heartbeat, and what else lives on the hub
+        self._hub.fire_timers()  # the worker's heartbeat and the hub's other timers
         self._hurried.wait(TURN_S)
 
     @contextmanager

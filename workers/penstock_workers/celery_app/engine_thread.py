@@ -1,4 +1,4 @@
-"""The thread whose asyncio loop runs the engine: its start, its end, and whether it turns."""
+"""The thread whose asyncio loop runs the engine: its start, its end, and whether its loop is stuck."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 START_LOOK_S = 0.5  # how soon a SIGTERM is seen while the engine starts
 LOOP_BEAT_S = 1.0
-# An item loop that has not turned for so long is taken for dead; a busy one lags by seconds at most.
+# An item loop that has not run for so long counts as stuck; a busy one lags by seconds at most.
 LOOP_STUCK_S = 60.0
 
 
@@ -38,12 +38,12 @@ class EngineThread:
         self._turned_at: float | None = None  # written by the loop while it serves, read by any thread
 
     def start(self, bridge: Bridge) -> None:
-        """Raises what the engine raises when it cannot start, and WorkerShutdown when it need not any more."""
+        """Raises what the engine raises when it cannot start, and WorkerShutdown when the worker was told to stop meanwhile."""
         self._thread = threading.Thread(target=self._main, args=(bridge,), name="penstock-items", daemon=True)
         self._thread.start()
         while not self._ready.done():
             concurrent.futures.wait([self._ready], START_LOOK_S)
-            if state.should_stop is not None:  # told to end while a model loads: nothing is here that must be drained
+            if state.should_stop is not None:  # told to stop while a model loads: there is nothing to drain
                 raise WorkerShutdown(state.should_stop)
         self._ready.result()
         spare_the_collector()
@@ -76,20 +76,20 @@ class EngineThread:
         return self._engine
 
     def call(self, step: Callable[[], object]) -> None:
-        """Have the item loop do this."""
+        """Run a step on the item loop."""
         try:
             self.loop.call_soon_threadsafe(step)
         except RuntimeError:
             log.debug("the item loop is closed already")
 
-    def turns(self) -> bool:
-        """False when the item loop serves and has stood still for ``LOOP_STUCK_S`` seconds."""
+    def is_turning(self) -> bool:
+        """False when the item loop serves and has been blocked for ``LOOP_STUCK_S`` seconds."""
         turned_at = self._turned_at
         return turned_at is None or monotonic() - turned_at < LOOP_STUCK_S
 
     def stuck(self) -> str | None:
-        if not self.turns():
-            return f"the item loop has not turned for {LOOP_STUCK_S:.0f} s"
+        if not self.is_turning():
+            return f"the item loop has been blocked for {LOOP_STUCK_S:.0f} s"
         return None if self._engine is None else self._engine.stuck()
 
     def trouble(self) -> str | None:

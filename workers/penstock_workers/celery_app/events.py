@@ -1,7 +1,7 @@
 """Task events in groups, so that an open Flower costs the worker little.
 
 Celery sends what has gathered at the end of each turn of the hub: nearly one PUBLISH per item, which halves a worker's
-throughput. A second's half of delay in a dashboard does not matter. Which items are told of at all: ``sampling.py``.
+throughput. Half a second of delay in a dashboard does not matter. ``sampling.py`` chooses the items that send events.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def gather_events(consumer: Any, sample: EventSample) -> None:
         dispatcher.flush()
 
     consumer.timer.call_repeatedly(FLUSH_EACH_S, flush)
-    look_around(dispatcher, sample)
-    consumer.timer.call_repeatedly(FLEET_LOOK_EACH_S, look_around, (dispatcher, sample))
+    count_workers(dispatcher, sample)
+    consumer.timer.call_repeatedly(FLEET_LOOK_EACH_S, count_workers, (dispatcher, sample))
 
 
-def look_around(dispatcher: Any, sample: EventSample) -> None:
-    """How many workers share Flower's attention. While Redis does not say, as many as before."""
+def count_workers(dispatcher: Any, sample: EventSample) -> None:
+    """Count the workers that send events; while Redis does not answer, the last count stays."""
     if not dispatcher.groups or "task" in dispatcher.groups:
         try:
             sample.share_fleet(int(dispatcher.connection.default_channel.client.zcard(keys.WORKERS)))

@@ -38,7 +38,7 @@ from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released,
 
 log = logging.getLogger(__name__)
 
-STARTS_LINGER_S = 0.02  # how late Celery hears that an item runs: for task-started, and to revoke it in time
+STARTS_LINGER_S = 0.02  # starts are reported to Celery this late, in groups: for task-started and revoking
 _CELERY_HANDLES = (InvalidTaskError, ContentDisallowed, DecodeError)
 
 Handler = Callable[[Any], None]
@@ -82,7 +82,7 @@ def item_handler(consumer: Any, pool: ItemPool, handle_task: Handler) -> Handler
 
 
 def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
-    """Called at start and after each reconnect. What is more than an ordinary item goes through Celery's own strategy."""
+    """Celery calls this at start and after each reconnect. Unusual messages go through Celery's own strategy."""
     pool = consumer.pool
     if not isinstance(pool, ItemPool):
         raise ImproperlyConfigured(f"{task.name} runs in the pool that penstock configures: leave out -P/--pool")
@@ -110,7 +110,7 @@ def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
 
 
 def broker_action(outcome: Outcome) -> BrokerAction:
-    """What the broker does with the message of an attempt. What must be kept of it is stored by then."""
+    """What the broker does with the message of an attempt, once its outcome is stored."""
     match outcome:
         case Released():
             return BrokerAction.GIVE_BACK
@@ -194,7 +194,7 @@ class HandOver:
                 self.conclude([(delivery, Released("not accepted"))])
 
     def started(self, delivery: Delivery) -> None:
-        """The hub hears of starts in groups: one wake-up per item would cost more than the news is worth."""
+        """Report starts to the hub in groups: one wake-up per item would cost too much."""
         self._outbox.append((delivery, None))
         if not self._hub_is_called and self._tell_starts is None:
             self._tell_starts = self._engine.loop.call_later(STARTS_LINGER_S, self._call_hub)
@@ -220,7 +220,7 @@ class HandOver:
         while self._outbox:
             delivery, outcome = self._outbox.popleft()
             item = self.items.of_delivery(delivery)
-            if item is None:  # aborted: its outcome is another worker's to give
+            if item is None:  # aborted: another worker runs it
                 continue
             try:
                 if outcome is None:
@@ -233,7 +233,7 @@ class HandOver:
         self.acks.flush()
 
     def _start(self, item: RunningItem) -> None:
-        if item.request.revoked():  # while it waited here; this has acknowledged it
+        if item.request.revoked():  # while it waited here; ``revoked`` has acknowledged it
             self._abort(item, "it was revoked")
         else:
             item.request.on_accepted(item.pid, monotonic())
@@ -261,23 +261,23 @@ class HandOver:
         self.acks.give_back(item.message)
 
     def revoke(self, pid: int) -> RunningItem | None:
-        """An item that Celery has revoked while it ran: the one that is stopped for it."""
+        """Stop the running item that Celery has revoked, and return it."""
         item = self.items.of_pid(pid)
         if item is not None:
             self._abort(item, "it was revoked")
         return item
 
     def lose(self, tags: Iterable[str], leases: Leases) -> None:
-        """Others may hold these by now: stop paying for them here."""
+        """Other workers may hold these by now: stop running them here."""
         for tag in tags:
             item = self.items.of_tag(tag)
-            if item is not None and tag not in leases:  # else it has been claimed anew, by this process
+            if item is not None and tag not in leases:  # else this process has claimed it again
                 self.counts["lost-leases"] += 1
                 self._let_go(item)
                 self._engine.abort(item.delivery, "its lease was lost")
 
     def note_late(self, action: BrokerAction, tags: Sequence[str]) -> None:
-        """These were concluded after their lease was lost: what comes back of them is known."""
+        """These were concluded after their lease was lost: recognise their redelivered copies."""
         self.counts["lost-leases"] += len(tags)
         if action is BrokerAction.ACK:
             self._late.add(tags)
@@ -294,9 +294,9 @@ class HandOver:
 
 
 class Acks:
-    """Collects acknowledgements during a turn of the hub, and makes them in a group at its end. The hub thread's.
+    """Collects acknowledgements during a turn of the hub and sends them as a group at its end. Used by the hub thread.
 
-    The transports of this package take groups of delivery tags; other brokers see ``stock_acks.py``.
+    The transports of this package take groups of delivery tags; for other brokers see ``stock_acks.py``.
     """
 
     def __init__(self, leases: Leases, late: LateAcks, soon: Callable[[Callable[[], None]], object]) -> None:

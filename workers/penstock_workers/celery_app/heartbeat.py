@@ -1,4 +1,4 @@
-"""Tell the fleet that this worker lives, and how much it can hold: feeders size their window by it."""
+"""Writes to Redis that this worker is alive and how much it can hold; feeders size their window by it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALIVE_S = 3 * INTERVAL_S  # a worker silent for longer may be dead: its slots cl
 
 
 class Heartbeat:
-    """One small write every few seconds. Missing beats harm nothing but the estimate of the fleet's size."""
+    """One small write every few seconds. A missed one only makes the estimate of the fleet's size worse."""
 
     def __init__(self, hot: RedisLedger, name: str, describe: Callable[[], dict[str, str]]) -> None:
         self._hot = hot

@@ -1,4 +1,4 @@
-"""The event loop that a worker's items run on, and how often the collector of cycles may walk what they hold."""
+"""The event loop that a worker's items run on, and how often the cycle collector runs on it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-# Items are freed with their last reference (tests/unit/test_workers_garbage.py), so the collector finds nothing of theirs:
-# it is there for what libraries and hooks leave behind. Python's 700 new objects are what a hundred items hold, and each
+# Items are freed with their last reference (tests/unit/test_workers_garbage.py), so the collector only frees what
+# libraries leave behind. Python's 700 new objects are what a hundred items hold, and each
 # of those walks visits all that are in flight. So many new objects are a few tens of MB at most before a walk.
 NEW_OBJECTS, YOUNG_WALKS, MIDDLE_WALKS = 50_000, 20, 50
 
@@ -26,7 +26,7 @@ def loop_factory(uvloop: bool) -> LoopFactory | None:
 
 
 def spare_the_collector() -> None:
-    """What is in memory by now, code above all, lives as long as the process: no need to walk it again and again."""
+    """Exclude what is in memory by now, code above all, from collections: it lives as long as the process."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS, YOUNG_WALKS, MIDDLE_WALKS)

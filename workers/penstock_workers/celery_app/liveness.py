@@ -1,10 +1,10 @@
-"""When a worker may say that it lives: its hub turns, and either it asks for messages or it has a reason not to.
+"""When a worker passes its liveness probe: its hub runs, and it claims messages or has a reason not to.
 
 A worker can be up, answer `celery inspect ping` and consume nothing, for ever: after a reconnect that went half wrong, say.
 So the file `alive` is touched by the hub itself, and grows old when nothing was claimed for ``STALLED_S`` seconds although
-there was room. Redis being away is a reason not to ask, however long it lasts: that another connection of this process
-reaches Redis is what takes the excuse away. So are a drain, a worker that is full, and queues that an operator cancelled.
-A worker whose outcomes have waited too long for a store that answers does not live either (``backlog.py``).
+there was room. Redis being down is a reason, however long it lasts, unless another connection of this process reaches it.
+So are a drain, a worker that is full, and queues that an operator cancelled.
+A worker whose outcomes have waited too long for a store that answers fails the probe, too (``backlog.py``).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from penstock_workers.celery_app.probe import ProbeFiles
 log = logging.getLogger(__name__)
 
 BEAT_S = 5.0  # well below the probe's MAX_AGE_S
-STALLED_S = 45.0  # an idle worker asks 20 times per second; keepers of leases reach Redis each quarter of their timeout
+STALLED_S = 45.0  # an idle worker asks 20 times per second; the lease keeper reaches Redis each quarter of its timeout
 
 
-class Heard(Protocol):
-    """The part of ``Leases`` that tells when Redis has answered; None = never, or over another transport."""
+class BrokerContact(Protocol):
+    """When Redis last answered, as ``Leases`` notes it; None = never, or another transport is in use."""
 
     claim_heard_at: float | None
     kept_at: float | None
 
 
-class Engine(Protocol):
-    """The part of ``EngineThread`` that says how it is; see ``bridge.ItemEngine``."""
+class EngineHealth(Protocol):
+    """The part of ``EngineThread`` that reports its health; see ``bridge.ItemEngine``."""
 
     def stuck(self) -> str | None: ...
 
@@ -43,10 +43,10 @@ class Liveness:
     def __init__(
         self,
         probes: ProbeFiles,
-        heard: Heard,
+        heard: BrokerContact,
         *,
         may_rest: Callable[[], bool],
-        engine: Engine,
+        engine: EngineHealth,
         stalled_s: float | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -68,18 +68,18 @@ class Liveness:
         self._connected_at = self._clock()
 
     def reconnecting(self) -> None:
-        """A try to reach the broker has failed, and another follows: called each second, in place of a turn."""
+        """An attempt to reach the broker has failed, and another follows. Called each second, in place of ``beat``."""
         self._connected_at = None
         if self._engine.stuck() is None:
             self._probes.alive()
 
     def beat(self) -> None:
-        """A turn of the hub."""
+        """Called at each turn of the hub."""
         trouble = self._trouble()
         if trouble is None:
             self._probes.alive()
         elif self._is_well:
-            log.error("%s; unless that changes, penstock-probe will say that this worker is not alive", trouble)
+            log.error("%s; until that changes, penstock-probe reports this worker as not alive", trouble)
         self._is_well = trouble is None
         self._probes.note(trouble or self._engine.trouble())
 
@@ -88,7 +88,7 @@ class Liveness:
         self._probes.unready()
 
     def _trouble(self) -> str | None:
-        """Why this worker must not say that it lives."""
+        """Why the probe must fail; None while the worker is alive."""
         if self._is_stalled():
             return f"nothing was claimed for {self._stalled_s:.0f} s although there is room and Redis answers"
         return None if self._draining else self._engine.stuck()

@@ -94,7 +94,7 @@ class AsyncioPool(ItemPool):
         self.on_stop()
 
     def finish(self, timeout_s: float) -> None:
-        """The last act: events and conclusions leave the process."""
+        """Send the last events and conclusions."""
         self._threads.stop()
         self.deliver()
         if self._consumer is not None and self._consumer.event_dispatcher is not None:
@@ -115,7 +115,7 @@ class AsyncioPool(ItemPool):
         self.liveness.reconnecting()
 
     def flush(self) -> None:
-        """The consumer has lost its connection and forgets what it has not handed to this pool: give that back."""
+        """The consumer has lost its connection and forgets what it has not passed to this pool: give that back."""
         kept = self.handover.items.tags() | self._threads.tags
         self.handover.acks.flush()
         self._leases.conclude([tag for tag in self._leases.tags() if tag not in kept], BrokerAction.GIVE_BACK)
@@ -140,13 +140,13 @@ class AsyncioPool(ItemPool):
             self._threads.run(request, target, args, options)
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
-        """A revoked item; Celery acknowledges it right after. In a cold shutdown Celery does not: then it goes back."""
+        """Stop a revoked item, which Celery then acknowledges. In a cold shutdown Celery does not, and it is given back."""
         item = self.handover.revoke(pid)
         if item is not None:
             self._post(self._give_back_unless_acknowledged, item)
 
     def deliver(self) -> None:
-        """Do what other threads have asked for. Called by the hub, and by the drain when the hub turns no more."""
+        """Run the steps that other threads have posted. Called by the hub, and by the drain when the hub has stopped."""
         while self._calls:
             step = self._calls.popleft()
             try:
@@ -156,7 +156,7 @@ class AsyncioPool(ItemPool):
         self.handover.deliver()
 
     def give_back_all(self) -> int:
-        """Whatever is still here returns to its queue; the engine is not asked."""
+        """Return what is still here to its queue, without waiting for the engine."""
         left = self.handover.items.all()
         for item in left:
             self.handover.give_back(item)
@@ -167,14 +167,14 @@ class AsyncioPool(ItemPool):
             self.handover.give_back(item)
 
     def _may_rest(self) -> bool:
-        """No room for messages, or an operator has cancelled every queue."""
+        """Whether there is no room for messages, or an operator has cancelled every queue."""
         limit = self._consumer.qos.value if self._consumer is not None else 0
         return bool(limit and len(self._leases) >= limit) or not self.app.amqp.queues.consume_from
 
     # -- the thread that keeps the leases ------------------------------------------------------------------------------
 
     def may_renew(self) -> bool:
-        return self._engine.turns()
+        return self._engine.is_turning()
 
     def lost(self, tags: Sequence[str]) -> None:
         self._post(self.handover.lose, tags, self._leases)

@@ -1,8 +1,8 @@
-"""Is this process alive, ready, started? Files that it touches, and the small program that an orchestrator asks.
+"""Liveness, readiness and startup probes: files that a process touches, and `penstock-probe`, which reads them.
 
 A process with the setting ``probe_dir`` keeps three files there: ``started`` from the end of its start-up (the model is
 loaded) on, ``ready`` while it takes work, and ``alive``, touched by the loop that does the work;
-and ``note`` while it waits for something that a person may want to know. ``penstock-probe alive`` looks at the age
+and ``note`` while it waits for something that an operator may want to know. ``penstock-probe alive`` looks at the age
 of ``alive``, and prints the note. No server is asked, so no server's outage ends a worker that waits for it as it should.
 
 A worker touches ``alive`` by rules of its own (liveness.py); any other loop does it at each turn::
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALIVE, READY, STARTED = "alive", "ready", "started"
-NOTE = "note"  # what the process waits for or suffers from, in words; the program prints it with its answer
+NOTE = "note"  # what the process waits for, in words; `penstock-probe` prints it
 NOTE_CHARS = 500
 STATES = (ALIVE, READY, STARTED)
 MAX_AGE_S = 60.0  # of ``alive``, which is touched every few seconds: a loop that is busy for so long is stuck
@@ -39,9 +39,9 @@ USAGE = "penstock-probe alive|ready|started [--dir D] [--max-age S]"
 
 
 class ProbeFiles:
-    """Written by the process that they tell about. A folder that cannot be written raises OSError when this is made.
+    """The probe files of one process, written by it. Raises OSError where the folder cannot be written.
 
-    Each file names the process that wrote it: those of an earlier one, in a folder that outlived it, count for nothing.
+    Each file names the process that wrote it: those of an earlier one, in a folder that outlived it, do not count.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -68,7 +68,7 @@ class ProbeFiles:
         self._remove(READY)
 
     def note(self, words: str | None) -> None:
-        """What the process waits for or suffers from; None: nothing."""
+        """Write what the process waits for; None removes the note."""
         words = (words or "")[:NOTE_CHARS]
         if not self._paths or words == self._noted:
             return
@@ -79,7 +79,7 @@ class ProbeFiles:
             self._remove(NOTE)
 
     def _touch(self, state: str) -> None:
-        """A full or vanished disk is no reason to fail: the age of the file tells."""
+        """Ignore a disk that is full or gone: the file's age shows it."""
         if not self._paths:
             return
         try:
@@ -103,7 +103,7 @@ class ProbeFiles:
 
 
 def check(folder: str, state: str, max_age_s: float = MAX_AGE_S) -> str | None:
-    """Why the answer is no; None when it is yes."""
+    """Why the probe fails; None when it passes."""
     path = os.path.join(folder, state)
     try:
         with open(path, encoding="utf-8") as file:
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _note(folder: str) -> str:
-    """What the living process has written of its troubles, on one line; "" when it has none."""
+    """The note of the living process, on one line; "" when it has none."""
     try:
         with open(os.path.join(folder, NOTE), encoding="utf-8", errors="replace") as file:
             writer, _, words = file.read(2 * NOTE_CHARS).partition("\n")
@@ -163,7 +163,7 @@ def _read(arguments: list[str]) -> tuple[str, str, float]:
 
 
 def _owner(pid: int) -> str:
-    """Pid and start time: pids come again, above all in containers."""
+    """Pid and start time: pids are reused, above all in containers."""
     return f"{pid} {_start_of(pid) or ''}"
 
 

@@ -1,4 +1,4 @@
-"""What Celery's request is told of an outcome: (failed, report or None, runtime in s), as its own pools tell it.
+"""What Celery's request gets for an outcome, in the form of its own pools: (failed, report or None, runtime in s).
 
 A report has the shape of an ExceptionInfo, without a traceback to format.
 """
@@ -11,7 +11,7 @@ from celery.exceptions import Retry as CeleryRetry
 
 from penstock_workers.item.outcome import Dead, Done, Outcome, Retry
 
-ERROR_MAX_CHARS = 300  # a provider's words may quote the request; whole they are in the ledger
+ERROR_MAX_CHARS = 300  # a provider's message may quote the request; the ledger has all of it
 
 
 class ItemFailed(Exception):
@@ -40,7 +40,7 @@ def celery_result(outcome: Outcome) -> tuple[int, ErrorReport | None, float]:
         case Retry(after_s, error):
             words = _cut(error)
             return 1, ErrorReport(CeleryRetry(words, exc=ItemWillRetry(words), when=after_s), ""), 0.0
-        case _:  # nothing was run: it was finished before, or waits elsewhere
+        case _:  # nothing was run: it was finished before, or is parked
             return 0, None, 0.0
 
 

@@ -14,8 +14,8 @@ from penstock_ledger.redaction import redact
 from penstock_producer.wire import CALLS_HEADER
 from penstock_workers.celery_app.sampling import EventSample
 
-ROUTINE = frozenset({"task-started", "task-succeeded"})  # what all items have in common; the rest is always told
-WORDS = ("exception", "traceback", "reason")  # fields of an event that hold what somebody said
+ROUTINE = frozenset({"task-started", "task-succeeded"})  # sent for sampled items only; other events are always sent
+WORDS = ("exception", "traceback", "reason")  # fields of an event that hold text from outside
 TASK_ID_MAX_CHARS = 255  # of a door's task: it becomes a part of keys, log lines and, without a job_key, the job's key
 ID_MAX_CHARS = 64  # of a document's or a job's id, beside the task id
 
@@ -37,10 +37,10 @@ class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
         return repr({name: _short(given[name]) for name in self.SHOWN if name in given})
 
     def send_event(self, type: str, **fields: Any) -> None:
-        super().send_event(type, **_fit_to_be_told(fields))
+        super().send_event(type, **_redacted(fields))
 
     def info(self, safe: bool = False) -> dict[str, Any]:
-        """For `inspect` and Flower: 500 items with their bodies would be megabytes, each time that somebody looks."""
+        """For `inspect` and Flower: 500 items with their bodies would be megabytes per call."""
         shown: dict[str, Any] = super().info(safe=True)
         return shown | {"args": self.argsrepr, "kwargs": self.kwargsrepr}
 
@@ -49,7 +49,7 @@ class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
 
 
 class DoorRequest(QuietRequest):
-    """A task of a remote door. What its sender may say besides the arguments is in ``HEADERS``; the rest is not passed on.
+    """A task of a remote door. Of the sender's headers only those in ``HEADERS`` are passed on.
 
     Celery lets a message name tasks to send when it has ended (links, chains, chords), to any queue: the worker would
     write them with its own rights to Redis, which its sender does not have. Its time limit is the operator's, and a task
@@ -86,7 +86,7 @@ def _check(headers: Mapping[str, Any], payload: Any, *, later: bool) -> None:
 
 
 class ItemRequest(QuietRequest):
-    """An item's events: all of them, or none but what goes wrong. ``ItemTask.send_events`` is off, so Celery adds none."""
+    """Sends all events of an item, or only those of failures. ``ItemTask.send_events`` is off, so Celery adds none."""
 
     SHOWN = ("job", "gen", "doc")
 
@@ -94,7 +94,7 @@ class ItemRequest(QuietRequest):
     _announced = False  # task-received is sent
 
     def receive(self, sample: EventSample) -> None:
-        """The one decision. An item that came before is told to its end, so that Flower shows no retry for ever."""
+        """Decide whether the item's events are sent. A retried item's always are, or Flower shows its retry for ever."""
         self._received_at = time()
         eventer = self._listened()
         if eventer is not None and (sample.takes(self.id) or self._came_before()):
@@ -110,10 +110,10 @@ class ItemRequest(QuietRequest):
             self._announce(eventer)
             if self.time_start:
                 eventer.send("task-started", uuid=self.id, timestamp=self.time_start)
-        eventer.send(type, uuid=self.id, **_fit_to_be_told(fields))
+        eventer.send(type, uuid=self.id, **_redacted(fields))
 
     def _listened(self) -> Any:
-        """The dispatcher, where task events are on: somebody watches."""
+        """The event dispatcher, where task events are switched on."""
         eventer: Any = self._eventer
         if eventer is None or not eventer.enabled or (eventer.groups and "task" not in eventer.groups):
             return None
@@ -133,14 +133,14 @@ class ItemRequest(QuietRequest):
         )  # fmt: skip
 
 
-def _fit_to_be_told(fields: dict[str, Any]) -> dict[str, Any]:
-    """Why a task failed is foreign text: without secrets, and without what steers a terminal."""
+def _redacted(fields: dict[str, Any]) -> dict[str, Any]:
+    """The reason of a failure comes from outside: remove secrets and terminal control characters."""
     words = {name: several_lines(redact(str(fields[name]))) for name in WORDS if fields.get(name)}
     return {**fields, **words}
 
 
 def _short(value: Any) -> Any:
-    """Ids are short by nature; what claims to be one need not be."""
+    """Cut an id: it comes from outside and may have any length."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else f"<{type(value).__name__}>"

@@ -10,14 +10,14 @@ from typing import Any
 
 from penstock_workers.celery_app.bridge import Delivery
 
-LATE_KEPT = 20_000  # acknowledgements that came too late, whose redelivered copies are still to be met; 2 MB
+LATE_KEPT = 20_000  # late acknowledgements whose redelivered copies are still expected; 2 MB
 
 
 @dataclass(slots=True, eq=False)
 class RunningItem:
     """One item, from ``accept`` to its outcome."""
 
-    pid: int  # made up: Celery names a running task by the process that it thinks it runs in
+    pid: int  # made up: Celery identifies a running task by its process
     delivery: Delivery
     request: Any  # celery.worker.request.Request
     message: Any  # kombu's; replaced when a redelivered copy is adopted
@@ -63,7 +63,7 @@ class RunningItems:
 
 
 class LateAcks:
-    """Tags that were concluded here, though the broker may not know: their redelivered copies need no run.
+    """Tags that were concluded here, which the broker may not know: their redelivered copies are not run again.
 
     A tag is recognised once: the same item may come again later for a good reason, as a retry or from a parked job.
     """

@@ -1,4 +1,4 @@
-"""Which items Flower hears of, when it cannot hear of all. Chosen by a hash of the task's id, and by the pace."""
+"""Which items send task events, where the fleet is too fast for Flower to receive all: chosen by a hash of the task id."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from zlib import crc32
 
 EVENTS_PER_ITEM = 3  # received, started, succeeded
 WORKER_EVENTS_PER_S = 600.0  # 200 items a second in one process: above what providers answer, below what costs
-FLEET_EVENTS_PER_S = 1_800.0  # shared by the workers that live: half a core of Flower's, on a machine that is slow
-BURST_S = 5.0  # of pace that a quiet worker may make up for: claims come in groups
+FLEET_EVENTS_PER_S = 1_800.0  # shared by the live workers: half a core of Flower on a slow machine
+BURST_S = 5.0  # of events that may be sent at once: claims come in groups
 PACE_HALF_LIFE_S = 1.0
 HASHES = 2**32
 
@@ -52,7 +52,7 @@ class EventSample:
         return True
 
     def turn(self) -> None:
-        """Called a few times a second: look at the pace."""
+        """Update the pace; called a few times a second."""
         now = self._clock()
         took_s, self._turned_at = now - self._turned_at, now
         if took_s <= 0.0:
@@ -65,5 +65,5 @@ class EventSample:
             self.share = min(1.0, self.items_per_s / self._pace) if self._pace > 0.0 else 1.0
 
     def share_fleet(self, workers: int) -> None:
-        """So many workers send events: together they stay below what one Flower can take."""
+        """Share the fleet's event budget among this many workers, so that one Flower can take all events."""
         self.items_per_s = min(WORKER_EVENTS_PER_S, FLEET_EVENTS_PER_S / max(1, workers)) / EVENTS_PER_ITEM

@@ -1,8 +1,8 @@
-"""A Celery request of an ordinary item, made without asking for what no such item has.
+"""A Celery request for ordinary items, without the parts of Celery's own that no item uses.
 
 Celery's own request reads dates, time limits, stamps and results from each message, and its strategy asks per message what
 is the same for all of them. tests/contract/test_celery_short_requests.py holds both kinds of request side by side, so that
-a new Celery that knows more of a request is noticed.
+a change in a new Celery is noticed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ShortRequest(ItemRequest):
             self.terminate(*self._terminate_on_ack)
 
     def on_success(self, failed__retval__runtime: tuple[int, Any, float], **options: Any) -> None:
-        """It has ended: as Celery's, but it is not kept among those that must not be done again. Our ledger knows them."""
+        """It has ended: as Celery's, without Celery's list of finished tasks: the ledger has them."""
         failed, retval, runtime = failed__retval__runtime
         if failed:
             super().on_success(failed__retval__runtime, **options)

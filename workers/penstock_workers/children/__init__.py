@@ -1,4 +1,4 @@
-"""Child processes for what a submitter wrote: hooks, schemas, and the calls of items under suspicion.
+"""Child processes for code from outside: hooks, schemas, and the calls of items that may have crashed a worker.
 
-Nothing of that runs in the worker itself: a child can be killed, and its death says which call was to blame.
+None of it runs in the worker itself: a child can be killed, and its death shows which call was the cause.
 """

@@ -1,4 +1,4 @@
-"""The worker's end of one child process: calls go in, answers come out, and its death is told to every call inside it."""
+"""The worker's end of one child process: it sends calls, receives answers, and fails every pending call when the child dies."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ from typing import Any
 
 import msgspec
 
-from penstock_workers.children.frames import (
+from penstock_workers.children.protocol import (
     HELLO,
-    After,
-    Asked,
-    Before,
     Call,
+    CallFrame,
     Cancel,
     Check,
     Fault,
     Ping,
+    Postprocess,
+    Preprocess,
     Reply,
-    Usable,
+    TrySchema,
     frame,
     read_frame,
-    said_from,
+    read_reply,
 )
-from penstock_workers.children.marks import Marks, new_file
+from penstock_workers.children.running_calls import RunningCalls, new_file
 from penstock_workers.errors import ChildBroken
 
 log = logging.getLogger(__name__)
 
-START_S = 60.0  # until a child can take calls; most of a second of a core, on a machine that has one to spare
-WATCH_S = 0.5  # between looks at its marks and its memory
+START_S = 60.0  # until a child can take calls: most of a second on an idle core
+WATCH_S = 0.5  # between checks of its running calls and its memory
 PING_S = 5.0
-SILENT_S = 65.0  # without a sign of life although it has calls: longer than a hook may take
+SILENT_S = 65.0  # without an answer although it has calls: longer than a hook may take
 CHECK_S = 5.0  # one check of an answer against a schema; a usual one takes well under a millisecond
-IDLE_S = 60.0  # a child that has had no call for so long is ended: its memory is of more use elsewhere
+IDLE_S = 60.0  # a child that has had no call for so long is ended: to free its memory
 PROGRAM = "penstock_workers.children.serve"
 
 
 class Cause(Enum):
-    """How a child was lost."""
+    """Why a child was lost."""
 
     DIED = "died"
-    STUCK = "stuck"  # killed: a call did not let go of it in its time
+    STUCK = "stuck"  # killed: a call blocked it for longer than it may
     MEMORY = "memory"  # killed: it held more than it may
 
 
-class Blame(Enum):
-    """What the marks of a lost child say of one call that was inside."""
+class Involvement(Enum):
+    """Whether a pending call ended its child."""
 
     THIS = "this"
     MAYBE = "maybe"  # one of several
@@ -69,15 +69,15 @@ class Blame(Enum):
 
 
 class ChildLost(Exception):
-    """The child is gone, and with it the answer to this call."""
+    """The child ended before it answered this call."""
 
-    def __init__(self, cause: Cause, blame: Blame) -> None:
-        super().__init__(cause, blame)
-        self.cause, self.blame = cause, blame
+    def __init__(self, cause: Cause, involvement: Involvement) -> None:
+        super().__init__(cause, involvement)
+        self.cause, self.involvement = cause, involvement
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChildLimits:
     """What one child may take."""
 
     memory_bytes: int
@@ -86,46 +86,49 @@ class Limits:
 
     def of(self, call: Call | None) -> float:
         """Seconds for which a call may keep the child's event loop for itself."""
-        if isinstance(call, (Check, Usable)):
+        if isinstance(call, (Check, TrySchema)):
             return self.check_s
-        return self.hook_s if isinstance(call, (Before, After)) else SILENT_S
+        return self.hook_s if isinstance(call, (Preprocess, Postprocess)) else SILENT_S
 
 
 class Child:
-    """Used on one event loop. Bounded by its caller: it takes as many calls as it is given."""
+    """Used on one event loop. Its caller bounds the number of calls."""
 
-    def __init__(self, process: Process, marks: Marks, limits: Limits) -> None:
+    def __init__(self, process: Process, running_calls: RunningCalls, limits: ChildLimits) -> None:
         self.retired = False  # takes no more calls, and is ended when those inside are answered
         self.lost = False
-        self._process, self._marks, self._limits = process, marks, limits
+        self._process, self._running_calls, self._limits = process, running_calls, limits
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._numbers = count(HELLO + 1)
         self._calls: dict[int, tuple[Call, asyncio.Future[Reply]]] = {}
         self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heard_at = self._pinged_at = monotonic()
-        self._on_loop: tuple[tuple[int, int], float] = ((0, 0), 0.0)  # the loop's mark, and since when it is the same
+        self._on_loop: tuple[tuple[int, int], float] = (
+            (0, 0),
+            0.0,
+        )  # the call on the child's loop and its step, and since when
         self._has_calls = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    async def start(cls, options: Mapping[str, Any], limits: Limits) -> Child:
+    async def start(cls, options: Mapping[str, Any], limits: ChildLimits) -> Child:
         """``options`` are those of ``serve.Options``. Raises ChildBroken when it does not come up."""
-        ours, theirs = socket.socketpair()
-        marks_fd = new_file()
+        worker_end, child_end = socket.socketpair()
+        running_calls_fd = new_file()
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno()), str(marks_fd), json.dumps(dict(options)),
-                stdin=DEVNULL, pass_fds=(theirs.fileno(), marks_fd), start_new_session=True,
+                sys.executable, "-P", "-m", PROGRAM, str(child_end.fileno()), str(running_calls_fd), json.dumps(dict(options)),
+                stdin=DEVNULL, pass_fds=(child_end.fileno(), running_calls_fd), start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            ours.close()
-            os.close(marks_fd)
+            worker_end.close()
+            os.close(running_calls_fd)
             raise ChildBroken(f"no process could be started for hooks and schemas: {error}") from error
         finally:
-            theirs.close()
-        child = cls(process, Marks(marks_fd), limits)
-        await child._meet(ours)
+            child_end.close()
+        child = cls(process, RunningCalls(running_calls_fd), limits)
+        await child._wait_for_hello(worker_end)
         return child
 
     @property
@@ -141,25 +144,25 @@ class Child:
         number = next(self._numbers)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         if not self._calls:
-            self._heard_at = monotonic()  # silence counts from the first call on
+            self._heard_at = monotonic()  # an idle child is silent
         self._calls[number] = call, future
         self._has_calls.set()
         try:
-            self._writer.write(frame(Asked(number, call)))
+            self._writer.write(frame(CallFrame(number, call)))
             answer = await future
         except asyncio.CancelledError:
             if self._calls.pop(number, None) and not self.lost:
-                self._writer.write(frame(Asked(number, Cancel())))
+                self._writer.write(frame(CallFrame(number, Cancel())))
             raise
         finally:
             self._end_if_retired()
         if isinstance(answer, Fault) and answer.hangs:
-            self.retired = True  # a thread of it hangs, and ends only with the process
+            self.retired = True  # one of its threads hangs, and ends only with the process
             self._end_if_retired()
         return answer
 
     async def end(self) -> None:
-        """Now, whatever is inside."""
+        """Kill the child; pending calls fail."""
         self._lose(Cause.DIED)
         current = asyncio.current_task()
         for task in self._tasks:
@@ -168,8 +171,8 @@ class Child:
         await asyncio.gather(*(task for task in self._tasks if task is not current), return_exceptions=True)
         await self._process.wait()
 
-    async def _meet(self, ours: socket.socket) -> None:
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+    async def _wait_for_hello(self, worker_end: socket.socket) -> None:
+        self._reader, self._writer = await asyncio.open_connection(sock=worker_end)
         self._tasks = [
             asyncio.create_task(self._listen(), name="child"),
             asyncio.create_task(self._watch(), name="child's watch"),
@@ -182,7 +185,7 @@ class Child:
             status = self._process.returncode
             raise ChildBroken(
                 f"the process for hooks and schemas did not start within {START_S:.0f} s (exit status {status}); "
-                "its words are in the worker's log"
+                "its output is in the worker's log"
             ) from None
         except asyncio.CancelledError:
             await self.end()
@@ -191,7 +194,7 @@ class Child:
     async def _listen(self) -> None:
         try:
             while True:
-                said = said_from(await read_frame(self._reader))
+                said = read_reply(await read_frame(self._reader))
                 self._heard_at = monotonic()
                 if said.number == HELLO:
                     if not self._hello.done():
@@ -201,7 +204,7 @@ class Child:
                 if future is not None and not future.done():
                     future.set_result(said.what)
         except (asyncio.IncompleteReadError, OSError, ValueError, msgspec.MsgspecError):
-            self._lose(Cause.DIED)  # garbage counts as a death: nothing that follows can be understood
+            self._lose(Cause.DIED)  # unreadable data counts as a death: what follows it cannot be read, either
 
     async def _watch(self) -> None:
         while not self.lost:
@@ -217,12 +220,12 @@ class Child:
             self._look(monotonic())
 
     def _look(self, now: float) -> None:
-        if self._process.returncode is not None:  # what it started itself may hold its socket open
+        if self._process.returncode is not None:  # processes that it started may keep its socket open
             self._lose(Cause.DIED)
             return
         if self.lost or not self._calls:
             return
-        mark = self._marks.on_loop()
+        mark = self._running_calls.on_loop()
         if mark != self._on_loop[0]:
             self._on_loop = mark, now
         call, _ = self._calls.get(mark[0], (None, None))
@@ -235,10 +238,10 @@ class Child:
             self._lose(Cause.MEMORY)
         elif now - self._pinged_at > PING_S:
             self._pinged_at = now
-            self._writer.write(frame(Asked(next(self._numbers), Ping())))
+            self._writer.write(frame(CallFrame(next(self._numbers), Ping())))
 
     def _lose(self, cause: Cause, culprits: set[int] | None = None) -> None:
-        """Kill what is left of it, and tell those who wait. ``culprits`` None: whichever the marks name."""
+        """Kill the child and fail its pending calls. ``culprits`` None: the calls that were running."""
         if self.lost:
             return
         self.lost = True
@@ -248,29 +251,29 @@ class Child:
             )
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        running = (culprits or self._marks.running()) & self._calls.keys()
-        self._marks.close()
+        running = (culprits or self._running_calls.running()) & self._calls.keys()
+        self._running_calls.close()
         self._writer.close()
         if not self._hello.done():
-            self._hello.set_exception(ChildLost(cause, Blame.MAYBE))
+            self._hello.set_exception(ChildLost(cause, Involvement.MAYBE))
         calls, self._calls = self._calls, {}
         for number, (_, future) in calls.items():
             if not future.done():
-                future.set_exception(ChildLost(cause, _blame(number, running, len(calls))))
+                future.set_exception(ChildLost(cause, _involvement(number, running, len(calls))))
 
     def _end_if_retired(self) -> None:
         if self.retired and not self._calls:
             self._lose(Cause.DIED)
 
 
-def _blame(number: int, running: set[int], inside: int) -> Blame:
+def _involvement(number: int, running: set[int], inside: int) -> Involvement:
     if inside == 1 or running == {number}:
-        return Blame.THIS
-    return Blame.MAYBE if number in running or not running else Blame.OTHER
+        return Involvement.THIS
+    return Involvement.MAYBE if number in running or not running else Involvement.OTHER
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory that the process holds; 0 where /proc does not tell."""
+    """Bytes of memory that the process holds; 0 where /proc does not say."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * resource.getpagesize()
     except (OSError, IndexError, ValueError):

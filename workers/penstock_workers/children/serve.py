@@ -1,7 +1,7 @@
 """The child: `python -m penstock_workers.children.serve SOCKET MARKS OPTIONS`, started by ``Child.start`` only.
 
-It answers calls until its worker is gone. Signals to end that reach a whole group of processes do not reach it: it leads a
-group of its own, so that what hooks start ends with it.
+It answers calls until its worker ends. It leads a process group of its own, so that signals to the worker's group do not
+reach it, and processes that hooks start end with it.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock_producer.lanes import DEFAULT_LANE
-from penstock_workers.children.frames import (
+from penstock_workers.children.protocol import (
     HELLO,
-    After,
-    Asked,
-    Before,
+    CallFrame,
     Cancel,
     Check,
     Fault,
     Fine,
-    Have,
+    ImportHook,
     Infer,
     Inferred,
     Ping,
+    Postprocess,
+    Preprocess,
     Reply,
-    Said,
-    Usable,
-    asked_from,
+    ReplyFrame,
+    TrySchema,
     frame,
+    read_call,
     read_frame,
 )
-from penstock_workers.children.marks import LOOP, Marks
+from penstock_workers.children.running_calls import LOOP, RunningCalls
 from penstock_workers.hooks.calls import HookCalls
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ PR_SET_PDEATHSIG = 1
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What a child is told at its start."""
+    """The options that a child is started with."""
 
     worker: int  # pid
-    path: list[str]  # where the worker finds its modules
+    path: list[str]  # the worker's sys.path
     allowed: list[str] | None = None  # the setting hook_modules
     hook_s: float = 60.0
     lane: str = DEFAULT_LANE  # whose items are inferred here, should any be under suspicion
@@ -71,9 +71,9 @@ _number: ContextVar[int] = ContextVar("number of the call")
 class Serving:
     """One connection to the worker."""
 
-    def __init__(self, writer: asyncio.StreamWriter, marks: Marks, options: Options) -> None:
-        self._writer, self._marks, self._options = writer, marks, options
-        self._hooks = HookCalls(marks, options.allowed, options.hook_s)
+    def __init__(self, writer: asyncio.StreamWriter, running_calls: RunningCalls, options: Options) -> None:
+        self._writer, self._running_calls, self._options = writer, running_calls, options
+        self._hooks = HookCalls(running_calls, options.allowed, options.hook_s)
         self._tasks: dict[int, asyncio.Task[None]] = {}  # bounded by the worker
         self._schemas: SchemaChecks | None = None
         self._lane: asyncio.Future[tuple[Lane, Failpoints]] | None = None
@@ -83,18 +83,18 @@ class Serving:
         self.say(HELLO, Fine())
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                self._take(asked_from(await read_frame(reader)))
+                self._take(read_call(await read_frame(reader)))
 
     def say(self, number: int, what: Reply) -> None:
-        self._writer.write(frame(Said(number, what)))
+        self._writer.write(frame(ReplyFrame(number, what)))
 
-    def _take(self, asked: Asked) -> None:
+    def _take(self, asked: CallFrame) -> None:
         number, what = asked.number, asked.what
         match what:
-            case Check() | Usable():
-                self._marks.enter(LOOP, number)
+            case Check() | TrySchema():
+                self._running_calls.enter(LOOP, number)
                 self.say(number, self._check(what))
-                self._marks.leave(LOOP)
+                self._running_calls.leave(LOOP)
             case Ping():
                 self.say(number, Fine())
             case Cancel():
@@ -105,7 +105,7 @@ class Serving:
                 self._tasks[number] = asyncio.get_running_loop().create_task(self._run(number, what))
                 _number.reset(token)
 
-    def _check(self, what: Check | Usable) -> Reply:
+    def _check(self, what: Check | TrySchema) -> Reply:
         if self._schemas is None:
             from penstock_workers.hooks.schema import SchemaChecks
 
@@ -117,17 +117,17 @@ class Serving:
         )
         return Fine() if words is None else Fault(words)
 
-    async def _run(self, number: int, what: Have | Before | After | Infer) -> None:
+    async def _run(self, number: int, what: ImportHook | Preprocess | Postprocess | Infer) -> None:
         try:
             answer = await (self._infer(what) if isinstance(what, Infer) else self._hooks.answer(number, what))
-        except Exception as error:  # not of a hook: those come back as values
+        except Exception as error:  # an error of Penstock: a hook's exceptions come back as values
             answer = Fault(f"{type(error).__name__}: {error}")
         finally:
             self._tasks.pop(number, None)
         self.say(number, answer)
 
     async def _infer(self, what: Infer) -> Inferred:
-        """An exception is no death: only what ends the process without one is held against the item."""
+        """An exception does not count against the item; only a call that ends the process does."""
         from penstock_workers.item.answer import NoAnswer
         from penstock_workers.item.lane import Request
 
@@ -153,23 +153,23 @@ async def _open_lane(name: str) -> tuple[Lane, Failpoints]:
     return lane, Failpoints.parse(settings.failpoints)
 
 
-class _Marked:
-    """A coroutine with its number in the marks while it has the loop."""
+class _Recorded:
+    """A coroutine whose number is recorded while it has the loop."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], marks: Marks, number: int) -> None:
-        self._coroutine, self._marks, self._number = coroutine, marks, number
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], running_calls: RunningCalls, number: int) -> None:
+        self._coroutine, self._running_calls, self._number = coroutine, running_calls, number
 
     def __await__(self) -> Generator[Any, Any, Any]:
         steps: Any = self._coroutine.__await__()
         step, argument = steps.send, None
         while True:
-            self._marks.enter(LOOP, self._number)
+            self._running_calls.enter(LOOP, self._number)
             try:
                 waits_for = step(argument)
             except StopIteration as end:
                 return end.value
             finally:
-                self._marks.leave(LOOP)
+                self._running_calls.leave(LOOP)
             try:
                 argument = yield waits_for
                 step = steps.send
@@ -177,29 +177,29 @@ class _Marked:
                 step, argument = steps.throw, error
 
 
-def _mark_tasks(loop: asyncio.AbstractEventLoop, marks: Marks) -> None:
-    """Every task of a call, those that a hook makes itself too, is marked while it runs."""
+def _record_tasks(loop: asyncio.AbstractEventLoop, running_calls: RunningCalls) -> None:
+    """Record every task of a call while it runs, those that a hook starts included."""
 
-    async def marked(coroutine: Coroutine[Any, Any, Any], number: int) -> Any:
-        return await _Marked(coroutine, marks, number)
+    async def recorded(coroutine: Coroutine[Any, Any, Any], number: int) -> Any:
+        return await _Recorded(coroutine, running_calls, number)
 
     def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
         number = _number.get(0)
-        return asyncio.Task(marked(coroutine, number) if number else coroutine, loop=loop, **more)
+        return asyncio.Task(recorded(coroutine, number) if number else coroutine, loop=loop, **more)
 
     loop.set_task_factory(make)
 
 
-async def _main(fd: int, marks: Marks, options: Options) -> None:
+async def _main(fd: int, running_calls: RunningCalls, options: Options) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
-    _mark_tasks(asyncio.get_running_loop(), marks)
-    serving = Serving(writer, marks, options)
+    _record_tasks(asyncio.get_running_loop(), running_calls)
+    serving = Serving(writer, running_calls, options)
     gc.freeze()
     await serving.serve(reader)
 
 
 def _end_with_worker(worker: int) -> None:
-    """Even when a hook keeps this process from noticing that its worker is gone; and be the first to go when memory is short."""
+    """Have the kernel end this process with its worker, and before the worker when memory runs out."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):
@@ -209,12 +209,12 @@ def _end_with_worker(worker: int) -> None:
 
 
 def _end_group_with_us() -> subprocess.Popen[bytes] | None:
-    """What hooks have started would outlive this process when its worker is killed: a shell waits for our end, and ends them.
+    """Start a shell that waits for the end of this process and kills what hooks have started, which would outlive it.
 
-    It hears of it by a signal, or where there is none by the end of a pipe, which processes forked by hooks hold open, too.
+    It learns of the end by a signal, or else by the end of a pipe, which processes forked by hooks may hold open.
     """
     if os.getpgrp() != os.getpid():
-        return None  # started by hand: the group is not ours to end
+        return None  # started by hand: the process group belongs to a terminal
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
     with contextlib.suppress(OSError):  # an image without a shell
         return subprocess.Popen(
@@ -226,14 +226,14 @@ def _end_group_with_us() -> subprocess.Popen[bytes] | None:
 
 
 def main() -> None:
-    fd, marks_fd, options = int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Options)
-    os.set_inheritable(fd, False)  # what hooks start must not hold it open
-    os.set_inheritable(marks_fd, False)
+    fd, running_calls_fd, options = int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Options)
+    os.set_inheritable(fd, False)  # processes that hooks start must not hold it open
+    os.set_inheritable(running_calls_fd, False)
     _end_with_worker(options.worker)
     _keeper = _end_group_with_us()  # held: its pipe closes with it
     sys.path[:] = options.path
     try:
-        asyncio.run(_main(fd, Marks(marks_fd), options))
+        asyncio.run(_main(fd, RunningCalls(running_calls_fd), options))
     finally:
         os._exit(0)  # threads of hooks may never end
 

@@ -6,8 +6,8 @@ import os
 import sys
 from functools import partial
 
-from penstock_workers.children.child import Child, Limits
-from penstock_workers.children.crew import Start
+from penstock_workers.children.child import Child, ChildLimits
+from penstock_workers.children.child_pool import Start
 from penstock_workers.hooks.job_code import HOOK_TIMEOUT_S
 from penstock_workers.settings import WorkerSettings
 
@@ -15,7 +15,7 @@ MB = 1024 * 1024
 
 
 def child_starter(settings: WorkerSettings, hook_timeout_s: float = HOOK_TIMEOUT_S) -> Start:
-    """``settings`` give what hooks may be, how much memory a child may hold, and the lane that suspects are inferred in."""
+    """``settings`` give the allowed hook modules, the memory limit of a child, and the lane of suspected items."""
     options = {
         "worker": os.getpid(),
         "path": list(sys.path),
@@ -23,4 +23,4 @@ def child_starter(settings: WorkerSettings, hook_timeout_s: float = HOOK_TIMEOUT
         "hook_s": hook_timeout_s,
         "lane": settings.lane,
     }
-    return partial(Child.start, options, Limits(settings.hook_memory_mb * MB, hook_timeout_s))
+    return partial(Child.start, options, ChildLimits(settings.hook_memory_mb * MB, hook_timeout_s))

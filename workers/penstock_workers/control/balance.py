@@ -1,4 +1,4 @@
-"""Whether a job has one outcome in SQL for every document. A job that has not ends with a reason, not in a loop."""
+"""Whether a job has one outcome in SQL for every document. A job where this cannot become true ends with a reason."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penstock_ledger.model import Counts, Job, JobState
 
 log = logging.getLogger(__name__)
 
-REWINDS_MAX = 3  # readings of a whole source that bring not one outcome more: a fourth would bring none either
+REWINDS_MAX = 3  # readings of a whole source without one more outcome: a fourth would not help, either
 
 
 class Unbalanced(NamedTuple):
     """Counts that reading the source again cannot put right."""
 
-    state: JobState  # what becomes of a job that runs
+    state: JobState  # the new state of a running job
     reason: str
 
 
@@ -30,7 +30,7 @@ class Balance:
         self._rewound: dict[str, tuple[int, int]] = {}  # job -> outcomes at its last rewind, rewinds without a new one
 
     def keep_only(self, live: Collection[str]) -> None:
-        """Jobs that are over need no memory."""
+        """Forget jobs that have ended."""
         self._rewound = {job_id: seen for job_id, seen in self._rewound.items() if job_id in live}
 
     def close(self, job: Job) -> Counts | Unbalanced | None:
@@ -38,7 +38,7 @@ class Balance:
         assert job.total is not None, "an open job has no number of documents to compare with"
         counts = self._outcomes.counts(job.job_id)
         if _sum(counts) > job.total:
-            counts = self._outcomes.recount(job.job_id)  # row by row: before a job fails, its rows are the proof
+            counts = self._outcomes.recount(job.job_id)  # row by row, to be sure before a job fails
         if _sum(counts) == job.total:
             self._rewound.pop(job.job_id, None)
             return counts
@@ -48,7 +48,7 @@ class Balance:
         return self._rewind(job, _sum(counts))
 
     def _is_read_for_cancel(self, job: Job) -> bool:
-        """What was fed before a cancel is written off by reading it again; other jobs have no need of that."""
+        """A cancelled job is read again to write off what was fed; other jobs are not."""
         return job.state is not JobState.CANCELLING or job.job_id in self._rewound
 
     def _rewind(self, job: Job, found: int) -> Unbalanced | None:

@@ -1,8 +1,8 @@
 """How many documents a job's budget still pays for: what is fed is bounded by it, so that a budget is not overshot.
 
 A call that has started is paid for whatever the budget says. So no more documents are fed than the rest of the budget
-pays for at the mean cost so far, and before the first costs are known, only a few. What remains of the overshoot is
-how far the last documents are dearer than the mean.
+pays for at the mean cost so far, and before the first costs are known, only a few. The overshoot that
+remains is what the last documents cost beyond the mean.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 MICROUSD = 1_000_000
 FIRST_DOCUMENTS = 4  # under way at once until the first answers have told what a document costs
-GROWTH = 2  # times what is finished may be under way: the mean of a few says little about hundreds
+GROWTH = 2  # at most so many times the finished documents are under way: a mean of few says little
 
 
 def mean_cost(stats: Mapping[str, int]) -> float | None:

@@ -36,7 +36,7 @@ class Cancelling:
         self._hot = hot
         self._states = states
         self._balance = balance
-        self._lease_s = lease_s  # of what a worker holds: one that has not renewed it for so long is dead
+        self._lease_s = lease_s  # a worker that has not renewed a lease for so long is dead
         self._since: dict[str, float] = {}  # job -> monotonic time of the first look
 
     def step(self, job: Job, queue: str, feeds: Sequence[tuple[Feed, LedFeed]]) -> None:
@@ -45,7 +45,7 @@ class Cancelling:
             self._jobs.close(job.job_id)  # an open job takes no more documents; the next round knows how many there are
             return
         if self._waits_for_calls(job, queue, feeds):
-            return  # what is being paid for may still have its result; nothing more starts
+            return  # calls under way may still end with a result; no more are started
         try:
             if any(not write_off(led.feeder, WRITE_OFF_MAX).exhausted for _, led in feeds):
                 return
@@ -54,13 +54,13 @@ class Cancelling:
             self._states.move(job, JobState.CANCELLED, reason)
             return
         except FeedLost:
-            return  # another process leads now, or the feed was rewound; the next round sees which
+            return  # another process leads now, or the feed was rewound; the next round shows which
         leads_newest = any(feed.generation == job.generation for feed, _ in feeds)  # one process counts
         if leads_newest and all(feed.exhausted for feed in self._jobs.feeds(job.job_id)):
             self._end(job)
 
     def keep_only(self, live: Collection[str]) -> None:
-        """Jobs that are over need no memory."""
+        """Forget jobs that have ended."""
         self._since = {job_id: since for job_id, since in self._since.items() if job_id in live}
 
     def _waits_for_calls(self, job: Job, queue: str, feeds: Sequence[tuple[Feed, LedFeed]]) -> bool:
@@ -72,7 +72,7 @@ class Cancelling:
         )
 
     def _end(self, job: Job) -> None:
-        """A cancel always ends: counts that do not balance are part of its reason."""
+        """End the job; counts that do not balance are noted in its reason."""
         closed = self._balance.close(job)
         if closed is None:
             return  # read once more; the missing documents are written off then

@@ -1,4 +1,4 @@
-"""The end of a job that has all its outcomes: the books are compared, the outputs written, and the job is complete."""
+"""Completes a job that has all its outcomes: checks the counts in SQL, then writes the outputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whether a job is about to end, so that its last outcome is noticed sooner than at the next ordinary tick.
 
-Workers tell a control loop nothing; it looks. Near a job's end it looks more often, as long as outcomes keep coming: where the
-last calls take many seconds, a fifth of a second after them is no delay.
+A control loop polls. Near a job's end it polls more often, as long as outcomes keep coming: where the last calls take many
+seconds, a fifth of a second more does not matter.
 """
 
 from __future__ import annotations
@@ -38,5 +38,5 @@ class Ending:
         return min(usual_s, ENDING_INTERVAL_S) if ends else usual_s
 
     def keep_only(self, live: Collection[str]) -> None:
-        """Jobs that are over need no memory."""
+        """Forget jobs that have ended."""
         self._moved = {job_id: moved for job_id, moved in self._moved.items() if job_id in live}

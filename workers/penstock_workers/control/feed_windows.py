@@ -1,4 +1,4 @@
-"""How much may be in the queue: a share per job, and never more of Redis than leaves room for everything else."""
+"""How much may be in the queue: a share per job, and never so much that Redis runs out of memory."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ STEP_MIN = 20  # documents worth a step
 # A job in prefix order is fed half a window at a time: sorted a few documents at a time they would be in no order at all.
 # The other half is more than the slots hold, so that none is empty meanwhile.
 ORDERED_STEP = 0.5
-URGENT_SHARE = 0.75  # of the slots: the others always hold work that is not urgent, so none of them starves
+URGENT_SHARE = 0.75  # of the slots: the others always hold work that is not urgent, so none of it starves
 MEMORY_SHARE = 0.75  # of Redis's maxmemory; above it feeding pauses, so that acks and leases always fit
 LOOK_EVERY_S = 2.0  # fleet size and memory change slowly
 ACTIVE_S = 2.0  # a job with nothing outstanding for so long leaves its share to the others: an open job may be idle
 
 
 class FeedWindows:
-    """Says how many more documents of a job may be published now. Each lane has a queue and slots of its own."""
+    """Computes how many more documents of a job may be published now. Each lane has a queue and slots of its own."""
 
     def __init__(
         self, hot: RedisLedger, fixed_window: int | None, specs: Specs, clock: Callable[[], float] = time.monotonic
@@ -59,7 +59,7 @@ class FeedWindows:
         self._rivals: defaultdict[str, dict[str, Flow]] = defaultdict(dict)  # lane -> flows of its active jobs, by job
 
     def update(self, live: Collection[Job], outstanding: Mapping[str, Sequence[int]]) -> None:
-        """See who shares the queues now: in every round, before ``for_feed``. ``outstanding``: documents by generation."""
+        """Note which jobs share the queues now, in every round before ``for_feed``. ``outstanding``: documents by generation."""
         now = self._clock()
         self._now, self._tick_s = now, now - self._now
         self._known = {job.job_id: self._known.get(job.job_id) or self._lane_and_flow(job) for job in live}
@@ -119,11 +119,11 @@ class FeedWindows:
         return len(self._rivals.get(lane, ())) > 1
 
     def _front(self, lane: str) -> int:
-        """Urgent documents at once. Of a fleet that has not been heard of, one."""
+        """Urgent documents at once. One, while no worker is known."""
         return max(1, int(URGENT_SHARE * self._slots[lane]))
 
     def _step(self, lane: str) -> int:
-        """Documents that all jobs together may add now: a fleetful, or more than was finished meanwhile."""
+        """Documents that all jobs together may add now: one per slot, or more than was finished meanwhile."""
         return max(self._slots[lane], int(STEP * self._tick_s * self._pace[lane].per_s))
 
     def _window(self, lane: str, seconds: float) -> int:

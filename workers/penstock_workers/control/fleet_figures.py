@@ -1,7 +1,7 @@
-"""The figures of the whole fleet, read every few seconds, so that a page of metrics is ready when it is asked for.
+"""The figures of the whole fleet, read every few seconds, so that they are ready when Prometheus asks.
 
-Reading them costs Redis some dozens of small commands. They are shown for half a minute and then no more: figures from
-before an outage would look like figures of now.
+Reading them costs Redis some dozens of small commands. They are shown for half a minute: after an outage older ones would
+look current.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FleetFigures:
         self._views: dict[str, QuotaView] = {}
 
     def refresh(self, live: Collection[Job]) -> None:
-        """Does nothing when the figures are young. Raises Redis's errors."""
+        """Does nothing when the figures are recent. Raises Redis's errors."""
         now = self._clock()
         if now < self._next_at:
             return

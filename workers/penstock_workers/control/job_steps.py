@@ -29,7 +29,7 @@ from penstock_workers.control.ending import Ending
 from penstock_workers.control.feed_windows import FeedWindows
 from penstock_workers.control.job_states import JobStates
 from penstock_workers.control.leadership import Leadership, LedFeed
-from penstock_workers.control.limits import Limits
+from penstock_workers.control.limits import JobLimits
 from penstock_workers.control.outputs import OutputWriter
 from penstock_workers.control.reconcile import Reconciler
 from penstock_workers.control.resume import Resumes
@@ -45,7 +45,7 @@ UNPARK_MAX = 2_000  # messages of a resumed job brought back per round
 
 
 class JobSteps:
-    """Takes the step of each live job. Feeding and ending are the leader's; limits and pauses are any process's."""
+    """Takes the step of each live job. Only the leader feeds and ends a job; any process applies limits and pauses."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class JobSteps:
         self._specs = Specs()
         self._windows = FeedWindows(hot, settings.window, self._specs)
         self._outputs = OutputWriter(settings, outcomes, outputs_written)
-        self._limits = Limits(outcomes, hot, states)
+        self._limits = JobLimits(outcomes, hot, states)
         self._completion = Completion(jobs, hot, states, balance, self._outputs)
         self._cancelling = Cancelling(jobs, outcomes, hot, states, balance, settings.visibility_timeout_s)
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
@@ -81,7 +81,7 @@ class JobSteps:
         self.ending = Ending()
 
     def prepare(self, live: Sequence[LiveJob], seen: Sequence[JobSeen]) -> None:
-        """Before the steps of a round: forget jobs that are over, renew what is led, and see who shares the queues."""
+        """Before the steps of a round: forget jobs that are over, renew what is led, and note which jobs share the queues."""
         names = {job.job_id for job, _ in live}
         for part in (
             self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.leadership, self.ending,
@@ -94,7 +94,7 @@ class JobSteps:
     def step(self, live: LiveJob, seen: JobSeen) -> None:
         """One bounded step for one job."""
         job, _ = live
-        self._resumes.lift_hold(job, seen)  # before workers hear that it runs: its items would meet the hold
+        self._resumes.lift_hold(job, seen)  # before workers learn that it runs: the hold would stop its items
         if not seen.is_current:
             self._hot.set_job_state(job.job_id, job.state)
         if job.state is JobState.PAUSED:
@@ -125,7 +125,7 @@ class JobSteps:
 
     def _end_if_done(self, live: LiveJob, seen: JobSeen, led: Sequence[Feed]) -> None:
         now = {feed.feed.generation: feed.feed for feed in live.feeds}
-        now |= {feed.generation: feed for feed in led}  # as this round has left them
+        now |= {feed.generation: feed for feed in led}  # as this round left them
         if live.job.total is None or not all(feed.exhausted for feed in now.values()):
             return
         self.ending.note(live.job.job_id, sum(seen.outstanding))

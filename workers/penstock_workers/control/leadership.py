@@ -1,8 +1,8 @@
 """Which feeds this process leads: each feed has one leader at a time, by a lease in SQL with a fence.
 
-Each round reads all leases together with the jobs, so a process that leads pays no statement to learn that it does: only a
-free lease is taken by a write, and all that a process has are renewed by one write when a third of their time is gone.
-What protects a cursor is not this knowledge but the fence, which is compared at each write of the cursor.
+Each round reads all leases together with the jobs, so a leader needs no statement of its own: a write takes a free
+lease, and one write renews all leases of a process when a third of their time is gone. The cursor is protected by the
+fence, which is compared at each write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Holds a job to its deadline and to its budget."""
+"""Stops jobs at their deadline or budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock_workers.control.budget import MICROUSD, affordable, mean_cost
 from penstock_workers.control.job_states import JobStates
 
 
-class Limits:
+class JobLimits:
     """Belongs to the control thread."""
 
     def __init__(self, outcomes: OutcomeStore, hot: RedisLedger, states: JobStates) -> None:
@@ -41,7 +41,7 @@ class Limits:
         return documents
 
     def keep_only(self, live: Collection[str]) -> None:
-        """Jobs that are over need no memory."""
+        """Forget jobs that have ended."""
         self._affordable = {job_id: left for job_id, left in self._affordable.items() if job_id in live}
 
     def _stop_at_budget(self, job: Job, budget_usd: float, under_way: int) -> bool:
@@ -53,7 +53,7 @@ class Limits:
             return False
         counts = self._outcomes.counts(job.job_id)
         if counts.succeeded + counts.dead == job.total:
-            self._affordable[job.job_id] = None  # nothing is left to be paid: the feed finds its end
+            self._affordable[job.job_id] = None  # no document is left to pay for: the feed reaches its end
             return False
         mean = mean_cost(stats) or 0.0
         reason = (

@@ -1,4 +1,4 @@
-"""One loop over every live job: a round looks at each, does a bounded amount of work, and comes back."""
+"""One loop over all live jobs: each round does a bounded amount of work for each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer.lanes import DEFAULT_LANE
 from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
-from penstock_workers.broker.amqp.homecoming import Homecoming
 from penstock_workers.broker.amqp.shovel import start_shovel
+from penstock_workers.broker.amqp.switch_back import SwitchBack
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.fleet_figures import FleetFigures
 from penstock_workers.control.job_steps import JobSteps
@@ -28,7 +28,7 @@ from penstock_workers.tracing import Tracing, open_tracing
 log = logging.getLogger(__name__)
 
 PROMOTE_MAX = 1_000  # due retries brought back per queue and round
-ASIDE_S = 2.0  # between the rounds of a process that leads nothing: it helps where the leader is busy, dead or gone
+ASIDE_S = 2.0  # between the rounds of a process that leads nothing: it helps where a leader is busy or dead
 FIGURES_TIMEOUT_S = 15.0  # of Redis, as for the other connections of a control loop
 STUCK_S = 300.0  # of one round: stores and sources answer, or fail, much sooner
 FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
@@ -60,14 +60,14 @@ class Control:
         )
         client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=FIGURES_TIMEOUT_S)
         self._fleet_figures = FleetFigures(hot, client)
-        self._homecoming = Homecoming(client, settings) if settings.broker_url is None else None
+        self._switch_back = SwitchBack(client, settings) if settings.broker_url is None else None
         self._rounds = 0
         self._next_round = 0.0  # monotonic time of the next round, whether or not this process leads anything
         self._states: dict[str, JobState] = {}  # of the jobs at the last look
         self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
     def tick(self) -> None:
-        """Look at all live jobs, and work on them if that is for this process to do."""
+        """Look at all live jobs, and work on them if this process leads them or could."""
         live = self._live.look()
         if self._is_due(live):
             self._next_round = time.monotonic() + ASIDE_S
@@ -84,14 +84,14 @@ class Control:
     def _round(self, live: Sequence[LiveJob]) -> None:
         if self._recovery.rebuild_if_lost([job for job, _ in live]):
             self._counters.rebuilds += 1
-            live = self._live.look()  # all feeds were rewound
-        if self._homecoming is not None:
-            self._homecoming.look()
+            live = self._live.look()  # recovery has rewound all feeds
+        if self._switch_back is not None:
+            self._switch_back.look()
         seen = self._hot.see([job for job, _ in live])
         self._steps.prepare(live, seen)
         jobs = list(zip(live, seen, strict=True))
         first = self._rounds % max(1, len(jobs))
-        for job, of_job in (*jobs[first:], *jobs[:first]):  # by turns: who is fed first is ahead in the queue
+        for job, of_job in (*jobs[first:], *jobs[:first]):  # in turns: the job that is fed first is ahead in the queue
             self._step(job, of_job)
         self._rounds += 1
         for lane in {str(job.spec.get("lane", DEFAULT_LANE)) for job, _ in live}:
@@ -100,7 +100,7 @@ class Control:
         self._counters.windows = self._steps.windows
 
     def run(self, stop: threading.Event) -> None:
-        """Tick until ``stop`` is set. A fault of a store is tried again, for as long as it takes."""
+        """Tick until ``stop`` is set. An error of a store is logged, and the next round tries again."""
         faults = 0
         while not stop.is_set():
             usual_s, began = self._settings.control_interval_s, time.monotonic()
@@ -115,20 +115,20 @@ class Control:
                 faults += 1
                 self._counters.ticks["failed"] += 1
             self._counters.tick_s = time.monotonic() - began
-            self._turned_at = time.monotonic()  # whatever a store says: a loop that turns is a loop that lives
+            self._turned_at = time.monotonic()  # the loop is alive, whatever a store says
             if not stop.is_set():
                 self._wake.wait(wait_s)
         try:
             self._steps.release_all()
-        except Exception as error:  # a full disk, a database that is away: the leases then end by themselves
+        except Exception as error:  # the database is down or its disk full: the leases then end by themselves
             log.warning("control: leases of feeds could not be handed over: %s: %s", type(error).__name__, error)
 
     def wake(self) -> None:
         """Tick now instead of at the end of the interval. Any thread."""
         self._wake.set()
 
-    def turns(self) -> bool:
-        """False when a tick has not come back for so long that it never will. Any thread."""
+    def is_turning(self) -> bool:
+        """False when a tick has not returned for ``STUCK_S`` seconds. Any thread."""
         return time.monotonic() - self._turned_at < STUCK_S
 
     def figures(self) -> Iterator[Sample]:
@@ -139,7 +139,7 @@ class Control:
             yield from self._tracing.sink.figures()
 
     def _step(self, live: LiveJob, seen: JobSeen) -> None:
-        """One job's trouble must not hold up the others."""
+        """Work on one job; its failure must not stop the others."""
         try:
             self._steps.step(live, seen)
         except Exception as error:
@@ -151,7 +151,7 @@ class Control:
             )
 
     def _refresh_figures(self, live: Sequence[Job]) -> None:
-        """Figures must not hold up the work that they are about."""
+        """Read the figures; their failure must not stop the round."""
         try:
             self._fleet_figures.refresh(live)
         except Exception as error:

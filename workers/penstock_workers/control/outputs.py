@@ -25,11 +25,11 @@ class OutputWriter:
         self._on_written = on_written  # called in the writing thread, after success and failure
         self._settings = settings
         self._outcomes = outcomes
-        self._turn = threading.Lock()  # of the one thread that writes
+        self._turn = threading.Lock()  # held by the one thread that writes
         self._writing: dict[tuple[str, int], Future[Written]] = {}  # bounded by the jobs that are live
 
     def written(self, job: Job) -> bool:
-        """Start writing, or ask how it goes; True once the files are there (or none are wanted).
+        """Start writing, or check on it; True once the files are there (or none are wanted).
 
         Raises SinkError after a failure; the next call starts again.
         """
@@ -49,7 +49,7 @@ class OutputWriter:
         return True
 
     def close(self) -> None:
-        """What has not begun does not begin any more."""
+        """Start no more writing."""
         for writing in self._writing.values():
             writing.cancel()
 

@@ -1,7 +1,7 @@
 """Reconcile: fed - finished - queued - leased - delayed - parked = missing; missing documents are published again.
 
-This is what makes the queue a hint: any message may be lost by anything, and costs time only. A document must be missing
-in two rounds running before it is published again, so that one caught between two places is not.
+So a lost message costs time only. A document must be missing in two rounds running before it is published again, because
+it may just be moving from one place to another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REPUBLISH_MAX = 5_000  # documents per round; the next round takes the rest
 
 
 class Reconciler:
-    """Watches one feed. Scans only when nothing moved since the last round, or when the books do not balance."""
+    """Watches one feed. Scans only when nothing moved since the last round, or when the counts do not add up."""
 
     def __init__(self, outcomes: OutcomeStore, hot: RedisLedger) -> None:
         self._outcomes = outcomes
@@ -38,7 +38,11 @@ class Reconciler:
         self._suspects = frozenset(missing)
         lost = self._drop_finished(job, feed, confirmed)
         if lost:
-            log.warning("job %s: %d documents were fed and are nowhere; publishing them again", job.job_id, len(lost))
+            log.warning(
+                "job %s: %d documents were fed and their messages are lost; publishing them again",
+                job.job_id,
+                len(lost),
+            )
             republish(feeder, [(doc, missing[doc]) for doc in lost])
         return len(lost)
 

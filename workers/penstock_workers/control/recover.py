@@ -1,8 +1,8 @@
-"""Redis forgot, or may have: rebuild what it held from SQL before anything is paid twice.
+"""After Redis lost data, or may have: rebuilds it from SQL before a call is paid twice.
 
 A sentinel in Redis holds the epoch of the ledger and the run id of the server that it was written to. It is missing after a
 FLUSHALL or a lost disk, and names another run after a restart, when the newest second of the append-only file, or a whole
-day with a restored backup, may be gone. Both are cured alike: the completed set and the counters are written again from
+day with a restored backup, may be gone. Both are repaired alike: the completed set and the counters are written again from
 SQL, and feeds of the jobs that lost their window start from the beginning of their source, dropping what is finished.
 """
 
@@ -20,7 +20,7 @@ REHYDRATE_PAGE = 5_000  # finished documents per round trip while the completed 
 
 
 class Recovery:
-    """Brings Redis back in line with SQL. Idempotent: two processes doing it at once do it twice, not wrong."""
+    """Makes Redis agree with SQL again. Idempotent: two processes may do it at once."""
 
     def __init__(self, jobs: JobStore, outcomes: OutcomeStore, hot: RedisLedger) -> None:
         self._jobs = jobs
@@ -28,12 +28,13 @@ class Recovery:
         self._hot = hot
 
     def rebuild_if_lost(self, live: Iterable[Job]) -> bool:
-        """Rebuild what Redis holds of these jobs if it is not the Redis that we know. True when it was rebuilt."""
+        """Rebuild what Redis holds of these jobs if its sentinel is missing or another server's. True when it was rebuilt."""
         if self._hot.check_epoch():
             return False
         jobs = list(live)
         log.warning(
-            "Redis is new, restarted or forgot: %d live jobs are rebuilt from SQL, then feeding goes on", len(jobs)
+            "Redis is new, was restarted or lost its data: %d live jobs are rebuilt from SQL, then feeding goes on",
+            len(jobs),
         )
         for job in jobs:
             self._rebuild(job)

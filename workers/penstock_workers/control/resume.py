@@ -1,4 +1,4 @@
-"""What happens when a paused job goes on: by itself at a stated time, or because a person said so."""
+"""What happens when a paused job goes on: by itself at a stated time, or by `penstock resume`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Resumes:
             log.info("job %s goes on by itself: its pause is over (%s)", job.job_id, job.reason)
 
     def lift_hold(self, job: Job, seen: JobSeen) -> None:
-        """A person who resumes a job says that its provider's account is in order: the hold on the provider ends.
+        """Lift the hold on a provider when its job is resumed by hand, which says that the account is in order.
 
         Redis still calls the job paused until a control process sees that it was resumed, so one that has started since
-        knows it as well. A job that went on by itself says nothing of the account: a hold from another job stays.
+        sees it, too. A job that went on by itself says nothing about the account: a hold from another job stays.
         """
         if job.state is not JobState.RUNNING:
             self._running.discard(job.job_id)
@@ -57,7 +57,7 @@ class Resumes:
             log.info("job %s was resumed: the hold on provider %s is lifted", job.job_id, provider)
 
     def keep_only(self, live: Collection[str]) -> None:
-        """Jobs that are over need no memory."""
+        """Forget jobs that have ended."""
         self._running.intersection_update(live)
         self._paused = {job_id: ends_at for job_id, ends_at in self._paused.items() if job_id in live}
 

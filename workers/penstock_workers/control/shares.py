@@ -1,4 +1,4 @@
-"""Whose documents may wait in a queue: as a fair line serves them, so that what is fed is what can be served.
+"""How many documents of each job may wait in a queue, by fair shares.
 
 Classes by priority, tenants evenly inside a class, jobs by weight inside a tenant. A queue is first in, first out, so a
 job that keeps twice as many documents in it is served twice as often. Urgent documents go to the consuming end instead;

@@ -1,7 +1,7 @@
-"""A process that runs the control loop and no items, behind the same seam as the engine that runs them.
+"""A process that runs the control loop and no items, with the interface of the engine that runs items.
 
-So `penstock control` is a worker like any other, with its drain, its events and its broker connection; its one queue is
-the door through which Celery clients submit jobs.
+So `penstock control` is a worker like any other, with its drain, its events and its broker connection; its one queue
+takes the jobs that Celery clients submit.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class ControlEngine:
         self._control = self._loop_runs.enter_context(start_control(self._settings))
 
     def accept(self, delivery: Delivery) -> None:
-        """An item was put where no items belong."""
+        """Set aside an item that was sent to this queue by mistake."""
         assert self._bridge is not None, "start() comes first"
-        log.error("item %s lies in %s, which is for jobs; it is kept aside", delivery.task_id, delivery.queue)
+        log.error("item %s lies in %s, which is for jobs; it is set aside", delivery.task_id, delivery.queue)
         self._bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])
 
     def abort(self, delivery: Delivery, why: str) -> None:
@@ -51,7 +51,7 @@ class ControlEngine:
 
         def end() -> None:
             self._loop_runs.close()
-            with contextlib.suppress(RuntimeError):  # too late: this loop is closed
+            with contextlib.suppress(RuntimeError):  # this loop is closed already
                 this_loop.call_soon_threadsafe(ended.set)
 
         threading.Thread(target=end, name="control-end", daemon=True).start()
@@ -63,16 +63,16 @@ class ControlEngine:
             )
 
     async def stop(self) -> None:
-        """What ``drain`` could not end is left to daemon threads, which end with the process."""
+        """Daemon threads that ``drain`` could not end go on until the process ends."""
 
     def resize(self, concurrency: int) -> None:
-        """There is one loop, whatever happens."""
+        """There is always one loop."""
 
     def stats(self) -> Mapping[str, int | float | str]:
         return {}
 
     def stuck(self) -> str | None:
-        if self._control is None or self._control.turns():
+        if self._control is None or self._control.is_turning():
             return None
         return "the control loop has been stuck in one round for minutes"
 

@@ -1,1 +1,1 @@
-"""The doors for services that have a Celery client and nothing of ours."""
+"""Tasks for services that use Penstock through a plain Celery client (docs/doors.md)."""

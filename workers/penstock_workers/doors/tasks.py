@@ -1,9 +1,9 @@
-"""The doors for services that have a Celery client and nothing of ours; docs/doors.md is their page.
+"""Celery tasks for services that use Penstock through a plain Celery client; docs/doors.md is their page.
 
-What comes through here was written by a stranger: it is held against the operator's borders (`source_roots`,
-`hook_modules`, `doors.*`), counted before it is begun, and has an end: by itself, by its time limit, or parked after it
-has taken several processes with it. A refusal is told to the client (the task's result and its `task-failed` event) and
-kept for the operator (`penstock refused`), each time without any content of documents.
+Their arguments come from outside: they are checked against the operator's limits (`source_roots`, `hook_modules`,
+`doors.*`). Each start is counted, so a task ends by itself, by its time limit, or parked after it has crashed several
+processes. A refusal goes to the client (the task's result and its `task-failed` event) and is
+kept for the operator (`penstock refused`), in both places without any content of documents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock_ledger import DatabaseUnavailable, PenstockError, RedisAddress
 from penstock_producer import Producer
 from penstock_producer.borders import Borders
 from penstock_producer.errors import ProducerError
-from penstock_workers.doors.book import DoorBook
+from penstock_workers.doors.task_records import TaskRecords
 from penstock_workers.errors import DoorRefused
 from penstock_workers.settings import WorkerSettings
 
@@ -32,21 +32,21 @@ log = logging.getLogger(__name__)
 
 SUBMIT, OPEN, ENQUEUE, CLOSE = "penstock.submit", "penstock.open_job", "penstock.enqueue", "penstock.close_job"
 DOORS = frozenset({SUBMIT, OPEN, ENQUEUE, CLOSE})
-# Of a task's arguments as JSON text. Prompts and documents of some megabytes fit; what is larger belongs into a source.
+# Of a task's arguments as JSON text. Prompts and documents of some megabytes fit; larger ones belong into a source.
 MAX_TASK_BYTES = 8 * 1024 * 1024
-GRACE_S = 60.0  # beyond the limit that a task keeps by itself; then it is given up from outside
+GRACE_S = 60.0  # beyond the task's own time limit; then the worker gives it up
 DATABASE_PAUSE_S = 2.0  # between two tries of a task that the database does not answer
 REDIS_TIMEOUT_S = 5.0
 
 
 class Door:
-    """What the door tasks of a process share: one producer with borders, and the book. Opened when the first task comes."""
+    """What the door tasks of a process share: a producer with the operator's limits, and the records. Opened on first use."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
         self._lock = threading.Lock()
         self._producer: Producer | None = None
-        self._book: DoorBook | None = None
+        self._records: TaskRecords | None = None
 
     @property
     def producer(self) -> Producer:
@@ -57,24 +57,24 @@ class Door:
             return self._producer
 
     @property
-    def book(self) -> DoorBook:
+    def records(self) -> TaskRecords:
         with self._lock:
-            if self._book is None:
+            if self._records is None:
                 address = RedisAddress.parse(self.settings.redis_url)
-                self._book = DoorBook(
+                self._records = TaskRecords(
                     address.connect(socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S)
                 )
-            return self._book
+            return self._records
 
 
 class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
-    """One attendance at a door. Subclasses say in ``serve`` what is done."""
+    """A door task. Subclasses implement ``serve``."""
 
     Request = "penstock_workers.celery_app.requests:DoorRequest"
     acks_late = True  # a worker that dies while it reads a source leaves the task to another
-    ignore_result = False  # kept where `result_backend_url` says; without one, nowhere
-    typing = False  # arguments are checked below, where a mistake can be told
-    throws = (DoorRefused,)  # no traceback in the log: the refusal says it all
+    ignore_result = False  # kept where `result_backend_url` says; not kept without one
+    typing = False  # arguments are checked below, where a mistake gets an answer
+    throws = (DoorRefused,)  # no traceback in the log for a refusal
 
     usage: ClassVar[str]
 
@@ -86,7 +86,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         raise NotImplementedError
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``serve`` returns. Raises DoorRefused, which the book remembers, and Reject for what is parked."""
+        """What ``serve`` returns. Raises DoorRefused, which is recorded, and Reject for a task that is parked."""
         given = self._given(args, kwargs)
         with self._counted(given):
             refusal = self._attend(given)
@@ -96,7 +96,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         raise DoorRefused(refusal)
 
     def _attend(self, given: Mapping[str, Any] | str) -> _Served | str:
-        """The one place where an error becomes words: without a chain, whose messages could show what was read."""
+        """Turn errors into text here, without their chain, whose messages could quote a document."""
         if isinstance(given, str):
             return given
         gives_up_at = time.monotonic() + self.door.settings.doors.submit_timeout_s
@@ -117,10 +117,10 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
 
     @contextlib.contextmanager
     def _counted(self, given: Mapping[str, Any] | str) -> Iterator[None]:
-        """Counted before anything of the task is looked into, and outside of this process, which may not survive it."""
+        """Count the start in Redis before the task is read, because the task may crash this process."""
         task_id = str(self.request.id)
         try:
-            crashes = self.door.book.begin(task_id)
+            crashes = self.door.records.begin(task_id)
         except RedisError as error:
             raise Reject(f"Redis does not answer ({type(error).__name__})", requeue=True) from None
         most = self.door.settings.doors.max_crashes
@@ -135,10 +135,10 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
     def given_back(self, task_id: str) -> None:
         """It ended, or returns to its queue because this process is told to end: no crash is counted."""
         with contextlib.suppress(RedisError):
-            self.door.book.end(task_id)
+            self.door.records.end(task_id)
 
     def overdue(self, task_id: str, given: Any) -> None:
-        """It was given up from outside; what its thread still does is as if it had been sent again."""
+        """The worker gave it up; its thread may go on, which does no more harm than sending the task again."""
         self.given_back(task_id)
         self.remember(given, f"it did not end within {self.time_limit:g} s and was given up", task_id=task_id)
 
@@ -146,8 +146,8 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         job = given.get("job_key") or given.get("job") if isinstance(given, Mapping) else None
         named = task_id or str(self.request.id)
         log.warning("%s %s is refused: %s", self.name, named, reason)
-        with contextlib.suppress(RedisError):  # the client hears of it in any case
-            self.door.book.refuse(str(self.name), named, job, reason, parked=parked)
+        with contextlib.suppress(RedisError):  # the client gets the refusal in any case
+            self.door.records.refuse(str(self.name), named, job, reason, parked=parked)
 
     def _given(self, args: Any, kwargs: Any) -> Mapping[str, Any] | str:
         """The arguments by their names, or what is wrong with them."""
@@ -159,7 +159,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
 
 
 class _Served:
-    """What a task came to, told apart from the words of a refusal."""
+    """The result of a task, distinct from the text of a refusal."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 THREADS = 4  # such tasks are rare, short, and wait for a database
 
-TELL_S = 2.0  # of the time for ending: whether Redis answers or not
+TELL_S = 2.0  # of the shutdown time, whether Redis answers or not
 LOST_MAX = 8  # threads that hang for good: each keeps what its task has read
 
 Job = Callable[[], None]
@@ -61,12 +61,12 @@ class TaskThreads:
             thread.start()
 
     def stop(self) -> None:
-        """What has not ended goes back to its queue, and what it still does here is in vain: tasks can be run again."""
+        """What has not ended goes back to its queue, and its result here is dropped: tasks can be run again."""
         if self._requests:
             log.warning("%d tasks did not end in time; they go back to their queues", len(self._requests))
         returned = [request for request in self._requests.values() if not request.acknowledged]
         for request in returned:
-            request.acknowledged = True  # from here on nobody may acknowledge it
+            request.acknowledged = True  # it must not be acknowledged from here on
             task_ready(request)
             self._give_back(request.message)
         self._requests.clear()
@@ -99,13 +99,13 @@ class TaskThreads:
             return
         del self._requests[request.message.delivery_tag]
         if error is not None:
-            log.error("task %s could not be run and is kept aside", request, exc_info=error)
+            log.error("task %s could not be run and is set aside", request, exc_info=error)
             request.reject(requeue=False)
 
     # -- time limits -------------------------------------------------------------------------------------------------
 
     def _watch(self, request: Any) -> None:
-        """From its begin on: it may have waited for a thread. What its sender asks for does not count."""
+        """Start the time limit when the task starts; the sender's own time limit is ignored."""
         limit_s = getattr(request.task, "time_limit", None)
         if limit_s and self._is_here(request):
             self._call_later(limit_s, partial(self._give_up, request, limit_s))
@@ -115,7 +115,7 @@ class TaskThreads:
             return
         del self._requests[request.message.delivery_tag]
         log.error("task %s hangs beyond its limit of %g s and is given up; its thread is lost", request, limit_s)
-        request.on_timeout(False, limit_s)  # its sender hears of a failure, the broker that it is done with
+        request.on_timeout(False, limit_s)  # the sender gets a failure, and the broker an acknowledgement
         self._lost += 1
         if self._lost > LOST_MAX:
             log.error("%d threads hang in tasks: no more are started; restart this process", self._lost)
@@ -128,7 +128,7 @@ class TaskThreads:
         return self._requests.get(request.message.delivery_tag) is request
 
     def _if_here(self, request: Any, callback: Callable[..., object], *arguments: Any, **more: Any) -> None:
-        """What a task says after it was given up, or has gone back to its queue, is not heard."""
+        """Ignore the result of a task that was given up or has returned to its queue."""
         if self._is_here(request):
             callback(*arguments, **more)
 
@@ -139,7 +139,7 @@ def _tell_all(returned: Sequence[Any]) -> None:
 
 
 def _tell(request: Any, what: str, *arguments: Any) -> None:
-    """Tasks of doors keep a book of their own."""
+    """Call a method that door tasks have, and others do not."""
     listener = getattr(request.task, what, None)
     if listener is not None:
         listener(*arguments)

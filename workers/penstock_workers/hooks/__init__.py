@@ -1,4 +1,4 @@
-"""What a job's author imports: ``from penstock_workers.hooks import Invalid``. The room of hooks and answer schemas."""
+"""What a job's author imports: ``from penstock_workers.hooks import Invalid``. Beside it: hooks and answer schemas."""
 
 from penstock_workers.hooks.contract import Invalid, Item
 

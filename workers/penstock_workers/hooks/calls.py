@@ -1,4 +1,4 @@
-"""In a child: call a job's hooks, and turn whatever they do into an answer for the worker."""
+"""Runs in a child: calls a job's hooks, and turns their results and failures into answers for the worker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from penstock_workers.children.frames import After, Before, Fault, Fine, Have, Missing, Refused, Reply
-from penstock_workers.children.marks import Marks
+from penstock_workers.children.protocol import Fault, Fine, ImportHook, Missing, Postprocess, Preprocess, Refused, Reply
+from penstock_workers.children.running_calls import RunningCalls
 from penstock_workers.errors import HookMissing
 from penstock_workers.hooks.contract import Invalid, Item
 from penstock_workers.hooks.imports import HookImports
@@ -20,13 +20,13 @@ from penstock_workers.hooks.threads import HookThreads
 
 HOOK_RESULT_BYTES = (
     32 * 1024 * 1024
-)  # as an answer of a provider: what is larger would burden SQL and everybody's memory
-WORDS_CHARS = 2_000  # of what a hook says of its failure; a dead letter keeps fewer
+)  # as an answer of a provider: what is larger would burden SQL and the memory of every reader
+WORDS_CHARS = 2_000  # of a hook's error text; a dead letter keeps fewer
 TRACE_CHARS = 20_000
 
 
 class HookFault(Exception):
-    """A call of a hook that came to nothing. Its text is for the dead letter."""
+    """A call of a hook that failed. Its text is for the dead letter."""
 
     def __init__(self, words: str, *, overtime: bool = False, hangs: bool = False, trace: str = "") -> None:
         super().__init__(words)
@@ -35,7 +35,7 @@ class HookFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """What a call raised, as a value: no exception of a hook travels through an event loop, where some would end it."""
+    """What a call raised, as a value: some exceptions would end the event loop."""
 
     error: BaseException
 
@@ -43,32 +43,32 @@ class _Raised:
 class HookCalls:
     """Calls the hooks of all jobs. ``allowed`` names the modules they may come from; None allows all."""
 
-    def __init__(self, marks: Marks, allowed: Sequence[str] | None, timeout_s: float) -> None:
-        self._imports = HookImports(marks, allowed)
-        self._threads = HookThreads(marks)
+    def __init__(self, running_calls: RunningCalls, allowed: Sequence[str] | None, timeout_s: float) -> None:
+        self._imports = HookImports(running_calls, allowed)
+        self._threads = HookThreads(running_calls)
         self._timeout_s = timeout_s
-        self._told: set[str] = set()  # hooks whose traceback was told; as many as were ever imported
+        self._logged: set[str] = set()  # hooks whose traceback was sent; as many as were ever imported
 
-    async def answer(self, number: int, call: Have | Before | After) -> Reply:
+    async def answer(self, number: int, call: ImportHook | Preprocess | Postprocess) -> Reply:
         try:
             function = await self._imports.get(number, call.path)
-            if isinstance(call, Have):
+            if isinstance(call, ImportHook):
                 return Fine()
-            return await (self._before if isinstance(call, Before) else self._after)(number, function, call)
+            return await (self._before if isinstance(call, Preprocess) else self._after)(number, function, call)
         except HookMissing as error:
             return Missing(str(error))
         except HookFault as fault:
-            trace = self._told_once(call.path, fault.trace)
+            trace = self._trace_once(call.path, fault.trace)
             return Fault(str(fault)[:WORDS_CHARS], trace, fault.overtime, fault.hangs)
 
-    async def _before(self, number: int, function: Callable[..., Any], call: Before | After) -> Reply:
+    async def _before(self, number: int, function: Callable[..., Any], call: Preprocess | Postprocess) -> Reply:
         changed = await self._call(number, function, _item(call))
         if not isinstance(changed, Item) or not isinstance(changed.body, dict):
             raise HookFault(f"it returned {_kind(changed)}, not the item with a dict as its body")
         return Fine(_json(changed.body))
 
-    async def _after(self, number: int, function: Callable[..., Any], call: Before | After) -> Reply:
-        assert isinstance(call, After)
+    async def _after(self, number: int, function: Callable[..., Any], call: Preprocess | Postprocess) -> Reply:
+        assert isinstance(call, Postprocess)
         said = await self._call(number, function, _item(call), orjson.loads(call.answer))
         if isinstance(said, Invalid):
             return Refused(str(said.reason)[:WORDS_CHARS], bool(said.retry))
@@ -77,7 +77,7 @@ class HookCalls:
         return Fine(_json(said))
 
     async def _call(self, number: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the hook says. Raises HookFault for everything that the hook raises."""
+        """The hook's result. Raises HookFault for everything that the hook raises."""
         in_thread = not inspect.iscoroutinefunction(function)
         try:
             if in_thread:
@@ -102,15 +102,15 @@ class HookCalls:
             except asyncio.CancelledError as error:
                 if task is None or task.cancelling():
                     raise
-                return _Raised(error)  # of something that the hook itself waited for
+                return _Raised(error)  # a timeout of the hook's own
             except BaseException as error:
                 return _Raised(error)
 
-    def _told_once(self, path: str, trace: str) -> str:
-        """The first traceback of a hook is for its author; a million more would only fill the disk."""
-        if not trace or path in self._told:
+    def _trace_once(self, path: str, trace: str) -> str:
+        """The traceback, for the first failure of a hook only: more would fill the disk."""
+        if not trace or path in self._logged:
             return ""
-        self._told.add(path)
+        self._logged.add(path)
         return trace
 
 
@@ -124,7 +124,7 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]
     return call
 
 
-def _item(call: Before | After) -> Item:
+def _item(call: Preprocess | Postprocess) -> Item:
     return Item(call.job_id, call.generation, call.doc_id, call.endpoint, orjson.loads(call.body))
 
 

@@ -1,8 +1,8 @@
 """A job's own functions around inference, named in its spec by import path: `package.module:function`.
 
 ``preprocess(item) -> item`` sees each request before it is sent; ``postprocess(item, response) -> response | Invalid`` each
-answer before it is stored. Either may be ``async``. They run in processes apart from the worker (docs/hooks.md): whatever a
-hook does is the fate of its item alone, even if it ends its process or never returns.
+answer before it is stored. Either may be ``async``. They run in processes apart from the worker (docs/hooks.md): a hook
+that fails, ends its process or never returns affects its own item only.
 
 This module is what hooks import, so it imports nothing heavy.
 """
@@ -26,7 +26,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """Returned by ``postprocess``: the answer is of no use. Tried again as often as the job allows, unless ``retry`` is off."""
+    """Returned by ``postprocess``: the answer is not usable. The item is retried as its job allows, unless ``retry`` is off."""
 
     reason: str
     retry: bool = True

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_producer.hook_paths import is_allowed
-from penstock_workers.children.marks import Marks
+from penstock_workers.children.running_calls import RunningCalls
 from penstock_workers.errors import HookMissing
 
 HOOKS_KEPT = 100  # functions; two per job that has them
@@ -22,13 +22,13 @@ Hook = Callable[..., Any]
 class HookImports:
     """``allowed`` names modules, with all inside them; None allows whatever can be imported."""
 
-    def __init__(self, marks: Marks, allowed: Sequence[str] | None) -> None:
-        self._marks, self._allowed = marks, allowed
+    def __init__(self, running_calls: RunningCalls, allowed: Sequence[str] | None) -> None:
+        self._running_calls, self._allowed = running_calls, allowed
         self._found: OrderedDict[str, Hook] = OrderedDict()
         self._importing = asyncio.Lock()
 
     async def get(self, number: int, path: str) -> Hook:
-        """For the call of this number. Raises HookMissing, as often as it is asked for: what is corrected is found then."""
+        """For the call of this number. Raises HookMissing, again at each call, so that a corrected hook is found."""
         hook = self._found.get(path)
         if hook is not None:
             self._found.move_to_end(path)
@@ -43,7 +43,7 @@ class HookImports:
             return hook
 
     def _import(self, number: int, path: str) -> Hook:
-        with self._marks.in_thread(number):
+        with self._running_calls.in_thread(number):
             return _import(path)
 
     def _check(self, path: str) -> None:
@@ -59,7 +59,7 @@ class HookImports:
 def _import(path: str) -> Hook:
     name, _, attribute = path.partition(":")
     _add_working_folder()
-    importlib.invalidate_caches()  # the file may have been put there just now
+    importlib.invalidate_caches()  # the file may be new
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:

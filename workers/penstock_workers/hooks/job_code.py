@@ -1,6 +1,6 @@
-"""What a job brings with it, its hooks and its schema, as the runner asks for it: everything runs in child processes.
+"""Runs a job's hooks and checks its answers against its schema, both in child processes.
 
-An answer that was paid for stays here while a child that died over it is tried again: a crash is never paid for twice.
+The worker keeps a paid answer while its check is repeated after a crash, so no crash causes a second call.
 """
 
 from __future__ import annotations
@@ -16,9 +16,20 @@ import orjson
 
 from penstock_ratelimit.for_penstock import DETAIL_CHARS
 from penstock_workers.children.child import CHECK_S, Cause
-from penstock_workers.children.crew import Crew, Guilty
-from penstock_workers.children.frames import After, Before, Call, Check, Fault, Fine, Have, Missing, Refused, Usable
-from penstock_workers.children.frames import Reply as Said
+from penstock_workers.children.child_pool import CallEndedChild, ChildPool
+from penstock_workers.children.protocol import (
+    Call,
+    Check,
+    Fault,
+    Fine,
+    ImportHook,
+    Missing,
+    Postprocess,
+    Preprocess,
+    Refused,
+    TrySchema,
+)
+from penstock_workers.children.protocol import Reply as Said
 from penstock_workers.errors import ChildBroken, HookMissing, HookStuck, SchemaUnusable, WorkerError
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt
@@ -27,20 +38,20 @@ from penstock_workers.item.failures import Failure, Reply
 log = logging.getLogger(__name__)
 
 HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck
-STUCK_MAX = (
-    16  # calls of a hook in a row that took too long; with more of them the hook is broken, not one of its documents
-)
+STUCK_MAX = 16  # calls of a hook in a row that took too long: then the hook is broken, not one document
 KEPT = 200  # hooks and schemas that are known to be usable: one schema and two hooks per job
 # Between tries to start a process for an answer that is paid for: a minute in which memory or processes may come free. Then
 # its job pauses, and the document is paid for again when that is over.
 START_AGAIN_S = (1.0, 4.0, 10.0, 15.0, 30.0)
-HELD_S = 10.0  # for so long a hook that is broken is not tried again: its job is about to pause
+HELD_S = 10.0  # a broken hook is not called again for so long: its job is about to pause
 
 
 class JobCode:
-    """``hooks`` and ``checks`` run what jobs bring, ``suspects`` the same for items under suspicion, in lines of theirs."""
+    """``hooks`` and ``checks`` are the pools for ordinary items, ``suspects`` is the one for suspected items."""
 
-    def __init__(self, hooks: Crew, checks: Crew, suspects: Crew, hook_timeout_s: float = HOOK_TIMEOUT_S) -> None:
+    def __init__(
+        self, hooks: ChildPool, checks: ChildPool, suspects: ChildPool, hook_timeout_s: float = HOOK_TIMEOUT_S
+    ) -> None:
         self._hooks, self._checks, self._suspects = hooks, checks, suspects
         self._hook_timeout_s = hook_timeout_s
         self._usable: OrderedDict[str, None] = OrderedDict()  # hooks, and jobs with their schema
@@ -48,10 +59,10 @@ class JobCode:
         self._broken: dict[str, tuple[float, WorkerError]] = {}  # until when, and why; as many as ``_usable``
         self._overtimes: Counter[str] = Counter()  # by hook, in a row
         self._failures = FailureLog(log)
-        self._told: set[str] = set()  # hooks whose traceback is in the log; as many as were ever imported
+        self._logged: set[str] = set()  # hooks whose traceback is in the log; as many as were ever imported
 
     async def ready(self, attempt: Attempt) -> None:
-        """Before anything is paid: raises HookMissing, HookStuck or SchemaUnusable when an answer could not be accepted."""
+        """Check the hooks and the schema before the call. Raises HookMissing, HookStuck and SchemaUnusable."""
         spec = attempt.job.spec
         for path in (spec.preprocess, spec.postprocess):
             if path is not None:
@@ -65,7 +76,7 @@ class JobCode:
         if path is None:
             return None
         said = await self._call(
-            attempt, path, Before(path, *attempt.key, attempt.job.spec.endpoint, attempt.body), None
+            attempt, path, Preprocess(path, *attempt.key, attempt.job.spec.endpoint, attempt.body), None
         )
         if isinstance(said, Failure):
             return said
@@ -74,7 +85,7 @@ class JobCode:
         return None
 
     async def accept(self, attempt: Attempt, reply: Reply) -> Reply | Failure:
-        """See whether a reply is what the job asked for: its schema first, then its hook. Raises HookMissing."""
+        """Check a reply against the job's schema, then pass it to its hook. Raises HookMissing."""
         if attempt.job.spec.response_schema is not None:
             mismatch = await self._check(attempt, reply)
             if mismatch is not None:
@@ -82,7 +93,7 @@ class JobCode:
         path = attempt.job.spec.postprocess
         if path is None:
             return reply
-        call = After(path, *attempt.key, attempt.job.spec.endpoint, attempt.body, reply.body)
+        call = Postprocess(path, *attempt.key, attempt.job.spec.endpoint, attempt.body, reply.body)
         said = await self._call(attempt, path, call, reply.status)
         if isinstance(said, Fine):
             return reply._replace(body=said.body)
@@ -92,33 +103,33 @@ class JobCode:
         return said
 
     async def close(self) -> None:
-        for crew in (self._hooks, self._checks, self._suspects):
-            await crew.close()
+        for pool in (self._hooks, self._checks, self._suspects):
+            await pool.close()
 
     # -- hooks ---------------------------------------------------------------------------------------------------------
 
     async def _call(
-        self, attempt: Attempt, path: str, call: Before | After, status: int | None
+        self, attempt: Attempt, path: str, call: Preprocess | Postprocess, status: int | None
     ) -> Fine | Refused | Failure:
         try:
             said = await self._ask(self._hooks, attempt, call)
-        except Guilty as guilty:
-            return self._guilty(path, guilty, status)
+        except CallEndedChild as ended:
+            return self._failure_of(path, ended, status)
         if isinstance(said, Missing):
             raise HookMissing(said.words)
         self._note_overtime(path, isinstance(said, Fault) and said.overtime)
         if isinstance(said, Fault):
-            self._tell_once(path, said.trace)
+            self._log_once(path, said.trace)
             return Failure("hook_failed", f"{path}: {said.words}"[:DETAIL_CHARS], status)
         assert isinstance(said, (Fine, Refused)), said
         return said
 
-    def _guilty(self, path: str, guilty: Guilty, status: int | None) -> Failure:
-        if guilty.cause is Cause.STUCK:
+    def _failure_of(self, path: str, ended: CallEndedChild, status: int | None) -> Failure:
+        if ended.cause is Cause.STUCK:
             self._note_overtime(path, True)
             words = f"{path}: it took longer than {self._hook_timeout_s:g} s, and nothing else could run in its process"
             return Failure("hook_failed", words, status)
-        return Failure("worker_crashed", f"{path}: {_end(guilty)}", status)
+        return Failure("worker_crashed", f"{path}: {_end(ended)}", status)
 
     def _note_overtime(self, path: str, overtime: bool) -> None:
         self._overtimes[path] = self._overtimes[path] + 1 if overtime else 0
@@ -129,18 +140,18 @@ class JobCode:
             )
             self._broken[path] = monotonic() + HELD_S, HookStuck(why)
 
-    def _tell_once(self, path: str, trace: str) -> None:
-        if trace and path not in self._told:
-            self._told.add(path)
+    def _log_once(self, path: str, trace: str) -> None:
+        if trace and path not in self._logged:
+            self._logged.add(path)
             log.warning(
                 "hook %s raised; its item is a dead letter. Later ones are not logged.\n%s", path, trace.rstrip()
             )
 
     async def _look_for(self, attempt: Attempt, path: str) -> None:
         try:
-            said = await self._ask(self._hooks, attempt, Have(path))
-        except Guilty as guilty:
-            error = HookMissing(f"hook_missing: {path} cannot be imported here: {_end(guilty)}")
+            said = await self._ask(self._hooks, attempt, ImportHook(path))
+        except CallEndedChild as ended:
+            error = HookMissing(f"hook_missing: {path} cannot be imported here: {_end(ended)}")
             self._broken[path] = monotonic() + HELD_S, error
             raise error from None
         if isinstance(said, (Missing, Fault)):
@@ -152,19 +163,19 @@ class JobCode:
         """`schema_mismatch` saying where the reply differs; None when it does not."""
         try:
             said = await self._ask(self._checks, attempt, Check(self._schema(attempt), reply.content or ""))
-        except Guilty as guilty:
-            if guilty.cause is Cause.STUCK:
+        except CallEndedChild as ended:
+            if ended.cause is Cause.STUCK:
                 words = f"the check took longer than {CHECK_S:g} s; simplify the schema, its patterns above all"
                 return Failure("schema_mismatch", words, reply.status)
-            return Failure("worker_crashed", f"the check against the schema: {_end(guilty)}", reply.status)
+            return Failure("worker_crashed", f"the check against the schema: {_end(ended)}", reply.status)
         return Failure("schema_mismatch", said.words[:DETAIL_CHARS], reply.status) if isinstance(said, Fault) else None
 
     async def _try_schema(self, attempt: Attempt) -> None:
         try:
-            said = await self._ask(self._checks, attempt, Usable(self._schema(attempt)))
+            said = await self._ask(self._checks, attempt, TrySchema(self._schema(attempt)))
             words = said.words if isinstance(said, Fault) else None
-        except Guilty as guilty:
-            words = "it takes too long" if guilty.cause is Cause.STUCK else _end(guilty)
+        except CallEndedChild as ended:
+            words = "it takes too long" if ended.cause is Cause.STUCK else _end(ended)
         if words is not None:
             error = SchemaUnusable(
                 f"schema_unusable: response_schema cannot be used to check answers: {words}; submit again with another one"
@@ -183,22 +194,22 @@ class JobCode:
 
     # -- both ----------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, crew: Crew, attempt: Attempt, call: Call) -> Said:
-        """Raises ChildBroken at once before anything is paid for, and for what is paid for when it waited in vain."""
-        if isinstance(call, After | Check):
+    async def _ask(self, pool: ChildPool, attempt: Attempt, call: Call) -> Said:
+        """Raises ChildBroken: at once before the call, and after several attempts where an answer is paid for."""
+        if isinstance(call, Postprocess | Check):
             for pause_s in START_AGAIN_S:
                 try:
-                    return await self._ask_once(crew, attempt, call)
+                    return await self._ask_once(pool, attempt, call)
                 except ChildBroken as error:
-                    self._failures.tell("an answer waits for a process to check it in", error, "it is tried again")
+                    self._failures.tell("an answer waits for a process that can check it", error, "it is tried again")
                     await asyncio.sleep(pause_s)
-        return await self._ask_once(crew, attempt, call)
+        return await self._ask_once(pool, attempt, call)
 
-    async def _ask_once(self, crew: Crew, attempt: Attempt, call: Call) -> Said:
-        return await (self._suspects.ask(call, attempt.line) if attempt.confined else crew.ask(call))
+    async def _ask_once(self, pool: ChildPool, attempt: Attempt, call: Call) -> Said:
+        return await (self._suspects.ask(call, attempt.line) if attempt.confined else pool.ask(call))
 
     async def _once(self, name: str, look: Callable[[], Awaitable[None]]) -> None:
-        """Look whether a hook or a schema can be used, unless that is known."""
+        """Check once whether a hook or a schema can be used."""
         until, error = self._broken.get(name, (0.0, None))
         if error is not None:
             if monotonic() < until:
@@ -212,10 +223,10 @@ class JobCode:
             self._usable.popitem(last=False)
 
 
-def _end(guilty: Guilty) -> str:
+def _end(ended: CallEndedChild) -> str:
     how = (
         "held more memory than hook_memory_mb allows"
-        if guilty.cause is Cause.MEMORY
+        if ended.cause is Cause.MEMORY
         else "died (an exit, a signal or a crash in native code)"
     )
-    return f"its process {how}, {guilty.deaths} times, the last time when it ran alone"
+    return f"its process {how}, {ended.deaths} times, the last time when it ran alone"

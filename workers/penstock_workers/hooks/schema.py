@@ -14,7 +14,7 @@ from referencing.exceptions import Unresolvable
 VALIDATORS_KEPT = 100  # compiled schemas; one per job that has one
 WORDS_CHARS = 2_000
 ALWAYS_THE_SAME = "it refers to itself without end"
-_SAMPLES: tuple[Any, ...] = (None, {}, [], "", 0)  # what a schema is tried on before anything is paid
+_SAMPLES: tuple[Any, ...] = (None, {}, [], "", 0)  # values that a new schema is tested with before the first call
 
 
 class SchemaChecks:

@@ -1,6 +1,6 @@
-"""In a child: threads for hooks that are plain functions. One that never returns costs its thread, and then its child.
+"""In a child: threads for hooks that are plain functions. One that never returns blocks its thread until its child is ended.
 
-Not a ThreadPoolExecutor: there waiting for a thread would count against a hook's time, a stuck hook would keep its place
+Not a ThreadPoolExecutor: there, waiting for a thread would count against a hook's time, a stuck hook would keep its place
 for good, and the interpreter would wait for it at its end.
 """
 
@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from penstock_workers.children.marks import Marks
+from penstock_workers.children.running_calls import RunningCalls
 
 HOOK_THREADS = 4  # hooks are small; heavier ones call libraries that use the cores by themselves
 
@@ -20,8 +20,8 @@ HOOK_THREADS = 4  # hooks are small; heavier ones call libraries that use the co
 class HookThreads:
     """Calls plain functions, at most HOOK_THREADS at once. All of it runs on one event loop."""
 
-    def __init__(self, marks: Marks) -> None:
-        self._marks = marks
+    def __init__(self, running_calls: RunningCalls) -> None:
+        self._running_calls = running_calls
         self._places = asyncio.Semaphore(HOOK_THREADS)
         self._idle: list[_HookThread] = []
 
@@ -31,16 +31,16 @@ class HookThreads:
         Raises TimeoutError: then the thread goes on by itself until the child is ended.
         """
 
-        def marked() -> Any:
-            with self._marks.in_thread(number):
+        def recorded() -> Any:
+            with self._running_calls.in_thread(number):
                 return call()
 
         async with self._places:
             thread = self._idle.pop() if self._idle else _HookThread()
             try:
                 async with asyncio.timeout(timeout_s):
-                    said = await thread.run(marked)
-            except BaseException:  # out of time, or the item was given up
+                    said = await thread.run(recorded)
+            except BaseException:  # timed out, or the item was cancelled
                 thread.end()
                 raise
             self._idle.append(thread)
@@ -52,7 +52,7 @@ class HookThreads:
 
 
 class _HookThread:
-    """One thread that makes one call at a time. It never keeps the process from ending."""
+    """One thread that makes one call at a time. It does not keep the process from ending."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
@@ -74,7 +74,7 @@ class _HookThread:
             try:
                 future.get_loop().call_soon_threadsafe(_tell, future, said)
             except RuntimeError:
-                return  # the loop has closed: nobody listens
+                return  # the loop has closed
 
 
 def _tell(future: asyncio.Future[Any], said: Any) -> None:

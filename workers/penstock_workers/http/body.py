@@ -1,4 +1,4 @@
-"""The body of one answer: counted, unpacked, and held back where it needs more memory than was asked for."""
+"""The body of one answer: counted, unpacked, and held back until the memory for it is reserved."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Body:
             self.wants = self._limits.max_body_bytes  # nothing says how large it becomes
 
     def grant(self) -> None:
-        """What it wants may be held. Raises AnswerTooLarge and ConnectionLost."""
+        """Go on after the memory was reserved. Raises AnswerTooLarge and ConnectionLost."""
         self.wants, self._free = 0, self._limits.max_body_bytes
         held_back, self._held_back = self._held_back, []
         for part in (b"", *held_back):  # the empty one is for what the unpacker still has

@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         return self._reader.wants
 
     async def go_on(self, deadline: float) -> None:
-        """What the answer wants is reserved: read the rest of it. Raises HttpError."""
+        """Go on after the memory was reserved: read the rest of the answer. Raises HttpError."""
         try:
             self._reader.grant()
         except HttpError:
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def _settle(self) -> None:
-        """The wait is over, however it ended."""
+        """Clear the waiter and the timer."""
         self._waiter = None
         if self._alarm is not None:
             self._alarm.cancel()
@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Again does nothing."""
+        """Does nothing when it is closed already."""
         self.usable = False
         if self._transport is not None:
             self._transport.abort()

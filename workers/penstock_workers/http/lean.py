@@ -1,4 +1,4 @@
-"""HTTP/1.1 over kept connections, for one thing: many requests with whole bodies to few servers.
+"""HTTP/1.1 over kept connections, for many requests with whole bodies to few servers.
 
 A third of what aiohttp's client costs, which builds some forty objects per request for cookies, redirects, streams and
 traces that calls to a model have no use for. llhttp reads the answers, as it does for aiohttp and for Node.
@@ -70,7 +70,7 @@ class LeanClient:
         connection = pool.take(began) or await pool.connect(timeout_s)
         wants = await connection.exchange(head, body, deadline, reserves=reserve is not None)
         if wants:
-            assert reserve is not None, "else nothing wants more than it may have"
+            assert reserve is not None, "only a body with `reserve` asks for more"
             await self._grant(connection, wants, deadline, reserve)
         answer = connection.finish()
         pool.take_back(connection, answer.headers)

@@ -28,7 +28,7 @@ _KEEP_ALIVE = re.compile(r"timeout=(\d{1,6})\b", re.IGNORECASE)
 
 
 class Pool:
-    """Hands out the connection that was used last, so that those that are not needed grow old."""
+    """Hands out the connection that was used last, so that those that are not needed time out."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, server: Server, limits: Limits) -> None:
         self._loop = loop
@@ -137,7 +137,7 @@ class Pool:
         return connection
 
     async def _resolve(self) -> list[AddrInfoType]:
-        """One question at a time, however many connections wait for its answer."""
+        """One lookup at a time, however many connections wait for it."""
         if self._loop.time() < self._addresses_until:
             return self._addresses
         if self._lookup is None:

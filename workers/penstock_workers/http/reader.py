@@ -69,8 +69,8 @@ class AnswerReader:
         return found or ConnectionLost(f"what the server sent is not HTTP: {text}")
 
     def grant(self) -> None:
-        """What it wants is reserved. Raises HttpError."""
-        assert self._body is not None, "it wanted something"
+        """Go on after the memory was reserved. Raises HttpError."""
+        assert self._body is not None, "called only after a reservation was asked for"
         self._body.grant()
 
     def end(self) -> None:

@@ -25,7 +25,7 @@ class ResumingContext(ssl.SSLContext):
 
 
 def client_context() -> ResumingContext:
-    """As ``ssl.create_default_context`` makes one. For one server: a session is good nowhere else."""
+    """As ``ssl.create_default_context`` makes one. For one server: sessions are not valid for others."""
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies certificates and names
     context.verify_flags = ssl.create_default_context().verify_flags
     context.load_default_certs()  # those of SSL_CERT_FILE and SSL_CERT_DIR, or the system's

@@ -1,4 +1,4 @@
-"""The same through aiohttp's client. It is imported where it is chosen, or where a provider has a proxy."""
+"""``HttpClient`` with aiohttp. Imported only where the settings choose it, or where a provider has a proxy."""
 
 from __future__ import annotations
 

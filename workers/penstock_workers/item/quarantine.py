@@ -1,8 +1,8 @@
 """Suspects are tried apart. An item that was in flight twice when its worker died runs in a child process, with others like it.
 
 If the child survives, none of them was the cause (they were only in flight beside it, or the worker was killed from outside)
-and their answers count as any other. If it dies, its marks and smaller groups find the cause (children/crew.py), which
-becomes the dead letter `worker_crashed` while hundreds of items in the worker never notice.
+and their answers count as any other. If it dies, its record of running calls and smaller groups find the cause
+(children/child_pool.py), which becomes the dead letter `worker_crashed`; the items in the worker are not affected.
 
 What still kills the worker from inside a child (a hook that sends its parent a signal, say) is found by counting: each such
 death makes the group smaller in which its items run next, and ``CRASHES_MAX`` of them are a dead letter whatever happens.
@@ -19,8 +19,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from penstock_workers.children.crew import WIDTHS, Crew, Guilty
-from penstock_workers.children.frames import Infer, Inferred
+from penstock_workers.children.child_pool import WIDTHS, CallEndedChild, ChildPool
+from penstock_workers.children.protocol import Infer, Inferred
 from penstock_workers.item.admission import Turn
 from penstock_workers.item.answer import NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt
@@ -61,10 +61,10 @@ class Quarantine(Protocol):
 
 
 class ChildQuarantine:
-    """Suspects in children of their own. The crew belongs to the worker, which closes it."""
+    """Suspects in children of their own. The pool belongs to the worker, which closes it."""
 
-    def __init__(self, crew: Crew, children: int) -> None:
-        self._crew = crew
+    def __init__(self, child_pool: ChildPool, children: int) -> None:
+        self._child_pool = child_pool
         self._cells = Cells([WIDTHS[0] * children, *WIDTHS[1:]])
 
     @asynccontextmanager
@@ -77,8 +77,8 @@ class ChildQuarantine:
         """The item's answer, or ``died_alone`` when it ended its process, alone in it."""
         call = Infer(attempt.key.doc_id, msgspec.msgpack.encode(prepared.request))
         try:
-            said = await self._crew.ask(call, attempt.line)
-        except Guilty:
+            said = await self._child_pool.ask(call, attempt.line)
+        except CallEndedChild:
             return died_alone(attempt.crashes)
         return said.tried() if isinstance(said, Inferred) else NoAnswer("unexpected_error", str(said), 0)
 

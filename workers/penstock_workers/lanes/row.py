@@ -12,7 +12,7 @@ from penstock_workers.metrics.samples import Metric
 from penstock_workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from penstock_workers.children.crew import Crew
+    from penstock_workers.children.child_pool import ChildPool
     from penstock_workers.item.admission import Admission
     from penstock_workers.item.quarantine import Quarantine
 
@@ -65,7 +65,7 @@ class LaneRow(Generic[L]):
     engine_url: Callable[[WorkerSettings], str | None] | None = None  # where that is, should it be a server
     check: LaneCheck | None = None  # None: its settings hold nothing to look at
 
-    def place_of_suspects(self, lane: L, children: Crew) -> Quarantine:
+    def place_of_suspects(self, lane: L, children: ChildPool) -> Quarantine:
         """Where its suspects run."""
         if self.quarantine is not None:
             return self.quarantine(lane)

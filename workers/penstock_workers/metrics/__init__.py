@@ -6,7 +6,7 @@ count implement ``figures()`` and yield samples; nothing is computed before the 
     with start_metrics(settings, control.figures):  # does nothing where settings.metrics_port is None
         ...
 
-A process of another kind gives whatever it counts: any number of functions that return samples.
+Other processes pass their own functions that return samples.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Everything that is counted, by name. docs/metrics.md is made from this; dashboards and alert rules may only name what is here.
 
 Sources: `worker` is a process that runs items, `control` one that runs a control loop (a worker does both, unless the
-fleet has control pools). What a control loop tells of the fleet is the same whichever tells it: take the ``max``, not the sum.
+fleet has control pools). Every control loop reports the same figures of the fleet: take the ``max``, not the sum.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ def _control(name: str, help: str, *labels: str, unit: str = "") -> Metric:
 ITEMS = _worker("penstock_items_total", "Items settled, by what became of them.", "lane", "outcome")
 DEAD = _worker("penstock_dead_total", "Items that failed for good, by reason.", "lane", "reason")
 RETRIES = _worker(
-    "penstock_retries_total", "Tries that will be repeated; `counted` ones cost an attempt.", "lane", "cause"
+    "penstock_retries_total",
+    "Attempts that are followed by another; `counted` ones use up `max_attempts`.",
+    "lane",
+    "cause",
 )
-RATE_LIMITED = _worker("penstock_rate_limited_total", "Answers that said: too many requests (429).", "lane", "provider")
+RATE_LIMITED = _worker(
+    "penstock_rate_limited_total", "Answers with status 429 (too many requests).", "lane", "provider"
+)
 CALLS = _worker("penstock_calls_total", "Requests sent, failed ones included.", "lane", "provider")
 TOKENS = _worker("penstock_tokens_total", "Tokens of finished items.", "lane", "provider", "direction", unit="tokens")
 COST = _worker(
@@ -44,7 +49,7 @@ CALL_SECONDS = Metric(
 INFO = _worker("penstock_worker_info", "1; which release runs which lane.", "lane", "version")
 SLOTS = _worker("penstock_slots", "Items that may be in flight at once.", "lane")
 SLOTS_TAKEN = _worker("penstock_slots_in_use", "Items in flight.", "lane")
-HELD = _worker("penstock_items_held", "Messages that the worker has claimed and not concluded.", "lane")
+HELD = _worker("penstock_items_held", "Messages that the worker has claimed and not settled.", "lane")
 ADMITTING = _worker(
     "penstock_items_admitting", "Items in a slot that wait for quota, or for room in the engine.", "lane"
 )
@@ -63,8 +68,8 @@ STORE = Metric(
 )  # fmt: skip
 UNSETTLED_OLDEST = _worker(
     "penstock_unsettled_oldest_seconds",
-    "Age of the oldest start or outcome that waits to be stored. Beyond 900, a worker whose stores answer does not say any more "
-    "that it lives.",
+    "Age of the oldest start or outcome that waits to be stored. Beyond 900, a worker whose stores answer fails its "
+    "liveness probe.",
     "lane", unit="seconds",
 )  # fmt: skip
 
@@ -77,80 +82,84 @@ SPANS = _worker(
 
 # -- leases --------------------------------------------------------------------------------------------------------------
 LEASES_LOST = _worker(
-    "penstock_leases_lost_total", "Messages whose lease ran out here, and that others may hold.", "lane"
+    "penstock_leases_lost_total",
+    "Messages whose lease ended while this worker held them; others may hold them now.",
+    "lane",
 )
-LEASES_RESTORED = _worker("penstock_leases_restored_total", "Messages of dead workers that this one gave back.", "lane")
+LEASES_RESTORED = _worker(
+    "penstock_leases_restored_total", "Messages of dead workers, returned to the queue by this one.", "lane"
+)
 DUPLICATES = _worker("penstock_duplicates_dropped_total", "Copies of held messages, dropped at the claim.", "lane")
 
 # -- engines in the worker -----------------------------------------------------------------------------------------------
 ENGINE_RUNNING = _worker("penstock_engine_running", "Requests that the engine computes.", "lane")
-ENGINE_WAITING = _worker("penstock_engine_waiting", "Requests ready for the engine that wait in its line.", "lane")
+ENGINE_WAITING = _worker("penstock_engine_waiting", "Requests that wait in the engine's queue.", "lane")
 KV_USAGE = _worker("penstock_engine_kv_cache_ratio", "Share of the KV cache in use.", "lane", unit="ratio")
 PREFIX_HITS = _worker(
     "penstock_engine_prefix_hit_ratio", "Share of prompt tokens found in the cache.", "lane", unit="ratio"
 )
-PREEMPTIONS = _worker("penstock_engine_preemptions_total", "Requests put back for want of KV cache.", "lane")
-QUEUE_WAIT = _worker("penstock_engine_wait_seconds", "Mean time in the engine's line, lately.", "lane", unit="seconds")
-PROMPT_RATE = _worker("penstock_engine_prompt_tokens_per_second", "Prompt tokens computed, lately.", "lane")
-GENERATION_RATE = _worker("penstock_engine_generation_tokens_per_second", "Tokens generated, lately.", "lane")
-EMBED_RATE = _worker("penstock_embed_tokens_per_second", "Tokens embedded, lately.", "lane")
-EMBED_BATCH = _worker("penstock_embed_batch_items", "Texts per batch, lately.", "lane")
+PREEMPTIONS = _worker("penstock_engine_preemptions_total", "Requests put back because the KV cache was full.", "lane")
+QUEUE_WAIT = _worker("penstock_engine_wait_seconds", "Recent mean time in the engine's queue.", "lane", unit="seconds")
+PROMPT_RATE = _worker("penstock_engine_prompt_tokens_per_second", "Recent rate of prompt tokens computed.", "lane")
+GENERATION_RATE = _worker("penstock_engine_generation_tokens_per_second", "Recent rate of tokens generated.", "lane")
+EMBED_RATE = _worker("penstock_embed_tokens_per_second", "Recent rate of tokens embedded.", "lane")
+EMBED_BATCH = _worker("penstock_embed_batch_items", "Recent mean of texts per batch.", "lane")
 EMBED_PADDING = _worker(
-    "penstock_embed_padding_efficiency_ratio", "Share of a batch that is text.", "lane", unit="ratio"
+    "penstock_embed_padding_efficiency_ratio", "Share of a batch's tokens that are not padding.", "lane", unit="ratio"
 )
 EMBED_BUDGET = _worker("penstock_embed_token_budget", "Padded tokens that a batch may hold.", "lane", unit="tokens")
 
 # -- the fleet, as a control loop sees it --------------------------------------------------------------------------------
-LOOKED = _control("penstock_looked_timestamp_seconds", "When the fleet was looked at last.", unit="seconds")
+LOOKED = _control(
+    "penstock_looked_timestamp_seconds", "When a control loop last read the fleet's figures.", unit="seconds"
+)
 QUEUED = _control("penstock_queue_depth", "Messages that wait in the lane's queue.", "lane")
-UNACKED = _control("penstock_unacked", "Messages that workers of the lane hold, or that lie in RabbitMQ.", "lane")
-RELAYED = _control("penstock_relayed", "Of these, the ones in RabbitMQ that no worker has taken yet.", "lane")
+UNACKED = _control("penstock_unacked", "Messages that workers of the lane hold, or that are in RabbitMQ.", "lane")
+RELAYED = _control(
+    "penstock_relayed", "The part of `penstock_unacked` that is in RabbitMQ and taken by no worker yet.", "lane"
+)
 DELAYED = _control("penstock_delayed", "Retries that wait for their time.", "lane")
 PARKED = _control("penstock_parked", "Messages of paused jobs, outside the queue.", "lane")
-UNREADABLE = _control("penstock_parked_unknown", "Messages that no worker could read or place, kept for a person.")
+UNREADABLE = _control("penstock_parked_unknown", "Messages set aside because no worker could read them.")
 OLDEST = _control(
-    "penstock_oldest_item_age_seconds", "Since the next message in line was fed; 0 for an empty queue.", "lane",
+    "penstock_oldest_item_age_seconds", "Time since the next message of the queue was fed; 0 for an empty queue.", "lane",
     unit="seconds",
 )  # fmt: skip
-WORKERS = _control("penstock_workers", "Workers heard of within 15 s.", "lane")
+WORKERS = _control("penstock_workers", "Workers that sent a heartbeat within 15 s.", "lane")
 JOBS = _control("penstock_jobs", "Live jobs by state.", "state")
 OUTSTANDING = _control("penstock_window_items", "Documents fed and not finished.", "lane")
 WINDOW = _control("penstock_window_target_items", "Documents that may be outstanding at once.", "lane")
 DRAINED = _control(
-    "penstock_drained_items_total", "Items held when a worker was told to end: finished in time, or requeued.",
+    "penstock_drained_items_total", "Items held when a worker got SIGTERM: finished in time, or requeued.",
     "lane", "result",
 )  # fmt: skip
-DRAINS = _control(
-    "penstock_drains_total", "Workers that ended by a drain, by what became of their items.", "lane", "result"
-)
+DRAINS = _control("penstock_drains_total", "Workers that ended by a drain, by how it went.", "lane", "result")
 REDIS_USED = _control("penstock_redis_memory_bytes", "Memory that Redis uses.", unit="bytes")
 REDIS_LIMIT = _control("penstock_redis_memory_limit_bytes", "Redis's maxmemory; 0 = none.", unit="bytes")
 
 # -- providers' quotas, which the fleet shares ---------------------------------------------------------------------------
 QUOTA_LIMIT = _control("penstock_quota_limit_per_second", "What the provider allows.", "quota", "dimension")
 QUOTA_USE = _control(
-    "penstock_quota_use_ratio", "Charged per second over the last look, as a share of the limit.", "quota", "dimension",
+    "penstock_quota_use_ratio", "Charged per second since the last reading, as a share of the limit.", "quota", "dimension",
     unit="ratio",
 )  # fmt: skip
-QUOTA_WAITING = _control("penstock_quota_waiting", "Items without a ticket, in all processes.", "quota")
-QUOTA_IN_FLIGHT = _control("penstock_quota_in_flight", "Requests under way, in all processes.", "quota")
+QUOTA_WAITING = _control("penstock_quota_waiting", "Items that wait for a ticket, in all processes.", "quota")
+QUOTA_IN_FLIGHT = _control("penstock_quota_in_flight", "Requests in flight, in all processes.", "quota")
 QUOTA_GRANTED = _control("penstock_quota_granted_total", "Tickets given out.", "quota")
-QUOTA_THROTTLED = _control("penstock_quota_throttled_total", "429s, of all processes.", "quota")
+QUOTA_THROTTLED = _control("penstock_quota_throttled_total", "Answers with status 429, in all processes.", "quota")
 QUOTA_FAILURES = _control(
     "penstock_quota_failures_total", "Failures of the provider: 5xx, overload, timeouts.", "quota"
 )
-QUOTA_OPEN = _control("penstock_quota_breaker_open", "1 while the provider is left alone because it fails.", "quota")
-QUOTA_HELD = _control(
-    "penstock_quota_held", "1 while the account is held: no credit, or a key that is refused.", "quota"
-)
+QUOTA_OPEN = _control("penstock_quota_breaker_open", "1 while the breaker is open because the provider fails.", "quota")
+QUOTA_HELD = _control("penstock_quota_held", "1 while the quota is held: no credit, or a refused key.", "quota")
 
 # -- one control loop's own work -----------------------------------------------------------------------------------------
 FED = _control("penstock_fed_total", "Documents published from their source.", "lane")
-RECONCILES = _control("penstock_reconciles_total", "Rounds in which the books of a feed were compared.", "lane")
-REPUBLISHED = _control("penstock_republished_total", "Documents that were nowhere, and were published again.", "lane")
+RECONCILES = _control("penstock_reconciles_total", "Reconciliation rounds of feeds.", "lane")
+REPUBLISHED = _control("penstock_republished_total", "Documents whose messages were lost, published again.", "lane")
 PROMOTED = _control("penstock_promoted_total", "Retries whose time had come.", "lane")
 LEADS = _control("penstock_feeds_led", "Feeds that this process leads.")
-REBUILDS = _control("penstock_redis_rebuilds_total", "Times that Redis had forgotten and was rebuilt from SQL.")
+REBUILDS = _control("penstock_redis_rebuilds_total", "Times that Redis had lost its data and was rebuilt from SQL.")
 TICKS = _control("penstock_control_ticks_total", "Rounds over all live jobs, by how they ended.", "result")
 TICK_SECONDS = _control("penstock_control_tick_seconds", "How long the last round took.", unit="seconds")
 

@@ -1,4 +1,4 @@
-"""What is counted, on its way to Prometheus."""
+"""Metrics, samples and histograms for Prometheus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     unit: str = ""
-    source: str = "worker"  # which processes have it, for the documentation
+    source: str = "worker"  # the kind of process that has it
     bounds: tuple[float, ...] = ()  # of a histogram's buckets
 
     def __str__(self) -> str:

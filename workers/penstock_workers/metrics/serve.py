@@ -1,4 +1,4 @@
-"""The page itself: asks every source when Prometheus asks."""
+"""The metrics page: reads every source when Prometheus asks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 class SourcesCollector(Collector):
-    """Reads the sources when it is scraped. A source that fails is left out, and said so, once per failure."""
+    """Reads the sources when it is scraped. A source that fails is left out, and the failure is logged."""
 
     def __init__(self, sources: Iterable[Source]) -> None:
         self._sources = tuple(sources)
@@ -39,7 +39,7 @@ class SourcesCollector(Collector):
         yield from families.values()
 
     def describe(self) -> list[Family]:
-        """Nothing is asked while the page is being set up."""
+        """No source is read while the page is being set up."""
         return []
 
     def _samples(self) -> Iterator[Sample]:
@@ -47,7 +47,9 @@ class SourcesCollector(Collector):
             try:
                 yield from list(source())
             except Exception:
-                log.exception("a part of the worker has no figures this time, which is a defect: please report it")
+                log.exception(
+                    "some figures of the worker are missing from this page, by an error of Penstock: please report it"
+                )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What settled groups add up to. One pass over a group that is committed anyway; nothing is counted item by item before."""
+"""Sums over settled items, counted once per committed group."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tally:
         for attempt, outcome in group:
             self.items[OUTCOMES[type(outcome)]] += 1
             if not isinstance(attempt, Attempt):
-                continue  # nothing was asked for it
+                continue  # no call was made for it
             if isinstance(outcome, Done):
                 self._pay(attempt)
                 self._call_seconds.add(outcome.result.latency_ms / 1000)

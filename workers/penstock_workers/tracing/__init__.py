@@ -45,7 +45,7 @@ class Tracing:
 
 @contextlib.contextmanager
 def open_tracing(settings: WorkerSettings, lane: str) -> Iterator[Tracing | None]:
-    """What ``trace_share`` asks for; None for a share of 0. ``lane`` names the part of the process that speaks.
+    """What ``trace_share`` asks for; None for a share of 0. ``lane`` names the part of the process in its resource.
 
     What waits when the block ends is delivered, within a limit. Raises TracingMissing.
     """

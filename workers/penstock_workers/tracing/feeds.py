@@ -14,7 +14,7 @@ class FeedSpans:
     """Implements ``penstock_producer.tracing.SendSpans`` for one generation of one job. The control thread's.
 
     A feeder that died between publishing and moving its cursor leaves a successor that publishes the same group: those
-    items are told of twice, by the same span.
+    items get the same span twice.
     """
 
     def __init__(self, sampler: Sampler, put: Callable[[Iterable[Span]], None], job: Job, feed: Feed) -> None:

@@ -111,7 +111,7 @@ def _failed(outcome: Outcome) -> bool:
 
 
 def _reason(outcome: Outcome) -> str | None:
-    """The failure's name. What follows it in a sentence may be a provider's or a hook's, and quote a document."""
+    """The failure's name, without its details, which may quote a document."""
     match outcome:
         case Dead(letter):
             return letter.reason

@@ -1,4 +1,4 @@
-"""The span of one call to a model, by OpenTelemetry's conventions for generative AI. It says how much, never what."""
+"""The span of one call to a model, by OpenTelemetry's conventions for generative AI. It has numbers and names, never texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPERATIONS = {
     "/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }  # fmt: skip
-# Where our name for how a provider meters is not OpenTelemetry's name of that provider.
+# Metering profiles whose name is not OpenTelemetry's name of the provider.
 _PROVIDERS = {"azure": "azure.ai.openai", "bedrock": "aws.bedrock", "gemini": "gcp.gemini"}
 _ASKED = (
     ("gen_ai.request.max_tokens", ("max_completion_tokens", "max_tokens", "max_output_tokens"), int),
@@ -85,7 +85,7 @@ def _fields(body: bytes) -> dict[str, Any]:
 
 
 def _asked(fields: Mapping[str, Any]) -> Mapping[str, Value]:
-    """Numbers alone: a field of another type may hold anything."""
+    """Only numbers: a field of another type could hold text of a document."""
     found: dict[str, Value] = {}
     for attribute, names, kind in _ASKED:
         value = next((fields[name] for name in names if isinstance(fields.get(name), int | float)), None)
@@ -95,7 +95,7 @@ def _asked(fields: Mapping[str, Any]) -> Mapping[str, Value]:
 
 
 def _answered(happened: Failure | Reply | None) -> Mapping[str, Value]:
-    """What came back, where anything did."""
+    """Attributes of the answer, if there is one."""
     if happened is None:
         return {"error.type": GIVEN_UP}
     found: dict[str, Value] = {}

@@ -1,8 +1,9 @@
-"""Spans on their way out: OpenTelemetry's batch processor and OTLP exporter, with limits of ours. The one room that imports it.
+"""Spans on their way out: OpenTelemetry's batch processor and OTLP exporter, with Penstock's limits. The only module that imports
+OpenTelemetry.
 
 Spans are built when an item is settled, with ids and times of their own, so they are handed to the processor as finished
 ``ReadableSpan`` instead of going through a tracer: a tracer would draw the ids, and takes several times as long.
-tests/integration/test_tracing.py holds what that leans on, with a real receiver.
+tests/integration/test_tracing.py checks this with a real receiver.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from penstock_workers.tracing.spans import Kind, Span
 
 log = logging.getLogger(__name__)
 
-SPANS_HELD = 8_192  # waiting and on their way; what comes while so many are here is dropped and counted
+SPANS_HELD = 8_192  # waiting and on their way; spans beyond that are dropped and counted
 SPANS_PER_EXPORT = 512
 EXPORT_EACH_MS = 1_000  # at the latest; sooner once there are enough for an export
 FLUSH_S = 2.0  # at the end of a process, for what waits; two sinks of one process fit into the drain's stop timeout
@@ -60,14 +61,14 @@ class SpanSink:
         )
 
     def put(self, spans: Iterable[Span]) -> None:
-        """Never raises: what is traced is done, whatever becomes of its spans."""
+        """Hand over spans. Never raises: a failure of tracing must not affect items."""
         try:
             with self._lock:
                 for span in spans:
                     self._take(span)
         except Exception:
             if not self._erred:
-                log.exception("some spans are missing, which is a defect: please report it; this is logged once")
+                log.exception("some spans are missing, by an error of Penstock: please report it; this is logged once")
             self._erred = True
 
     def _take(self, span: Span) -> None:
@@ -78,7 +79,7 @@ class SpanSink:
         self._processor.on_end(self._readable(span))
 
     def close(self) -> None:
-        """Deliver what waits, for ``FLUSH_S`` at most: what has not left by then is lost with the process."""
+        """Deliver the waiting spans, for ``FLUSH_S`` seconds at most; the rest are lost."""
         ending = threading.Thread(target=self._processor.shutdown, name="spans-end", daemon=True)
         ending.start()
         ending.join(FLUSH_S)
@@ -110,7 +111,7 @@ class SpanSink:
 
 
 class _Exports(SpanExporter):
-    """Counts what the exporter makes of spans. Written by the processor's thread; any thread may read."""
+    """Counts the spans that the exporter delivers and loses. Written by the processor's thread; any thread may read."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -135,7 +136,7 @@ class _Exports(SpanExporter):
         self._exporter.shutdown()
 
     def _tell(self, failing: bool) -> None:
-        """Once when it begins and once when it ends, not for each batch of a night."""
+        """Log when an outage begins and ends, not for each batch."""
         if failing and not self._failing:
             log.warning("traces: the collector does not take spans (%s); they are lost, the work goes on", self._words)
         elif self._failing and not failing:
@@ -158,7 +159,7 @@ class _LastWords(logging.Filter):
 
 @cache
 def _last_words(logger: str) -> _LastWords:
-    """One filter per logger: a second one would hear nothing."""
+    """One filter per logger: a second one would see no records."""
     words = _LastWords()
     logging.getLogger(logger).addFilter(words)
     return words
@@ -169,10 +170,10 @@ def _context(context: SpanContext, *, remote: bool) -> OtelContext:
 
 
 def _resource(lane: str) -> Resource:
-    """Who speaks; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
-    ours = {
+    """The process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
+    attributes = {
         "service.name": f"penstock-{lane}",
         "service.version": version("penstock"),
         "service.instance.id": process_name(),
     }
-    return Resource.create().merge(Resource(ours)).merge(OTELResourceDetector().detect())
+    return Resource.create().merge(Resource(attributes)).merge(OTELResourceDetector().detect())

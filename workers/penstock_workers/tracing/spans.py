@@ -1,4 +1,4 @@
-"""A span as plain data, and the names that it may have. What is OpenTelemetry's own is in ``sink.py``.
+"""A span as plain data, and its attribute names. ``sink.py`` turns it into OpenTelemetry's.
 
 Attributes follow OpenTelemetry's semantic conventions for messaging and for generative AI; what those have no word for
 starts with `penstock.`. No attribute ever holds a prompt, a document, an answer, or the words of an error.
@@ -15,7 +15,7 @@ from penstock_ledger.model import ItemKey
 from penstock_producer.tracing import SpanContext
 from penstock_producer.wire import item_tag
 
-SYSTEM: Final = "celery"  # whose messages they are; the broker behind them may be any of Celery's
+SYSTEM: Final = "celery"  # the messaging system; the broker behind it may be any of Celery's
 TEXT_CHARS: Final = 256  # of an id or a model's name: they come from outside
 
 Value = str | int | float | bool | list[str]
@@ -57,7 +57,7 @@ def short(text: str) -> str:
 
 
 def message_attributes(operation: str, queue: str, key: ItemKey) -> dict[str, Value]:
-    """What every span about a message says of it."""
+    """The attributes of every span about a message."""
     return {
         "messaging.system": SYSTEM,
         "messaging.operation.name": operation,

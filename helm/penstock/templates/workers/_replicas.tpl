@@ -1,6 +1,6 @@
 {{/*
 Where KEDA scales, what it chose stays: without a number an upgrade would start at one GPU, with ours it would drop the scale.
-GitOps tools render without a cluster and are told to ignore /spec/replicas (docs/kubernetes.md).
+GitOps tools render without a cluster and are configured to ignore /spec/replicas (docs/kubernetes.md).
 */}}
 {{- define "penstock.replicas" -}}
 {{- if .pool.scaled -}}

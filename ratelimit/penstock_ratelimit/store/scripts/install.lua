@@ -51,7 +51,7 @@ local function bring_up_to_now()
   end
 end
 
--- what belongs to limits that are no more; counters stay, because tickets and sightings of before refer to them
+-- what belongs to limits that are no more; counters stay, because tickets and readings of before refer to them
 local function forget_old_dims()
   for _, dim in ipairs(old_dims) do
     redis.call('HDEL', key, 'r:' .. dim, 'b:' .. dim, 'c:' .. dim, 't:' .. dim, 'm:' .. dim,

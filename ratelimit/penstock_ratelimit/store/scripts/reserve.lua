@@ -11,7 +11,7 @@
 --   m:<dim>  mean time that one item takes of this dimension, us: the last 50 items of the fleet
 --   k:<dim>  units charged so far, settlements and refunds included
 --   p: f: sr: sk: sa:<dim>  what the provider said is left, see remaining.lua
---   h:<dim>  when a header last told its limit                             written by confirm
+--   h:<dim>  when a header last stated its limit                             written by confirm
 --   n        tickets granted so far        ng  latest start time granted
 --   nb       no request starts before this time
 --   lt       latest time seen                                              also written by install
@@ -131,7 +131,7 @@ local function pause(pause_us)
   if pause_us > RESTART_PAUSE_US then restart(pause_at) end
 end
 
--- A refusal says that the provider's bucket is empty. Ours is too, then: no process bursts right after the pause.
+-- A refusal says that the provider's bucket is empty. The quota's bucket is emptied, too: no process bursts right after the pause.
 local function empty_buckets(at)
   local work = now + work_between(slope, now, at)
   for i = 1, n do tat[i] = math.max(tat[i], work + burst[i] / rate[i]) end

@@ -2,7 +2,7 @@
 -- Preludes: clock, slope, margin.
 --
 -- KEYS  1 the quota hash described in reserve.lua   2 :w processes   3 :s what they say   4 :l what was learned
--- ARGV  1 now_us or ''   2 how long a heartbeat counts, us   3 most processes to tell   4 most learned keys to tell
+-- ARGV  1 now_us or ''   2 how long a heartbeat counts, us   3 most processes to return   4 most learned keys to return
 -- returns {} when there is no such quota, else {now_us, margin in force, share of the rate, processes alive,
 --          the hash (field, value, ...), levels (dim, units, ...), what processes say, learned (key, sketch, ...)}
 

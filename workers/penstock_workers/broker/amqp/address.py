@@ -2,7 +2,7 @@
 
     amqp://[user:password@]host[:5672][/vhost]      one node
     amqps://…?ssl_ca_certs=/ca.pem                  over TLS; certificate and host name are checked
-    amqp://host/vhost;amqp://host2/vhost            nodes of one cluster: the next one is asked when one is away
+    amqp://host/vhost;amqp://host2/vhost            nodes of one cluster: when one is down, the next one is tried
 
 TLS options in the query are named as in ``redis_url``: ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``, ``ssl_cert_reqs``.
 """
@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 SCHEMES: Final = ("amqp", "amqps")
 SEPARATOR: Final = ";"  # kombu's, between nodes
-OURS: Final = "penstock"  # before the scheme, it chooses our transport: kombu reads it anew for each node
+SCHEME_PREFIX: Final = "penstock"  # put before the scheme of each node, it makes kombu use Penstock's transport
 _TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _CERT_REQS: Final = {"required": ssl.CERT_REQUIRED, "none": ssl.CERT_NONE}
 
@@ -30,7 +30,7 @@ class AmqpAddress:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError, which says what to write instead and shows nothing of the address."""
+        """Raises ValueError, which says what to write instead and quotes no part of the address."""
         nodes = [_split(url) for url in text.split(SEPARATOR)]
         if len({(node.scheme, node.query) for node in nodes}) > 1:
             raise ValueError("give all nodes the same scheme and the same options")
@@ -39,12 +39,12 @@ class AmqpAddress:
 
     @property
     def kombu_url(self) -> str:
-        """Chooses our transport, which ``connect.register`` has made known to kombu."""
-        return SEPARATOR.join(f"{OURS}{url}" for url in self.urls)
+        """The address with the schemes that ``connect.register`` has registered with kombu."""
+        return SEPARATOR.join(f"{SCHEME_PREFIX}{url}" for url in self.urls)
 
     @property
     def shown(self) -> str:
-        """Fit to be printed."""
+        """The address without passwords, for logs."""
         return SEPARATOR.join(_without_password(urlsplit(url)) for url in self.urls)
 
 
@@ -79,4 +79,4 @@ def _tls(node: SplitResult) -> dict[str, Any] | None:
 def _without_password(node: SplitResult) -> str:
     login, at, host = node.netloc.rpartition("@")
     user, colon, _ = login.partition(":")
-    return urlunsplit(node._replace(netloc=f"{user}{colon}{'…' * bool(colon)}{at}{host}"))
+    return urlunsplit(node._replace(netloc=f"{user}{colon}{'…' if colon else ''}{at}{host}"))

@@ -1,4 +1,4 @@
-"""Connections to RabbitMQ apart from a worker's own, and what kombu must know to make those."""
+"""Connects to RabbitMQ outside of a worker's consumer, and registers Penstock's AMQP transports with kombu."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kombu.connection import Connection
 from kombu.exceptions import KombuError
 from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
-from penstock_workers.broker.amqp.address import OURS, AmqpAddress
+from penstock_workers.broker.amqp.address import SCHEME_PREFIX, AmqpAddress
 
 CONNECT_TIMEOUT_S: Final = 5.0  # to one node
 CHANNEL_ERRORS: Final = pyamqp.Transport.channel_errors
@@ -17,9 +17,9 @@ _TRANSPORTS: Final = {"amqp": "Transport", "amqps": "TlsTransport"}
 
 
 def register() -> None:
-    """Make our schemes known to kombu."""
+    """Register Penstock's AMQP schemes with kombu."""
     for scheme, name in _TRANSPORTS.items():
-        TRANSPORT_ALIASES[OURS + scheme] = f"penstock_workers.broker.amqp.transport:{name}"
+        TRANSPORT_ALIASES[SCHEME_PREFIX + scheme] = f"penstock_workers.broker.amqp.transport:{name}"
 
 
 def connect(address: AmqpAddress) -> Any:

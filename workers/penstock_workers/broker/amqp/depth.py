@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-READY_MIN = 16  # always enough for a look's time of a slow lane
+READY_MIN = 16  # enough for a slow lane until the next look
 READY_MAX = 1_000  # some tenths of a second of what one shovel moves at best
-SHRINK = 8  # the part of the target that is let go at a look that finds most of it still there
+SHRINK = 8  # the target shrinks by this part at a look that finds most of it still there
 
 
 class Depth:
@@ -26,8 +26,8 @@ class Depth:
 
 
 class Losses:
-    """Tells which relayed messages to recall: those that were old at one look, and again at the next, while RabbitMQ had
-    nothing ready. A worker may have them waiting all the same; then the recall makes a copy, of which one is dropped.
+    """Finds the relayed messages to recall: those that were old at one look, and again at the next, while RabbitMQ had
+    nothing ready. They may still wait in a worker; then the recall makes a second copy, and one of the two is dropped.
 
     Times are Redis' own, in seconds.
     """

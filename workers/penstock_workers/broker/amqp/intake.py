@@ -1,4 +1,4 @@
-"""What RabbitMQ has delivered to this worker, on its way to being a message that the worker holds.
+"""Deliveries from RabbitMQ that this worker has not taken yet.
 
 Deliveries wait here, unacknowledged, until the worker has room. Then one script call in Redis takes as many as fit, and
 RabbitMQ is told to forget them, copies included. While that call is under way more deliveries gather, so a busy worker
@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import Any, NamedTuple
 
-from penstock_workers.broker.amqp.foreign import arrived
+from penstock_workers.broker.amqp.client_messages import arrived
 from penstock_workers.broker.amqp.relay_scripts import Arrived, Taken
 from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.leases import BROKER_ERRORS, FAILURES_LOGGED_EACH_S, Leases
@@ -22,12 +22,14 @@ from penstock_workers.broker.leases import BROKER_ERRORS, FAILURES_LOGGED_EACH_S
 log = logging.getLogger(__name__)
 
 RELAYED_TYPE = "penstock.relayed"  # the AMQP property `type` of what a shovel has published; `message_id` is the tag
-PREFETCH_MAX = 64  # deliveries that wait here: what is taken in one group, which costs the round trip to Redis once
-PREFETCH_SHARE = 8  # at most one waits here for so many that the worker holds: others may have room for it sooner
+PREFETCH_MAX = 64  # deliveries that wait here: one group, taken from Redis in one round trip
+PREFETCH_SHARE = (
+    8  # at most one waits here for so many that the worker holds: other workers may have room for it sooner
+)
 RETRY_S = 0.5  # while Redis cannot be reached
 
 
-class Waiting(NamedTuple):
+class Delivered(NamedTuple):
     """One delivery."""
 
     number: int  # RabbitMQ's delivery tag, rising on a channel
@@ -37,10 +39,10 @@ class Waiting(NamedTuple):
 
 
 class Intake:
-    """Of one channel; the hub thread's, but for the call of ``take``, for which there is a thread.
+    """The deliveries of one channel. Used by the hub thread; ``take`` runs in a thread of its own.
 
-    ``soon`` brings a call to the hub thread; ``ack`` tells RabbitMQ to forget all deliveries up to a number, ``reject`` to
-    put one back into its queue; ``goodbye`` closes what ``take`` needs.
+    ``soon`` runs a call on the hub thread; ``ack`` acknowledges all deliveries up to a number, ``reject`` returns one to its
+    queue; ``disconnect`` closes the connection that ``take`` uses.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Intake:
         soon: Callable[[Callable[[], object]], object],
         ack: Callable[[int], object],
         reject: Callable[[int], object],
-        goodbye: Callable[[], object],
+        disconnect: Callable[[], object],
     ) -> None:
         self._leases = leases
         self._take = take
@@ -60,11 +62,11 @@ class Intake:
         self._soon = soon
         self._ack = ack
         self._reject = reject
-        self._goodbye = goodbye
+        self._disconnect = disconnect
         self.delivered = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-take")
-        self._waiting: deque[Waiting] = deque()  # bounded by the prefetch that the channel has asked for
-        self._group: list[Waiting] = []  # what the call under way is about
+        self._waiting: deque[Delivered] = deque()  # bounded by the prefetch that the channel has asked for
+        self._group: list[Delivered] = []  # the deliveries that the call under way takes
         self._call: Future[Taken] | None = None
         self._not_before = self._failed_at = 0.0
 
@@ -80,10 +82,10 @@ class Intake:
             found = Arrived(queue, properties["message_id"], body)
         else:
             found = arrived(queue, message)
-        self._waiting.append(Waiting(info["delivery_tag"], info["consumer_tag"], found, deliver))
+        self._waiting.append(Delivered(info["delivery_tag"], info["consumer_tag"], found, deliver))
 
     def tick(self) -> None:
-        """At each turn of the hub."""
+        """Called at each turn of the hub."""
         if self._call is not None or monotonic() < self._not_before:
             return
         if not self._waiting:
@@ -97,7 +99,7 @@ class Intake:
         call.add_done_callback(lambda _: self._soon(lambda: self._end(call)))
 
     def cancel(self, consumer: str) -> None:
-        """Nobody wants this consumer's deliveries any more: they go back, where others may have room for them now."""
+        """This consumer takes no more deliveries: those that wait return to RabbitMQ, for workers that have room."""
         self._settle_call()
         kept = [waiting for waiting in self._waiting if waiting.consumer != consumer]
         unwanted = [waiting for waiting in self._waiting if waiting.consumer == consumer]
@@ -113,20 +115,20 @@ class Intake:
             group = list(self._group)
             call.add_done_callback(lambda ended: self._give_back(ended, group))
         self._group = []
-        self._thread.submit(self._goodbye)  # after the call
+        self._thread.submit(self._disconnect)  # after the call
         self._thread.shutdown(wait=False)
 
     # -- the end of a call -------------------------------------------------------------------------------------------
 
     def _end(self, call: Future[Taken]) -> None:
-        if call is not self._call:  # ``cancel`` or ``close`` has seen to it
+        if call is not self._call:  # ``cancel`` or ``close`` has settled it
             return
         group, taken = self._ended(call)
         if taken is None:
             return
         self._note(group, taken)
         try:
-            self._hand_over(waiting for waiting, is_ours in zip(group, taken.ours, strict=True) if is_ours)
+            self._hand_over(waiting for waiting, is_held in zip(group, taken.held, strict=True) if is_held)
         finally:
             self._ack(group[-1].number)
 
@@ -139,7 +141,7 @@ class Intake:
             self._leases.conclude(self._note(group, taken), BrokerAction.GIVE_BACK)
             self._ack(group[-1].number)
 
-    def _ended(self, call: Future[Taken]) -> tuple[list[Waiting], Taken | None]:
+    def _ended(self, call: Future[Taken]) -> tuple[list[Delivered], Taken | None]:
         group, self._group, self._call = self._group, [], None
         try:
             return group, call.result()
@@ -151,22 +153,22 @@ class Intake:
                 log.warning("cannot take %d messages (%s); they wait until Redis answers", len(self), error)
             return group, None
 
-    def _note(self, group: Sequence[Waiting], taken: Taken) -> list[str]:
-        """Returns the tags that are ours. One of a copy may be ours as well, from before: never give back by those."""
-        ours = [waiting.arrived.tag for waiting, is_ours in zip(group, taken.ours, strict=True) if is_ours]
-        self._leases.claimed(ours, taken.score, dropped=len(group) - len(ours))
-        return ours
+    def _note(self, group: Sequence[Delivered], taken: Taken) -> list[str]:
+        """Returns the tags that this call has taken. The tag of a copy may be held already: never give it back."""
+        held = [waiting.arrived.tag for waiting, is_held in zip(group, taken.held, strict=True) if is_held]
+        self._leases.claimed(held, taken.score, dropped=len(group) - len(held))
+        return held
 
-    def _give_back(self, call: Future[Taken], group: Sequence[Waiting]) -> None:
-        """On the thread of the call, or here when it has ended. If it failed, nothing was taken, or leases will tell."""
+    def _give_back(self, call: Future[Taken], group: Sequence[Delivered]) -> None:
+        """Runs on the call's thread. If the call failed, nothing was taken, or its leases run out."""
         if call.cancelled() or call.exception() is not None:
             return
         self._leases.conclude(self._note(group, call.result()), BrokerAction.GIVE_BACK)
 
-    def _hand_over(self, ours: Iterable[Waiting]) -> None:
-        rest = iter(ours)
+    def _hand_over(self, held: Iterable[Delivered]) -> None:
+        rest = iter(held)
         try:
             for waiting in rest:
                 waiting.deliver(waiting.arrived)
-        finally:  # the connection was lost, or the worker told to stop, in the middle
+        finally:  # if the connection is lost or the worker stops in the middle
             self._leases.conclude([waiting.arrived.tag for waiting in rest], BrokerAction.GIVE_BACK)

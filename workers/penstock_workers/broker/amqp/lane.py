@@ -23,12 +23,14 @@ from penstock_workers.broker.leases import SWEEPS_PER_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-GROUP_MAX = 500  # messages per claim and per wait for confirmations; some 10 ms of Redis per script
+GROUP_MAX = 500  # messages per claim and per wait for confirmations; about 10 ms of Redis per script
 LEAD_S = 5.0  # a shovel that was killed is replaced after this
-CONFIRM_SHARE = 3  # of the visibility timeout: what is not confirmed by then is still under our lease, and goes back
+CONFIRM_SHARE = (
+    3  # of the visibility timeout: what is not confirmed by then is still under the shovel's lease, and goes back
+)
 CONFIRM_MAX_S = 10.0
 REFUSED_S = 10.0  # a lane whose queue RabbitMQ refuses (of another type, or no permission) is tried again after this
-LOOKS_PER_TIMEOUT = 3  # at messages that may be lost; they are when nobody took them for a visibility timeout
+LOOKS_PER_TIMEOUT = 3  # for lost messages: those that no worker took within a visibility timeout
 
 
 class LaneShovel:
@@ -82,7 +84,7 @@ class LaneShovel:
         self._publisher = None
 
     def sweep(self) -> None:
-        """Return what shovels held that are gone; workers of the lane do so, too, where there are any."""
+        """Return messages that dead shovels held. Workers of the lane do so, too, but the lane may have none."""
         if monotonic() >= self._sweep_at:
             found = self._leases.restore(self._sweep_each_s)
             self._sweep_at = monotonic() + (0.0 if found >= RESTORED_PER_SWEEP else self._sweep_each_s)
@@ -102,8 +104,8 @@ class LaneShovel:
         self._is_refused = False
         return more
 
-    def bring_home(self) -> int:
-        """Recall what was relayed long ago; how many."""
+    def recall_unclaimed(self) -> int:
+        """Recall messages that no worker took within the visibility timeout; returns how many."""
         before = self._scripts.now() - self._timeout_s
         returned = 0
         while found := self._scripts.recall_before(before):
@@ -127,7 +129,7 @@ class LaneShovel:
         room = self._depth.room(look.ready)
         most = (
             self._depth.target + look.consumers * PREFETCH_MAX
-        )  # a queue that loses what it confirms must not get all
+        )  # a queue that loses confirmed messages must not get all of them
         room = min(room, most - relayed, waiting, GROUP_MAX)
         if room <= 0:
             return False
@@ -152,7 +154,7 @@ class LaneShovel:
         return len(leases) - len(refused)
 
     def _announce(self, leases: Sequence[Lease]) -> None:
-        """A Redis that is full refuses; then they go back at once."""
+        """When Redis is full and refuses, the messages go back at once."""
         try:
             self._scripts.announce(leases)
         except redis.ResponseError:
@@ -173,4 +175,4 @@ class LaneShovel:
             return
         returned = self._scripts.recall_before(before)
         if returned:
-            log.warning("%d messages of %s are lost in RabbitMQ; they are back in Redis", returned, self.queue)
+            log.warning("RabbitMQ has lost %d messages of %s; they are back in Redis", returned, self.queue)

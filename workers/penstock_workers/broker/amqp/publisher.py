@@ -14,32 +14,32 @@ QUORUM: Final = {"x-queue-type": "quorum"}
 _PERSISTENT: Final = 2
 
 
-class Look(NamedTuple):
-    """A queue as RabbitMQ knows it."""
+class QueueState(NamedTuple):
+    """What RabbitMQ says of a queue."""
 
     ready: int  # messages that no consumer has been sent
     consumers: int
 
 
 class Publisher:
-    """To one queue, over a channel of its own. All raise py-amqp's errors and OSError, after which it is of no more use."""
+    """To one queue, over a channel of its own. Every method may raise py-amqp's errors and OSError; make a new one after that."""
 
     def __init__(self, channel: Any, queue: str) -> None:
         self._channel = channel
         self._queue = queue
         self._sent = 0
-        self._open: dict[int, str] = {}  # number -> tag of what was sent and not answered; bounded by a group
-        self._left: set[str] = set()  # tags of the group that are not confirmed, those that were not even sent included
-        self._returned: set[str] = set()  # tags that were confirmed, and thrown away all the same
+        self._open: dict[int, str] = {}  # number -> tag of messages not yet confirmed or refused; one group at most
+        self._left: set[str] = set()  # tags of the group that are not confirmed, sent or not
+        self._returned: set[str] = set()  # tags that RabbitMQ confirmed but could not route
         channel.confirm_select()
         channel.events["basic_ack"].add(self._on_ack)
         channel.events["basic_nack"].add(self._on_nack)
         channel.events["basic_return"].add(self._on_return)
 
-    def look(self) -> Look:
+    def look(self) -> QueueState:
         """Declares the queue, which may have been deleted."""
         found = self._channel.queue_declare(self._queue, durable=True, auto_delete=False, arguments=QUORUM)
-        return Look(found.message_count, found.consumer_count)
+        return QueueState(found.message_count, found.consumer_count)
 
     def publish(self, messages: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
         """Pairs of tag and text. Returns when each was confirmed or refused; raises when that takes too long."""
@@ -53,7 +53,7 @@ class Publisher:
             self._channel.connection.drain_events(timeout=max(0.001, until - monotonic()))
 
     def unconfirmed(self) -> set[str]:
-        """Tags of the last group that RabbitMQ does not have for sure."""
+        """Tags of the last group that RabbitMQ may not have."""
         left = self._left | self._returned
         self._left, self._returned = set(), set()
         self._open.clear()
@@ -69,7 +69,7 @@ class Publisher:
         self._answered(number, multiple)
 
     def _on_return(self, _error: Exception, _exchange: str, _routing_key: str, message: Any) -> None:
-        """There is no such queue: it was deleted since we looked. A confirmation follows all the same."""
+        """The queue was deleted since the last look. RabbitMQ returns the message, and still confirms it."""
         self._returned.add(message.properties["message_id"])
 
     def _answered(self, number: int, multiple: bool) -> list[str]:

@@ -30,10 +30,10 @@ class Arrived(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What became of arrived messages, in their order."""
+    """Which of the arrived messages were taken, in their order."""
 
-    score: str  # the lease time of those that are ours
-    ours: list[bool]  # False: a copy
+    score: str  # the lease time of those that were taken
+    held: list[bool]  # False: a copy
 
 
 class TakeScript:
@@ -52,7 +52,7 @@ class TakeScript:
         for message in arrived:
             arguments += [names.index(message.queue) + 1, message.tag, message.record]
         score, *found = self._take(paths, arguments)
-        return Taken(_text(score), [bool(is_ours) for is_ours in found])
+        return Taken(_text(score), [bool(is_held) for is_held in found])
 
 
 class RelayScripts:
@@ -66,18 +66,18 @@ class RelayScripts:
         self._recall = client.register_script(script_text("recall"))
 
     def announce(self, leases: Sequence[Lease]) -> None:
-        """Before they are published: RabbitMQ delivers sooner than it confirms."""
+        """Record the messages before they are published: RabbitMQ may deliver one before it confirms it."""
         self._client.zadd(self.key, {lease.tag: lease.seen for lease in leases})
 
     def confirm(self, leases: Sequence[Lease]) -> int:
-        """RabbitMQ has them; returns how many still lie there."""
+        """Record that RabbitMQ has the messages; returns how many no worker has taken yet."""
         if not leases:
             return 0
         arguments: list[str | float] = [self.where.visibility_timeout_s, *chain.from_iterable(leases)]
         return int(self._relay([self.where.unacked_index, self.key], arguments))
 
     def recall(self, tags: Sequence[str]) -> int:
-        """Back to the list; returns how many nobody had taken."""
+        """Return messages to the list; returns how many no worker had taken."""
         if not tags:
             return 0
         where = self.where
@@ -90,7 +90,7 @@ class RelayScripts:
         return self.recall([_text(tag) for tag in found])
 
     def oldest(self) -> float | None:
-        """When the oldest one was relayed, by the server's clock; None = none is."""
+        """When the oldest relayed message was relayed, by the server's clock; None where there is none."""
         found = self._client.zrange(self.key, 0, 0, withscores=True)
         return float(found[0][1]) if found else None
 

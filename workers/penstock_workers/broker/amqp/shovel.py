@@ -1,6 +1,6 @@
-"""Moves messages from the lanes' lists in Redis to their queues in RabbitMQ. Beside each control loop, one thread.
+"""Moves messages from the lanes' lists in Redis to their queues in RabbitMQ. One thread beside each control loop.
 
-One shovel at a time moves a lane's messages, which saves looks and is no lock: two at once are safe, since each message is
+One shovel at a time moves a lane's messages, to save work; two at once are safe, too, since each message is
 claimed, and what is published twice is taken once. Whatever fails, a message is in its list, or is given back to it, or
 comes back when the lease ends under which it was being moved.
 """
@@ -46,7 +46,7 @@ class Shovel:
         self._not_before = 0.0
 
     def run(self, stop: threading.Event) -> None:
-        """Until told to stop. A fault is logged once, and tried again for as long as it takes."""
+        """Run until ``stop`` is set. An error is logged once, and the shovel tries again until it works."""
         while not stop.is_set():
             wait_s = IDLE_S
             try:
@@ -54,7 +54,7 @@ class Shovel:
             except (*BROKER_ERRORS, *AMQP_ERRORS) as error:
                 wait_s = self._fail(error)
             except Exception:  # a bug of ours: messages wait in their lists meanwhile, and nothing is lost
-                log.exception("a bug of ours in the shovel; it goes on")
+                log.exception("the shovel failed by an error of Penstock, which it survives; please report this")
                 wait_s = self._fail(None)
             stop.wait(wait_s)
         self._disconnect()
@@ -75,7 +75,7 @@ class Shovel:
         return more
 
     def _counts(self) -> list[tuple[int, int]]:
-        """Of each lane: messages in its list, and relayed ones."""
+        """For each lane: how many messages wait in its list, and how many are relayed."""
         with self._redis.pipeline(transaction=False) as pipe:
             for lane in self._lanes:
                 pipe.llen(lane.queue)
@@ -95,11 +95,11 @@ class Shovel:
         self._faults = 0
 
     def _fail(self, error: Exception | None) -> float:
-        """Returns how long to wait. Another process may have more luck: leave the lanes to it."""
+        """Leave the lanes to other processes, which may reach RabbitMQ; returns how long to wait."""
         wait_s = BACKOFF_BASE_S + full_jitter(self._faults, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S)
         if error is not None and self._faults == 0:
             log.warning(
-                "messages cannot go to RabbitMQ at %s (%s: %s); they wait in Redis, and it is tried until it works",
+                "messages cannot go to RabbitMQ at %s (%s: %s); they wait in Redis, and the shovel keeps trying",
                 self._address.shown, type(error).__name__, error,
             )  # fmt: skip
         self._faults += 1

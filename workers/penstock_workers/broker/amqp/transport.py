@@ -1,4 +1,4 @@
-"""kombu's pyamqp transport, with consumers whose messages are leased in Redis like those of our Redis transport.
+"""kombu's pyamqp transport, with consumers whose messages are leased in Redis, as Penstock's Redis transport leases them.
 
 With the options ``leases``, ``address`` and ``keys`` (a worker has them) each queue that is consumed with acknowledgements
 goes through an ``Intake``. RabbitMQ's own prefetch is small and fixed; the worker's is counted over its leases, so it can
@@ -31,14 +31,14 @@ from penstock_workers.broker.messages import Message, payload_of
 log = logging.getLogger(__name__)
 
 TURN_S = 0.05  # a worker that was full looks for room this often, and at each turn of its hub besides
-ANSWER_TIMEOUT_S = 10.0  # of RabbitMQ; a connection on which it is silent for longer, though asked, is given up
-ASK_EACH_S = 5.0  # an idle worker asks whether it should be
-FRAMES_PER_TURN = 3 * PREFETCH_MAX  # a message has three; then others on the hub have their turn
-TAKE_TIMEOUT_S = 5.0  # of a connection that takes; the hub waits for it at the end only
+ANSWER_TIMEOUT_S = 10.0  # a connection on which RabbitMQ does not answer for longer is closed
+ASK_EACH_S = 5.0  # an idle worker asks whether messages are ready
+FRAMES_PER_TURN = 3 * PREFETCH_MAX  # a message has three; then the hub serves its other callbacks
+TAKE_TIMEOUT_S = 5.0  # of the connection that takes messages; the hub waits for it only at shutdown
 
 
-class Concluder:
-    """What messages of ours take for their channel. They outlive the one that brought them."""
+class LeaseChannel:
+    """Stands in for the channel of a leased message, which may outlive the connection that delivered it."""
 
     no_ack_consumers = None
 
@@ -49,7 +49,7 @@ class Concluder:
         self._leases.conclude([delivery_tag], BrokerAction.ACK)
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Without ``requeue`` the message is kept aside: nothing is dropped here."""
+        """Without ``requeue`` the message is set aside: nothing is dropped here."""
         self._leases.conclude([delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE)
 
     def decode_body(self, body: str, encoding: str | None = None) -> str | bytes:
@@ -62,7 +62,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
     connection: Connection | None
 
     def __init__(self, connection: Connection, *arguments: Any, **options: Any) -> None:
-        self._lent = connection.lent
+        self._worker_leases = connection.worker_leases
         self._limit = 0  # what the worker may hold; 0 = as many as come
         self._intake: Intake | None = None
         self._consuming: dict[str, str] = {}  # consumer tags that go through the intake, and their queues
@@ -72,18 +72,18 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         super().__init__(connection, *arguments, **options)
 
     def basic_qos(self, prefetch_size: int, prefetch_count: int, a_global: bool, argsig: str = "lBb") -> Any:
-        """RabbitMQ hears of a share: what the worker holds it has acknowledged."""
-        if self._lent is None:
+        """RabbitMQ gets a part of the prefetch limit: what the worker holds is acknowledged to RabbitMQ already."""
+        if self._worker_leases is None:
             return super().basic_qos(prefetch_size, prefetch_count, a_global, argsig)
         self._limit = prefetch_count
         share = max(1, min(PREFETCH_MAX, prefetch_count // PREFETCH_SHARE)) if prefetch_count else PREFETCH_MAX
         return super().basic_qos(0, share, False)
 
     def basic_consume(self, queue: str, *arguments: Any, no_ack: bool = False, **options: Any) -> str:
-        if no_ack or self._lent is None:
+        if no_ack or self._worker_leases is None:
             return str(super().basic_consume(queue, *arguments, no_ack=no_ack, **options))
         callback = options.pop("callback")
-        intake = self._open_intake(self._lent)
+        intake = self._open_intake(self._worker_leases)
         arrive = partial(intake.add, queue, partial(self._deliver, callback))
         tag = str(super().basic_consume(queue, *arguments, no_ack=False, callback=arrive, **options))
         self._consuming[tag] = queue
@@ -98,12 +98,12 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
 
     def message_to_python(self, raw_message: Any) -> Any:
         if isinstance(raw_message, Arrived):
-            assert self._lent is not None, "only an intake makes these"
-            return Message(payload_of(raw_message.raw), channel=self._lent.concluder)
+            assert self._worker_leases is not None, "only an intake makes these"
+            return Message(payload_of(raw_message.raw), channel=self._worker_leases.lease_channel)
         return super().message_to_python(raw_message)
 
     def collect(self) -> None:
-        """The last that a channel hears, however it ends."""
+        """py-amqp calls this once, however the channel ends."""
         self._consuming.clear()
         while self._leave_hub:
             self._leave_hub.pop()()
@@ -114,26 +114,26 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
 
     def room(self) -> int:
         """How many more messages the worker may hold, over all channels it has had."""
-        assert self._lent is not None, "asked by an intake"
-        return self._limit - len(self._lent.leases) if self._limit else PREFETCH_MAX
+        assert self._worker_leases is not None, "asked by an intake"
+        return self._limit - len(self._worker_leases.leases) if self._limit else PREFETCH_MAX
 
     def _on_basic_cancel(self, consumer_tag: str) -> None:
-        """By RabbitMQ, because the queue is gone: Celery connects anew. Until it does, this worker asks for nothing."""
+        """RabbitMQ cancels a consumer whose queue is deleted. Celery reconnects; until then this worker asks for nothing."""
         self._consuming.pop(consumer_tag, None)
         super()._on_basic_cancel(consumer_tag)
 
-    def _open_intake(self, lent: Lent) -> Intake:
+    def _open_intake(self, worker_leases: WorkerLeases) -> Intake:
         if self._intake is not None:
             return self._intake
         hub = self.connection.hub if self.connection is not None else None
         if hub is None:
             raise RuntimeError("messages that are leased need Celery's event loop: start a worker, without -P")
-        lent.leases.open(lent.connect_keeper, lent.keys)
-        client = lent.connect(TAKE_TIMEOUT_S)
+        worker_leases.leases.open(worker_leases.connect_keeper, worker_leases.keys)
+        client = worker_leases.connect(TAKE_TIMEOUT_S)
         intake = self._intake = Intake(
-            lent.leases, TakeScript(client, lent.keys).take, room=self.room, soon=hub.call_soon,
+            worker_leases.leases, TakeScript(client, worker_leases.keys).take, room=self.room, soon=hub.call_soon,
             ack=lambda number: self.basic_ack(number, multiple=True),
-            reject=lambda number: self.basic_reject(number, requeue=True), goodbye=client.close,
+            reject=lambda number: self.basic_reject(number, requeue=True), disconnect=client.close,
         )  # fmt: skip
         hub.on_tick.add(self._turn)
         self._leave_hub += [
@@ -151,7 +151,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
             self._ask(self._intake)
 
     def _ask(self, intake: Intake) -> None:
-        """A consumer can be there and get nothing, as after its queue was deleted and declared again: connect anew then."""
+        """Reconnect where the consumer gets nothing though messages are ready, as after its queue was declared anew."""
         delivered = intake.delivered
         if len(intake) or self.room() <= 0 or not any(map(self._ready, self._consuming.values())):
             self._passed_over = -1
@@ -172,21 +172,21 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
             raise
         except Exception:
             log.exception("message %s of queue %s cannot be taken; kept in %s", arrived.tag, arrived.queue, PARKED_KEY)
-            assert self._lent is not None, "only an intake delivers"
-            self._lent.leases.conclude([arrived.tag], BrokerAction.SET_ASIDE)
+            assert self._worker_leases is not None, "only an intake delivers"
+            self._worker_leases.leases.conclude([arrived.tag], BrokerAction.SET_ASIDE)
 
 
-class Lent:
-    """What a worker lends its connections: its leases, and where Redis keeps them."""
+class WorkerLeases:
+    """The leases of a worker, which its connections share, and where Redis keeps them."""
 
     def __init__(self, leases: Leases, address: RedisAddress, keys: Keys) -> None:
         self.leases = leases
         self.keys = keys
-        self.concluder = Concluder(leases)
+        self.lease_channel = LeaseChannel(leases)
         self._address = address
 
     def connect(self, timeout_s: float) -> Any:
-        """A client without retries of its own: who calls it has some."""
+        """A client without retries: its callers have their own."""
         return self._address.connect(
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
@@ -195,7 +195,7 @@ class Lent:
         )
 
     def connect_keeper(self) -> Any:
-        """It must notice a dead peer well before a lease ends."""
+        """A client that notices a dead peer well before a lease ends."""
         return self.connect(max(KEEPER_TIMEOUT_MIN_S, self.keys.visibility_timeout_s / 6))
 
 
@@ -213,7 +213,9 @@ class Connection(pyamqp.Connection):  # type: ignore[misc]  # kombu is untyped
         **options: Any,
     ) -> None:
         self.hub: Any = None  # Celery's event loop; Transport writes it
-        self.lent = None if leases is None or address is None or keys is None else Lent(leases, address, keys)
+        self.worker_leases = (
+            None if leases is None or address is None or keys is None else WorkerLeases(leases, address, keys)
+        )
         super().__init__(*arguments, **options)
 
 
@@ -230,7 +232,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu is untyped
     def on_readable(self, connection: Any, loop: Any) -> None:
         """kombu reads one message per turn of the hub. Here a turn reads what has come, and deliveries are taken together."""
         if not connection.connected:
-            raise RecoverableConnectionError("RabbitMQ has hung up")
+            raise RecoverableConnectionError("RabbitMQ closed the connection")
         try:
             with connection.transport.having_timeout(0):
                 for _ in range(FRAMES_PER_TURN):
@@ -240,7 +242,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu is untyped
         loop.call_soon(self.on_readable, connection, loop)
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """kombu's own notion of the current loop is gone after a reconnect."""
+        """Keep the loop: kombu forgets the current one after a reconnect."""
         super().register_with_event_loop(connection, loop)
         connection.hub = loop
 
@@ -251,7 +253,7 @@ class TlsTransport(Transport):
     default_port = pyamqp.DEFAULT_SSL_PORT
 
     def establish_connection(self) -> Any:
-        """kombu goes on with the host name of the first node when it tries the next one."""
+        """Check the certificate against the node that is tried: kombu keeps the first node's host name."""
         if self.client.ssl.get("server_hostname") is not None:
             self.client.ssl = {**self.client.ssl, "server_hostname": self.client.hostname}
         return super().establish_connection()

@@ -1,7 +1,7 @@
 -- Forgets concluded messages, those that are still the caller's.
 -- KEYS: unacked, unacked_index
 -- ARGV: visibility timeout in seconds, then pairs of delivery tag and lease time as the caller saw it last
--- Returns the tags whose lease was lost; their records are somebody else's and stay
+-- Returns the tags whose lease was lost; their records belong to another worker and stay
 
 local lost, kept = {}, {}
 for at = 2, #ARGV, 2 do

@@ -1,4 +1,4 @@
--- Returns relayed messages to the front of their queue's list, those that nobody has taken: RabbitMQ refused them, or has
+-- Returns relayed messages to the front of their queue's list, those that no worker has taken: RabbitMQ refused them, or has
 -- lost them, or is not the broker any more. A copy that it has after all is dropped when a worker would take it.
 -- KEYS: unacked, unacked_index, penstock:parked:unknown, penstock:relayed:<queue>
 -- ARGV: key prefix, priority steps, then delivery tags

@@ -4,7 +4,7 @@
 --   <queue>         list: producers LPUSH, workers RPOP, so its right end is the front
 --   unacked         hash: delivery tag -> record, the text [message,"exchange","routing key"]
 --   unacked_index   zset: delivery tag -> when its lease was last renewed, unix seconds on this server's clock
--- and one of ours:
+-- and one of Penstock's:
 --   penstock:parked:unknown   list: messages that no worker can take or route. Kept for a person, never dropped.
 --
 -- Message texts are cut and joined, never decoded and encoded again: cjson would turn [] into {} and round large integers.
@@ -15,7 +15,7 @@ local function now()
 end
 
 -- A lease is the caller's when its score is the one the caller saw last, or a renewal of the caller's whose answer got
--- lost. Nobody else's can be that near: to be claimed again it must first have gone `timeout` seconds without renewal.
+-- lost. No other worker's can be that near: to be claimed again it must first have gone `timeout` seconds without renewal.
 local function is_held(index, tag, seen, timeout)
   local score = redis.call('ZSCORE', index, tag)
   return score and math.abs(tonumber(score) - tonumber(seen)) < tonumber(timeout)

@@ -12,7 +12,7 @@ local time, timeout = tonumber(now()), tonumber(ARGV[1])
 local expired = string.format('%.6f', time - timeout)
 local tags = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', expired, 'LIMIT', 0, ARGV[4])
 
--- Leases from before the clock stepped back lie ahead of it. Whoever lives renews his within a timeout from when they are
+-- Leases from before the clock stepped back lie ahead of it. A live worker renews its own within a timeout from when they are
 -- first seen here; those that lie ahead even then are of the dead.
 if #tags < tonumber(ARGV[4]) then
   local from = string.format('(%.6f', time + timeout)

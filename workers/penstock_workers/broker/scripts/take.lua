@@ -8,8 +8,8 @@ local unacked, index = KEYS[1], KEYS[2]
 local started = now()
 local reply, leases = {started}, {}
 
--- Whoever removes the tag from the relayed ones has the message. Its record may be gone when Redis forgot, or when the
--- shovel's lease ended and somebody put the message back into its list: then this is a copy.
+-- The worker that removes the tag from the relayed ones has the message. Its record may be gone when Redis forgot, or when the
+-- shovel's lease ended and the message was put back into its list: then this is a copy.
 local function take_relayed(theirs, their_index, relayed, tag)
   if redis.call('ZREM', relayed, tag) == 0 then return false end
   local record = redis.call('HGET', theirs, tag)

@@ -1,6 +1,6 @@
-"""Which call a child is running at this moment, in memory that outlives the child: when it dies, the marks name the culprit.
+"""Which calls a child is running at this moment, in shared memory that outlives it: they show which call ended the child.
 
-One mark for the child's event loop, written around every step of a task, and one for each thread that runs a plain hook.
+One slot is for the child's event loop, written around every step of a task; the others are for threads with plain hooks.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SIZE: Final = SLOTS * _SLOT.size
 
 
 def new_file() -> int:
-    """A file descriptor to share with one child. It has no name, and is gone with the last process that holds it."""
+    """A file descriptor to share with one child. The file has no name and is deleted with its last descriptor."""
     with tempfile.TemporaryFile() as file:
         file.truncate(SIZE)
         return os.dup(file.fileno())
 
 
-class Marks:
+class RunningCalls:
     """Written by one child, read by its worker. Takes over ``fd`` and closes it."""
 
     def __init__(self, fd: int) -> None:
@@ -45,7 +45,7 @@ class Marks:
 
     @contextmanager
     def in_thread(self, number: int) -> Iterator[None]:
-        """Around what a thread runs. With more threads than slots the last ones go without a mark."""
+        """Record a call while its thread runs it. With more threads than slots the last ones are not recorded."""
         slot = None
         with suppress(IndexError):
             slot = self._free.popleft()

@@ -1,4 +1,4 @@
-"""What a worker and its children say to each other: msgpack, each message behind its length.
+"""The protocol between a worker and its children: msgpack messages, each preceded by its length.
 
 A call has a number; its answer carries the same one. Children answer in any order.
 """
@@ -13,20 +13,20 @@ import msgspec
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 
 LENGTH_BYTES: Final = 4
-FRAME_MAX: Final = 2 * 1024**3  # a request and the largest answer that settings allow; more is no message of ours
+FRAME_MAX: Final = 2 * 1024**3  # a request and the largest answer that settings allow
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """What goes through the socket: a call, or an answer."""
+    """A call or an answer."""
 
 
-class Have(Message, frozen=True):
+class ImportHook(Message, frozen=True):
     """Import a hook. -> Fine | Missing"""
 
     path: str
 
 
-class Before(Message, frozen=True):
+class Preprocess(Message, frozen=True):
     """Call ``preprocess``. -> Fine with the new body | Fault | Missing"""
 
     path: str
@@ -37,7 +37,7 @@ class Before(Message, frozen=True):
     body: bytes
 
 
-class After(Message, frozen=True):
+class Postprocess(Message, frozen=True):
     """Call ``postprocess``. -> Fine with what is to be stored | Refused | Fault | Missing"""
 
     path: str
@@ -49,7 +49,7 @@ class After(Message, frozen=True):
     answer: bytes
 
 
-class Usable(Message, frozen=True):
+class TrySchema(Message, frozen=True):
     """Compile a schema and try it. -> Fine | Fault"""
 
     schema: bytes
@@ -63,7 +63,7 @@ class Check(Message, frozen=True):
 
 
 class Infer(Message, frozen=True):
-    """Make the call of an item under suspicion. -> Inferred"""
+    """Make the call of an item that may have crashed a worker. -> Inferred"""
 
     doc_id: str
     request: bytes  # ``item.lane.Request`` as msgpack
@@ -81,22 +81,22 @@ class Refused(Message, frozen=True):
 
 
 class Fault(Message, frozen=True):
-    """The call came to nothing; ``words`` are for the dead letter."""
+    """The call failed; ``words`` are for the dead letter."""
 
     words: str
-    trace: str = ""  # of a hook that raised, when this child tells of it for the first time
-    overtime: bool = False  # it took longer than it may
-    hangs: bool = False  # and its thread goes on, and may never end
+    trace: str = ""  # the traceback, the first time that this hook raises in this child
+    overtime: bool = False  # it exceeded its time limit
+    hangs: bool = False  # and its thread still runs
 
 
 class Missing(Message, frozen=True):
-    """The hook cannot be imported, or may not."""
+    """The hook cannot be imported, or is not allowed."""
 
     words: str
 
 
 class Inferred(Message, frozen=True):
-    """What came of an ``Infer``: an answer, or (with ``failure``) none."""
+    """The result of an ``Infer``: an answer, or why there is none (``failure``)."""
 
     latency_ms: int
     status: int = 0
@@ -127,34 +127,34 @@ class Cancel(Message, frozen=True):
     """The worker no longer waits for the call of this number. No answer."""
 
 
-Call = Have | Before | After | Usable | Check | Infer
+Call = ImportHook | Preprocess | Postprocess | TrySchema | Check | Infer
 Reply = Fine | Refused | Fault | Missing | Inferred
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CallFrame(msgspec.Struct, frozen=True):
     number: int
-    what: Have | Before | After | Usable | Check | Infer | Ping | Cancel
+    what: ImportHook | Preprocess | Postprocess | TrySchema | Check | Infer | Ping | Cancel
 
 
-class Said(msgspec.Struct, frozen=True):
+class ReplyFrame(msgspec.Struct, frozen=True):
     number: int
     what: Fine | Refused | Fault | Missing | Inferred
 
 
-HELLO: Final = 0  # the number of what a child says first, once it can take calls
+HELLO: Final = 0  # the number of the first message of a child, sent when it can take calls
 
-asked_from: Final = msgspec.msgpack.Decoder(Asked).decode
-said_from: Final = msgspec.msgpack.Decoder(Said).decode
+read_call: Final = msgspec.msgpack.Decoder(CallFrame).decode
+read_reply: Final = msgspec.msgpack.Decoder(ReplyFrame).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-def frame(message: Asked | Said) -> bytes:
+def frame(message: CallFrame | ReplyFrame) -> bytes:
     encoded = _encode(message)
     return len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded
 
 
 async def read_frame(reader: StreamReader) -> bytes:
-    """Raises IncompleteReadError or ConnectionError when the other end is gone, ValueError for a length beyond all reason."""
+    """Raises IncompleteReadError or ConnectionError when the other end is gone, ValueError for a length above ``FRAME_MAX``."""
     length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
     if length > FRAME_MAX:
         raise ValueError(f"a message of {length} bytes; {FRAME_MAX} are allowed")

@@ -1,4 +1,4 @@
-"""After a switch back: what still lies in a RabbitMQ that was the broker before is needed in Redis."""
+"""After a switch from RabbitMQ back to Redis: messages that are still in RabbitMQ return to their lists in Redis."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 log = logging.getLogger(__name__)
 
 
-class Homecoming:
-    """Where Redis is the broker: messages that still lie in a RabbitMQ that was it before come back to their lists."""
+class SwitchBack:
+    """Recalls messages that an earlier RabbitMQ broker still has, in a fleet whose broker is Redis."""
 
     def __init__(self, client: redis.Redis, settings: WorkerSettings) -> None:
         self._lanes = [
@@ -26,11 +26,11 @@ class Homecoming:
         self._next_at = 0.0
 
     def look(self) -> None:
-        """Each visibility timeout; does nothing in between. Raises Redis's errors."""
+        """Recall once per visibility timeout; does nothing in between. Raises Redis's errors."""
         if monotonic() < self._next_at:
             return
         self._next_at = monotonic() + self._each_s
         for lane in self._lanes:
-            returned = lane.bring_home()
+            returned = lane.recall_unclaimed()
             if returned:
-                log.warning("%d messages of %s lay in RabbitMQ; they are back in Redis", returned, lane.queue)
+                log.warning("%d messages of %s were still in RabbitMQ; they are back in Redis", returned, lane.queue)

@@ -1,4 +1,4 @@
-"""What Redis remembers of tasks at remote doors: how often each was begun, and why the last ones were refused."""
+"""Records of door tasks in Redis: how often each was started, and why the last refused ones were refused."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import redis
 from penstock_ledger import keys
 
 REFUSED_KEPT = 1_000  # the newest; each some 500 bytes
-STARTS_KEPT_S = 7 * 86_400  # of a task that never comes back: its message was deleted by hand
+STARTS_KEPT_S = 7 * 86_400  # for a task that never ends, as when its message was deleted
 REASON_MAX_CHARS = 2_000  # of one refusal: twenty bad rows, or every field of a spec
-ID_MAX_CHARS = 200  # of what a stranger calls a task or a job
+ID_MAX_CHARS = 200  # of a client's name for a task or a job
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedTask:
     """One task that was refused. ``reason`` holds nothing of documents, prompts and parameters."""
 
     at: float  # unix time
@@ -30,7 +30,7 @@ class Refusal:
     parked: bool = False  # its message is kept in `penstock:parked:unknown`
 
 
-class DoorBook:
+class TaskRecords:
     """Thread-safe, as the client is. All raise redis-py's errors."""
 
     def __init__(self, client: redis.Redis) -> None:
@@ -47,20 +47,22 @@ class DoorBook:
     def end(self, task_id: str) -> None:
         self._client.delete(keys.door_starts(task_id))
 
-    def refuse(self, task: str, task_id: str, job: object, reason: str, *, parked: bool = False) -> Refusal:
+    def refuse(self, task: str, task_id: str, job: object, reason: str, *, parked: bool = False) -> RefusedTask:
         named = job[:ID_MAX_CHARS] if isinstance(job, str) else None
-        refusal = Refusal(round(time.time(), 3), task, task_id[:ID_MAX_CHARS], named, reason[:REASON_MAX_CHARS], parked)
+        refusal = RefusedTask(
+            round(time.time(), 3), task, task_id[:ID_MAX_CHARS], named, reason[:REASON_MAX_CHARS], parked
+        )
         with self._client.pipeline(transaction=True) as pipe:
-            pipe.lpush(keys.REFUSED, json.dumps(asdict(refusal)))  # ASCII: half a surrogate pair is no reason to fail
+            pipe.lpush(keys.REFUSED, json.dumps(asdict(refusal)))  # ASCII: a lone surrogate cannot fail it
             pipe.ltrim(keys.REFUSED, 0, REFUSED_KEPT - 1)
             pipe.execute()
         return refusal
 
-    def refusals(self) -> Iterator[Refusal]:
-        """Newest first; what is not ours to read is passed over."""
+    def refusals(self) -> Iterator[RefusedTask]:
+        """Newest first; entries that cannot be read are skipped."""
         rows: Any = self._client.lrange(keys.REFUSED, 0, REFUSED_KEPT - 1)
         for row in rows:
             try:
-                yield Refusal(**json.loads(row))
+                yield RefusedTask(**json.loads(row))
             except (ValueError, TypeError):
                 continue

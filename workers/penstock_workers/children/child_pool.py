@@ -1,8 +1,8 @@
 """A few children, and the search for the call that kills them.
 
-Calls share children. When one is lost, its marks mostly say which call it was; the others are asked again at once. Where they
-do not say, the calls that were inside go on in narrower lines (64, 8, and then one at a time), so that innocents are cleared
-in groups and a culprit ends up alone. A call that ended its child ``DEATHS_ALLOWED`` times is found guilty.
+Calls share children. When one dies, its record of running calls mostly shows which call ended it; the others are repeated at
+once. Where it does not, the pending calls are repeated in smaller groups (64, 8, and then one at a time), until the call
+that ended the child is alone. After ``DEATHS_ALLOWED`` deaths it is given up with ``CallEndedChild``.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from penstock_workers.children.child import Blame, Cause, Child, ChildLost
-from penstock_workers.children.frames import Call, Reply
+from penstock_workers.children.child import Cause, Child, ChildLost, Involvement
+from penstock_workers.children.protocol import Call, Reply
 
-WIDTHS: Final = (64, 8, 1)  # calls at once in one child, line by line
-DEATHS_ALLOWED: Final = 2  # one may be the machine's doing (out of memory beside us), two are the call's
-SPARED_MAX: Final = 8  # times that a call is asked again beside others whose children it has not ended
+WIDTHS: Final = (64, 8, 1)  # calls at once in one child, by line
+DEATHS_ALLOWED: Final = 2  # one may have another cause, such as memory that ran out; two are the call's
+SPARED_MAX: Final = 8  # times that a call is repeated because another call ended its child
 SPREAD: Final = 8  # calls in each child before another one is started
 
 Start = Callable[[], Awaitable[Child]]
 
 
-class Guilty(Exception):
+class CallEndedChild(Exception):
     """A call ended its child. ``cause`` tells how, ``deaths`` how often."""
 
     def __init__(self, cause: Cause, deaths: int) -> None:
@@ -30,7 +30,7 @@ class Guilty(Exception):
         self.cause, self.deaths = cause, deaths
 
 
-class Crew:
+class ChildPool:
     """``start`` makes a child, ``processes`` is how many share the first line; none is started before the first call."""
 
     def __init__(self, start: Start, processes: int, widths: Sequence[int] = WIDTHS) -> None:
@@ -38,19 +38,19 @@ class Crew:
         self._lines = [_Line(start, widths[0], processes), *narrow]
 
     async def ask(self, call: Call, line: int = 0) -> Reply:
-        """The answer of a child. Raises Guilty, and ChildBroken when no child can be started."""
+        """The answer of a child. Raises CallEndedChild, and ChildBroken when no child can be started."""
         last = len(self._lines) - 1
         deaths = spared = 0
         while True:
             try:
                 return await self._lines[line].ask(call)
             except ChildLost as lost:
-                if lost.blame is Blame.OTHER and spared < SPARED_MAX:
+                if lost.involvement is Involvement.OTHER and spared < SPARED_MAX:
                     spared += 1
-                elif lost.blame is Blame.THIS:
+                elif lost.involvement is Involvement.THIS:
                     deaths += 1
                     if lost.cause is Cause.STUCK or deaths >= DEATHS_ALLOWED:
-                        raise Guilty(lost.cause, deaths) from None
+                        raise CallEndedChild(lost.cause, deaths) from None
                     line = last
                 else:
                     line = min(line + 1, last)
@@ -87,7 +87,7 @@ class _Line:
                 found = await self._start()
                 self._children.append(found)
             found = found or self._free(self._width)
-            assert found is not None, "there are no more places than the children have together"
+            assert found is not None, "the semaphore has as many places as the children together"
             return found
 
     def _free(self, width: int) -> Child | None:

@@ -1,5 +1,5 @@
-"""Messages that a Celery client has sent to RabbitMQ itself, such as `penstock.submit`: written as kombu writes them to Redis,
-so that from the moment they are taken they are messages like any other."""
+"""Messages that a Celery client has sent to RabbitMQ itself, such as `penstock.submit`: they are written to
+Redis in kombu's format, and from then on are treated like any other message."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PROPERTIES = ("correlation_id", "reply_to", "priority", "expiration", "timestam
 
 
 def arrived(queue: str, message: Any) -> Arrived:
-    """From py-amqp's message. Its tag is the task's id, so that a second delivery is known for what it is; each retry has
-    one of its own."""
+    """From py-amqp's message. Its tag is the task's id, so a second delivery is recognised; each retry gets
+    a tag of its own."""
     properties = message.properties
     headers = properties.get("application_headers") or {}
     tag = _tag(headers)
