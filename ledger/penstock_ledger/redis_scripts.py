@@ -179,8 +179,8 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
 
 
 def _registered(client: redis.Redis, name: str) -> Any:
-    text = _source(name)
-    return client.register_script(_source("urgent") + text if name in URGENT_AWARE else text)
+    before = _source("urgent") if name in URGENT_AWARE else _source("table") if name == "begin" else ""
+    return client.register_script(before + _source(name))
 
 
 @cache

@@ -15,10 +15,6 @@
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
--- Redis walks along a hash of up to 512 fields as along a list. One field of more than 64 bytes, also if it is deleted at
--- once, makes it a table until it is empty.
-local MANY, LONG = 32, string.rep('-', 65)
-
 local states, answer = {}, {}
 local verdicts = {paused = 2, cancelled = 3}
 local remembers = redis.call('GET', KEYS[1]) == ARGV[1]
@@ -37,12 +33,8 @@ for i = 2, #ARGV, 5 do
   elseif remembers and redis.call('HEXISTS', feed .. ':window', doc) == 0 then
     verdict = unknown
   else
-    local starts = feed .. ':starts'
-    if i == 2 and redis.call('HLEN', starts) >= MANY then
-      redis.call('HSET', starts, LONG, '')
-      redis.call('HDEL', starts, LONG)
-    end
-    crashes = redis.call('HINCRBY', starts, doc, 1) - 1
+    if i == 2 then make_table(feed .. ':starts') end -- table.lua; each feed comes first in some call
+    crashes = redis.call('HINCRBY', feed .. ':starts', doc, 1) - 1
   end
   answer[#answer + 1] = verdict
   answer[#answer + 1] = crashes
