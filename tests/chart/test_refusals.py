@@ -79,7 +79,8 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
                                      "use broker.existingSecret"),
     "a pool's setting twice": ("minimal", _pool(settings={"drain_seconds": 3}), "settings.drain_seconds",
                                "use workerPools.<name>.drainSeconds"),
-    "traces without a collector": ("minimal", {"tracing": {"share": 0.01}}, "no collector takes the traces", "set tracing.endpoint"),
+    "traces without a collector": ("minimal", {"tracing": {"share": 0.01}}, "no collector takes the traces",
+                                   "set tracing.endpoint"),
     "a setting as variable": ("minimal", _pool(env={"PENSTOCK_WINDOW": "5"}), "env.PENSTOCK_WINDOW",
                               "workerPools.api.settings.window"),
 }  # fmt: skip

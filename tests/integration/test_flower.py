@@ -150,8 +150,8 @@ def test_tasks_are_shown_in_their_states(watched: Watched) -> None:
     """Succeeded, failed with the reason, waiting for a retry: each item by job and document, none by its text."""
     fleet, flower = watched.fleet, watched.flower
     fleet.publish(40, text="a patient's letter")
-    fleet.publish(5, first=100, verdict="failed", text="a patient's letter")
-    fleet.publish(5, first=200, verdict="retried")
+    fleet.publish(5, first=100, outcome="failed", text="a patient's letter")
+    fleet.publish(5, first=200, outcome="retried")
     until(shown(flower, (0, {"SUCCESS": 40}), (100, {"FAILURE": 5}), (200, {"RETRY": 5})), 20, flower.text)
     tasks = flower.tasks()
     assert "the provider said no" in tasks["job:d100"]["exception"]
@@ -163,7 +163,7 @@ def test_tasks_are_shown_in_their_states(watched: Watched) -> None:
 
 def test_failures_are_found_by_search(watched: Watched) -> None:
     """Flower's task search finds an item by its document."""
-    watched.fleet.publish(1, first=300, verdict="failed")
+    watched.fleet.publish(1, first=300, outcome="failed")
     until(shown(watched.flower, (300, {"FAILURE": 1})), 20)
     found = watched.flower.read("/ops/api/tasks?search=kwargs:doc%3Dd300&state=FAILURE")
     assert list(found) == ["job:d300"]

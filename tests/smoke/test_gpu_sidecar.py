@@ -47,7 +47,7 @@ def test_it_waits_for_the_model_and_outlives_its_server(fleet: Fleet) -> None:
     assert "gpu: 1 engine · 16 running" in fleet.penstock("status", job.job_id)
 
     fleet.provider.kill()
-    until(lambda: said(worker, "nobody answers"), 10, "the worker notices")
+    until(lambda: said(worker, "does not answer"), 10, "the worker notices")
     fleet.provider.start(*SLOW)
     fleet.wait_for(job, JobState.COMPLETED, 60)
     account = fleet.account(job, DOCUMENTS)
