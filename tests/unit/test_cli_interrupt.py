@@ -10,6 +10,7 @@ import pytest
 
 STRIKE = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background of a shell
 class Strike:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
