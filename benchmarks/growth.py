@@ -1,6 +1,6 @@
 """(g) What grows with a job: the same no-op documents in jobs of 100,000 to millions, and in a thousand small jobs.
 
-`python -m benchmarks.growth 100000 1000000 [--jobs 1000x100] [--postgres]`. Everything is told per document, so that flat
+`python -m benchmarks.growth 100000 1000000 [--jobs 1000x100] [--postgres]`. All figures are per document, so that flat
 means flat: CPU of each process, Redis, the database, the time to write a job's files, and the feeder's memory. Beside each
 of them, at the same time, a second fleet runs one job of 10,000 after the other: what else the machine does meets both.
 """

@@ -55,7 +55,7 @@ def _scaling(measured: Measured) -> Iterator[Row]:
 
 
 def _two_over_one(measured: Measured) -> float:
-    """Twice the cores at so much CPU per item: 2.0 where an item costs the same, whoever else is at work."""
+    """Twice the cores at so much CPU per item: 2.0 where an item costs the same beside another worker."""
     pairs = zip(measured.fleets[OURS], measured.fleets[TWO], strict=True)
     return 2 * median([one.steady_ms / two.steady_ms for one, two in pairs])
 

@@ -90,6 +90,6 @@ def _steps(client: redis.Redis, first: int, items: int) -> Iterator[tuple[str, C
         scripts = LeaseScripts(client, where)
         for n in range(0, items, GROUP):
             lost = scripts.ack(held[n : n + GROUP])
-            assert not lost, "nobody else claims here"
+            assert not lost, "no other process claims here"
 
     yield from {PLAIN: plain, "publish": publish, "claim": claim, "begin": begin, "settle": settle, "ack": ack}.items()

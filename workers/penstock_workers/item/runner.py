@@ -199,9 +199,7 @@ class ItemRunner:
             failure = failure_of(error)
             if failure.name == "unexpected_error":
                 task_id = item.delivery.task_id if isinstance(item, Item) else item.task_id
-                log.exception(
-                    "item %s: a step failed in a way that it never should; retried like a server error", task_id
-                )
+                log.exception("item %s: unexpected error in Penstock; it is retried like a server error", task_id)
             outcome = decide(item, failure, self.policy) if isinstance(item, Attempt) else Unreadable(failure.detail)
         if not isinstance(item, Item) or (isinstance(item, Attempt) and item.begun):
             return outcome
