@@ -107,7 +107,7 @@ class ItemRunner:
     def _read(self, delivery: Delivery) -> Item:
         """Which item, and where its body is."""
         marks: Marks | None = {"claimed": time.time_ns()} if self.traced else None
-        item = Item(delivery, decode_item(delivery.kwargs, delivery.headers), marks=marks)
+        item = Item.of(delivery, decode_item(delivery.kwargs, delivery.headers), marks)
         item.mark("read")
         return item
 
@@ -115,7 +115,7 @@ class ItemRunner:
         """The item's job and its request body."""
         job = self.reads.known_job(item.key.job_id) or await self.reads.job(item.key.job_id)
         given = item.message.body or await self.reads.body(item)
-        return Attempt(item.delivery, item.message, job, given, marks=item.marks)
+        return Attempt.at(item, job, given)
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
         """All that can be done before it is the item's turn: the job's own hook, templates, tokens."""
