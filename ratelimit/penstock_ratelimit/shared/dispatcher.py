@@ -84,8 +84,9 @@ class Dispatcher:
             raise self._failure
         if ask.retry:
             self._reports.add_retry()
-        if not self._callers.has_line and self._starts_freely():
-            return self._free_ticket()
+        ticket = self.at_once()
+        if ticket is not None:
+            return ticket
         waiter = Waiter(ask, self._terms, self._loop.create_future())
         self._callers.arrive(waiter)
         self._nudge()
@@ -97,6 +98,15 @@ class Dispatcher:
         waiter.reserved = False
         self._in_flight.sent()
         return Ticket(self, waiter.terms.dims, waiter.amounts, waiter.grant)
+
+    def at_once(self) -> Ticket | None:
+        if self._callers.has_line or not self._starts_freely():
+            return None
+        self._in_flight.granted()
+        self._in_flight.sent()
+        self.tally.granted += 1
+        self._ask_soon()
+        return Ticket(self, (), (), self._free_grant())
 
     def not_before(self, seconds: float) -> None:
         self.tally.throttled += 1
@@ -301,11 +311,13 @@ class Dispatcher:
             self._nudge()
 
     def _nudge(self) -> None:
-        self._let_in_freely()
+        has_line = self._callers.has_line
+        if has_line:
+            self._let_in_freely()
         if (
             self._outage.share is not None
             or self._discovery.proposal is not None
-            or (self._callers.has_line and self._may_ask())
+            or (has_line and self._callers.has_line and self._may_ask())
         ):
             self._wake.set()
 
@@ -330,17 +342,11 @@ class Dispatcher:
         """Without limits Redis is not asked while all is well; this process learns of changes within a second."""
         return (
             not self._terms.dims
+            and self._failure is None
             and ((self._provider.is_known and self._agreed.version != "") or self._outage.lasts)
             and self._provider.clear(self._loop.time())
             and self._open_places() > 0
         )
-
-    def _free_ticket(self) -> Ticket:
-        self._in_flight.granted()
-        self._in_flight.sent()
-        self.tally.granted += 1
-        self._ask_soon()
-        return Ticket(self, (), (), self._free_grant())
 
     def _free_grant(self) -> Grant:
         """The same for all tickets until the breaker moves on."""

@@ -75,13 +75,16 @@ class ItemRunner:
         return Settled(item, outcome)
 
     async def _steps(self, attempt: Attempt) -> Outcome:
-        async with self.waits.slots.place(attempt.job.flow) as place:
+        with await self.waits.slots.place(attempt.job.flow) as place:
             try:
                 happened = await self._try(attempt)
             except Suspected:
                 place.leave()  # waiting for its place apart, it must not keep others from their turn
                 happened = await self._try_apart(attempt)
-        await self.runs.weigh(attempt, happened)
+        if isinstance(happened, Failure) and happened.astray:
+            await self.runs.weigh(attempt, happened)
+        else:
+            self.runs.note(attempt, happened)
         return decide(attempt, happened, self.policy, put_off=not self.admission.may_retry(attempt))
 
     async def _try(self, attempt: Attempt) -> Failure | Reply:
@@ -140,6 +143,9 @@ class ItemRunner:
 
     async def _admit(self, attempt: Attempt, prepared: Prepared) -> Turn:
         """Its turn: in the shared quota of its provider, or in the engine."""
+        turn = None if self.waits.admission.is_closed else self.admission.at_once(attempt)
+        if turn is not None:
+            return turn
         with self.waits.admission:
             return await self.admission.turn(attempt, prepared)
 
