@@ -131,6 +131,12 @@ class ProviderSettings(ProviderFacts):
         return round((prompt_tokens or 0) * self.usd_per_mtok_in + (completion_tokens or 0) * self.usd_per_mtok_out)
 
 
+def proxy_variables() -> list[str]:
+    """Variables that name a proxy and are set; a program may read either spelling."""
+    names = [name for kind in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY") for name in (kind, kind.lower())]
+    return [name for name in names if os.environ.get(name)]
+
+
 def is_open_to_others(url: str) -> bool:
     """Whether a request to this URL crosses a network as plain text."""
     parts = urlsplit(url)
