@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from penstock_ledger import (
+    REDIS_TIMEOUT_S,
     Database,
     FeedLost,
     JobSeen,
@@ -35,7 +36,6 @@ from penstock_workers.control.reconcile import Reconciler
 from penstock_workers.control.resume import Resumes
 from penstock_workers.control.specs import Specs
 from penstock_workers.settings import WorkerSettings
-from penstock_workers.stores import REDIS_TIMEOUT_S
 from penstock_workers.tracing import Tracing
 
 log = logging.getLogger(__name__)

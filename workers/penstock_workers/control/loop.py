@@ -8,7 +8,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from penstock_ledger import Database, JobSeen, JobStore, LiveJob, LiveJobs, OutcomeStore, RedisAddress, RedisLedger
+from penstock_ledger import (
+    REDIS_TIMEOUT_S,
+    Database,
+    JobSeen,
+    JobStore,
+    LiveJob,
+    LiveJobs,
+    OutcomeStore,
+    RedisAddress,
+    RedisLedger,
+)
 from penstock_ledger.model import Job, JobState
 from penstock_producer.lanes import DEFAULT_LANE
 from penstock_producer.wire import queue_name
@@ -29,7 +39,6 @@ log = logging.getLogger(__name__)
 
 PROMOTE_MAX = 1_000  # due retries brought back per queue and round
 ASIDE_S = 2.0  # between the rounds of a process that leads nothing: it helps where a leader is busy or dead
-FIGURES_TIMEOUT_S = 15.0  # of Redis, as for the other connections of a control loop
 STUCK_S = 300.0  # of one round: stores and sources answer, or fail, much sooner
 FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
 
@@ -58,7 +67,7 @@ class Control:
         self._steps = JobSteps(
             settings, database, hot, self._counters, owner=owner, outputs_written=self._wake.set, tracing=tracing
         )
-        client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=FIGURES_TIMEOUT_S)
+        client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._fleet_figures = FleetFigures(hot, client)
         self._switch_back = SwitchBack(client, settings) if settings.broker_url is None else None
         self._rounds = 0
