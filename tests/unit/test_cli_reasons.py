@@ -16,7 +16,7 @@ from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, latest_c
 from penstock_cli.show.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Cause, WorkerSeen
 from penstock_ratelimit.store.messages import Breaker
-from penstock_ratelimit.store.watch import QuotaView
+from penstock_ratelimit.watch import QuotaView
 
 NOW = 1_790_000_000.0
 CAUSE = Cause("openai", "job1", "connect_failed", "certificate verify failed\x1b[31m\nfake", 1234, NOW - 60, NOW - 4)

@@ -23,6 +23,8 @@ from penstock_ledger import (
 )
 from penstock_workers.settings import WorkerSettings
 
+__all__ = ["pool_sizes"]
+
 log = logging.getLogger(__name__)
 
 CONTROL_POOL = 2  # the control thread, and the one that writes a finished job's files

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import inf
 
 from penstock_ratelimit.provider.refusals import WINS, Signal
-from penstock_ratelimit.provider.strays import LIMITED_S, Patience, may_be_stray
 from penstock_ratelimit.rates import pause_seconds
 from penstock_ratelimit.shared.discovery import Discovery
 from penstock_ratelimit.shared.reports import ReportBuffer
+from penstock_ratelimit.strays import LIMITED_S, Patience, may_be_stray
 from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import Feedback, Ticket
 

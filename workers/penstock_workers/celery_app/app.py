@@ -25,6 +25,8 @@ from penstock_workers.celery_app.bridge import ItemEngine
 from penstock_workers.doors.tasks import door_tasks
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
+__all__ = ["CONTROL_QUEUE", "PenstockApp", "create_app"]
+
 EngineFactory = Callable[["PenstockApp", "WorkerSettings"], ItemEngine]
 
 CONTROL_QUEUE = queue_name(CONTROL_LANE)

@@ -15,7 +15,7 @@ from time import monotonic
 import orjson
 
 from penstock_ratelimit.for_penstock import DETAIL_CHARS
-from penstock_workers.children.child import CHECK_S, Cause
+from penstock_workers.children.child import CHECK_S, HOOK_TIMEOUT_S, Cause
 from penstock_workers.children.child_pool import CallEndedChild, ChildPool
 from penstock_workers.children.protocol import (
     Call,
@@ -37,7 +37,6 @@ from penstock_workers.item.failures import Failure, Reply
 
 log = logging.getLogger(__name__)
 
-HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck
 STUCK_MAX = 16  # calls of a hook in a row that took too long: then the hook is broken, not one document
 KEPT = 200  # hooks and schemas that are known to be usable: one schema and two hooks per job
 # Between tries to start a process for an answer that is paid for: a minute in which memory or processes may come free. Then
