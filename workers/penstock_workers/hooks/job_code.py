@@ -15,12 +15,12 @@ from time import monotonic
 import orjson
 
 from penstock_ratelimit.for_penstock import DETAIL_CHARS
-from penstock_workers.children.child import CHECK_S, HOOK_TIMEOUT_S, Cause
+from penstock_workers.children.child import CHECK_S, HOOK_TIMEOUT_S, LossCause
 from penstock_workers.children.child_pool import CallEndedChild, ChildPool
 from penstock_workers.children.protocol import (
-    Call,
+    CallFault,
     Check,
-    Fault,
+    ChildCall,
     Fine,
     ImportHook,
     Missing,
@@ -29,7 +29,7 @@ from penstock_workers.children.protocol import (
     Refused,
     TrySchema,
 )
-from penstock_workers.children.protocol import Reply as Said
+from penstock_workers.children.protocol import ChildReply as Said
 from penstock_workers.errors import ChildBroken, HookMissing, HookStuck, SchemaUnusable, WorkerError
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt
@@ -116,15 +116,15 @@ class JobCode:
             return self._failure_of(path, ended, status)
         if isinstance(said, Missing):
             raise HookMissing(said.words)
-        self._note_overtime(path, isinstance(said, Fault) and said.overtime)
-        if isinstance(said, Fault):
+        self._note_overtime(path, isinstance(said, CallFault) and said.overtime)
+        if isinstance(said, CallFault):
             self._log_once(path, said.trace)
             return Failure("hook_failed", f"{path}: {said.words}"[:DETAIL_CHARS], status)
         assert isinstance(said, (Fine, Refused)), said
         return said
 
     def _failure_of(self, path: str, ended: CallEndedChild, status: int | None) -> Failure:
-        if ended.cause is Cause.STUCK:
+        if ended.cause is LossCause.STUCK:
             self._note_overtime(path, True)
             words = f"{path}: it took longer than {self._hook_timeout_s:g} s, and nothing else could run in its process"
             return Failure("hook_failed", words, status)
@@ -153,7 +153,7 @@ class JobCode:
             error = HookMissing(f"hook_missing: {path} cannot be imported here: {_end(ended)}")
             self._broken[path] = monotonic() + HELD_S, error
             raise error from None
-        if isinstance(said, (Missing, Fault)):
+        if isinstance(said, (Missing, CallFault)):
             raise HookMissing(said.words)
 
     # -- schemas -------------------------------------------------------------------------------------------------------
@@ -163,18 +163,20 @@ class JobCode:
         try:
             said = await self._ask(self._checks, attempt, Check(self._schema(attempt), reply.content or ""))
         except CallEndedChild as ended:
-            if ended.cause is Cause.STUCK:
+            if ended.cause is LossCause.STUCK:
                 words = f"the check took longer than {CHECK_S:g} s; simplify the schema, its patterns above all"
                 return Failure("schema_mismatch", words, reply.status)
             return Failure("worker_crashed", f"the check against the schema: {_end(ended)}", reply.status)
-        return Failure("schema_mismatch", said.words[:DETAIL_CHARS], reply.status) if isinstance(said, Fault) else None
+        return (
+            Failure("schema_mismatch", said.words[:DETAIL_CHARS], reply.status) if isinstance(said, CallFault) else None
+        )
 
     async def _try_schema(self, attempt: Attempt) -> None:
         try:
             said = await self._ask(self._checks, attempt, TrySchema(self._schema(attempt)))
-            words = said.words if isinstance(said, Fault) else None
+            words = said.words if isinstance(said, CallFault) else None
         except CallEndedChild as ended:
-            words = "it takes too long" if ended.cause is Cause.STUCK else _end(ended)
+            words = "it takes too long" if ended.cause is LossCause.STUCK else _end(ended)
         if words is not None:
             error = SchemaUnusable(
                 f"schema_unusable: response_schema cannot be used to check answers: {words}; submit again with another one"
@@ -193,7 +195,7 @@ class JobCode:
 
     # -- both ----------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, pool: ChildPool, attempt: Attempt, call: Call) -> Said:
+    async def _ask(self, pool: ChildPool, attempt: Attempt, call: ChildCall) -> Said:
         """Raises ChildBroken: at once before the call, and after several attempts where an answer is paid for."""
         if isinstance(call, Postprocess | Check):
             for pause_s in START_AGAIN_S:
@@ -204,7 +206,7 @@ class JobCode:
                     await asyncio.sleep(pause_s)
         return await self._ask_once(pool, attempt, call)
 
-    async def _ask_once(self, pool: ChildPool, attempt: Attempt, call: Call) -> Said:
+    async def _ask_once(self, pool: ChildPool, attempt: Attempt, call: ChildCall) -> Said:
         return await (self._suspects.ask(call, attempt.line) if attempt.confined else pool.ask(call))
 
     async def _once(self, name: str, look: Callable[[], Awaitable[None]]) -> None:
@@ -225,7 +227,7 @@ class JobCode:
 def _end(ended: CallEndedChild) -> str:
     how = (
         "held more memory than hook_memory_mb allows"
-        if ended.cause is Cause.MEMORY
+        if ended.cause is LossCause.MEMORY
         else "died (an exit, a signal or a crash in native code)"
     )
     return f"its process {how}, {ended.deaths} times, the last time when it ran alone"
