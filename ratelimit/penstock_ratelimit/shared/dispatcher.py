@@ -62,9 +62,9 @@ class Dispatcher:
         state = self._state
         if ask.retry:
             state.reports.add_retry()
-        if (grant := self._free.grant_one()) is not None:
-            state.in_flight.sent()
-            return Ticket(self, (), (), grant)
+        ticket = self.at_once()
+        if ticket is not None:
+            return ticket
         waiter = Waiter(ask, state.terms, asyncio.get_running_loop().create_future())
         state.callers.arrive(waiter)
         self._nudge()
@@ -77,6 +77,14 @@ class Dispatcher:
         waiter.reserved = False
         state.in_flight.sent()
         return Ticket(self, waiter.terms.dims, waiter.amounts, waiter.grant)
+
+    def at_once(self) -> Ticket | None:
+        """A ticket where nothing limits the quota now, and no one waits; None: stand in line."""
+        grant = self._free.grant_one() if self._failure is None else None
+        if grant is None:
+            return None
+        self._state.in_flight.sent()
+        return Ticket(self, (), (), grant)
 
     def not_before(self, seconds: float) -> None:
         self.tally.throttled += 1
@@ -173,12 +181,10 @@ class Dispatcher:
 
     def _nudge(self) -> None:
         """Something changed for those in line: let in who may start, and wake the task if it has to ask."""
-        self._free.let_in()
-        if (
-            self._outage.share is not None
-            or self._learned.are_new
-            or (self._state.callers.has_line and self._reserving.may_ask())
-        ):
+        callers = self._state.callers
+        if callers.has_line:
+            self._free.let_in()
+        if self._outage.share is not None or self._learned.are_new or (callers.has_line and self._reserving.may_ask()):
             self._state.wake.set()
 
     async def _rest(self) -> None:

@@ -35,10 +35,6 @@ from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
 log = logging.getLogger(__name__)
 
 
-class Suspected(Exception):
-    """The item has crashed too often to be tried among others: the same steps are taken once more, apart from them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemRunner:
     """Tries items, each in an asyncio task of its own, all on one loop."""
@@ -78,7 +74,9 @@ class ItemRunner:
         async with self.waits.slots.place(attempt.job.flow) as place:
             try:
                 happened = await self._try(attempt)
-            except Suspected:
+            except TurnedAway as away:
+                if away.outcome is not None:
+                    raise
                 place.leave()  # waiting for its place apart, it must not keep others from their turn
                 happened = await self._try_apart(attempt)
         await self.runs.weigh(attempt, happened)
@@ -151,7 +149,7 @@ class ItemRunner:
             raise TurnedAway(decide(attempt, crashed_too_often(attempt.crashes), self.policy))
         if attempt.crashes >= SUSPECT_AFTER_CRASHES and not attempt.confined:
             await self.starts.take_back(attempt)
-            raise Suspected
+            raise TurnedAway(None)
         if not attempt.started:
             attempt.started = True
             self.bridge.started(attempt.delivery)
