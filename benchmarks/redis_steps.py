@@ -135,7 +135,7 @@ def _cpu(client: redis.Redis, step: Callable[[], None]) -> float:
 
 def _used_s(client: redis.Redis) -> float:
     used = client.info("cpu")
-    return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])  # type: ignore[index]  # redis-py's answer may be awaited
+    return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
 
 
 def _groups(things: Sequence[T], size: int) -> list[Sequence[T]]:
