@@ -22,7 +22,7 @@ from penstock_ledger.batches import SettledDone
 from penstock_ledger.keys import bucket_count
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
-from penstock_workers.broker.claim import ClaimScript
+from penstock_workers.broker.claim_script import ClaimScript
 from penstock_workers.broker.lease_scripts import Lease, LeaseScripts, lane_keys
 
 JOB = "job_aaaaaaaaaaaaaaaaaaaa"  # as long as real ones

@@ -18,11 +18,12 @@ from kombu.asynchronous import get_event_loop
 from kombu.common import ignore_errors
 
 from penstock_producer.wire import TASK_NAME
+from penstock_workers.broker.acks import Acks
 from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.leases import Leases
 from penstock_workers.celery_app.drain import Drain
 from penstock_workers.celery_app.engine_thread import EngineThread
-from penstock_workers.celery_app.handover import Acks, HandOver, ItemPool
+from penstock_workers.celery_app.handover import HandOver, ItemPool
 from penstock_workers.celery_app.item_loop import loop_factory
 from penstock_workers.celery_app.liveness import BEAT_S, Liveness
 from penstock_workers.celery_app.probe import ProbeFiles
@@ -66,7 +67,7 @@ class AsyncioPool(ItemPool):
         self._engine = EngineThread(partial(parts.build_engine, self.app, settings), loop_factory(settings.uvloop))
         self._leases: Leases = parts.leases
         late = LateAcks()
-        acks = Acks(self._leases, late, hub.call_soon)
+        acks = Acks(self._leases, late.add, hub.call_soon)
         self.handover = HandOver(self._engine, acks, late, self.sample, self._wake)
         self._threads = TaskThreads(self._post, acks.give_back, hub.call_later)
         self._leases.serve(self)
@@ -136,7 +137,6 @@ class AsyncioPool(ItemPool):
         if args[0] == TASK_NAME:
             self.handover.accept(request)
         else:
-            request._on_ack = self.handover.acks.bind(request.message)
             self._threads.run(request, target, args, options)
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
