@@ -23,7 +23,8 @@ KEYS_MAX: Final = 500  # ids per look-up
 ROWS_MAX: Final = 1_000  # rows per PostgreSQL statement
 BYTES_MAX: Final = 16 * 1024 * 1024  # of bodies per statement, which takes some copies of them, here and there
 
-_BLOBS: Final = (COLUMNS.index("request"), COLUMNS.index("body"))
+_REQUEST: Final = COLUMNS.index("request")
+_BODY: Final = COLUMNS.index("body")
 
 # Rows per SQLite statement, the largest that fits first. Python's driver lets go of the interpreter for each statement that it
 # runs, so one per row is fought over with every other thread.
@@ -107,7 +108,7 @@ def _statements(rows: Sequence[OutcomeRow], most: int = ROWS_MAX) -> Iterator[li
     chunk: list[OutcomeRow] = []
     size = 0
     for row in rows:
-        row_size = sum(len(row[place]) for place in _BLOBS if row[place])
+        row_size = len(row[_REQUEST] or b"") + len(row[_BODY] or b"")
         if chunk and (len(chunk) == most or size + row_size > BYTES_MAX):
             yield chunk
             chunk, size = [], 0

@@ -29,6 +29,8 @@ BATCH_MAX: Final = 500  # items per call: other clients wait a few milliseconds 
 URGENT_AWARE: Final = frozenset({"publish", "promote", "unpark"})  # scripts that urgent.lua is put before
 TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
 
+_REPLIES: Final = tuple(BeginReply)  # by their numbers
+
 Argument = str | bytes | int | float
 
 
@@ -76,10 +78,8 @@ class Scripts:
             places = [fields.place(doc_id, items[number].buckets) for number, doc_id in zip(numbers, docs, strict=True)]
             feeds.append((*_scopes(feed), docs, *zip(*places, strict=True)))
         answer = self._begin([keys.EPOCH, keys.EPOCH_REBUILT], [epoch, _packed(feeds), *fields.arguments])
-        begun = dict(
-            zip(chain.from_iterable(by_feed.values()), zip(answer[::2], answer[1::2], strict=True), strict=True)
-        )
-        return [Begun(BeginReply(begun[number][0]), begun[number][1]) for number in range(len(items))]
+        found = sorted(zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True))
+        return [Begun(_REPLIES[reply], crashes) for _, reply, crashes in found]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
         more: list[Argument] = [len(batch.retries), len(batch.released)]
@@ -147,12 +147,12 @@ class _Fields:
 
     def place(self, doc_id: str, buckets: int) -> tuple[int, int | bool]:
         """Its bucket, and its field as the scripts take it: false for the id itself, else the argument's index."""
+        raw = doc_id.encode()
+        if len(raw) <= keys.MAX_FIELD_BYTES:
+            return keys.done_bucket(raw, buckets), False
         field = keys.done_field(doc_id)
-        bucket = keys.done_bucket(field, buckets)
-        if field == doc_id.encode():
-            return bucket, False
         self.arguments.append(field)
-        return bucket, self._before + len(self.arguments)
+        return keys.done_bucket(field, buckets), self._before + len(self.arguments)
 
 
 def _scopes(feed: tuple[str, int]) -> tuple[str, str]:

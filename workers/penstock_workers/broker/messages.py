@@ -31,7 +31,9 @@ class Message(virtual.Message):  # type: ignore[misc]  # kombu is untyped
 
     def _take(self, payload: dict[str, Any]) -> bool:
         """What kombu's own ``__init__`` does, for a message that is neither compressed nor encoded: an item's. Else False."""
-        headers, properties, body = payload.get("headers"), payload.get("properties"), payload.get("body")
+        headers: Any = payload.get("headers")
+        properties: Any = payload.get("properties")
+        body: Any = payload.get("body")
         if type(headers) is not dict or type(properties) is not dict or type(body) is not str:
             return False
         if "compression" in headers or "body_encoding" in properties:
@@ -45,7 +47,8 @@ class Message(virtual.Message):  # type: ignore[misc]  # kombu is untyped
         self.delivery_info = properties.get("delivery_info") or {}
         self.content_type, self.content_encoding = payload.get("content-type"), payload.get("content-encoding")
         self.errors: list[Any] = []
-        self._decoded_cache, self._state, self.accept = None, "RECEIVED", None
+        self.accept: Any = None  # the consumer's content types
+        self._decoded_cache, self._state = None, "RECEIVED"
         return True
 
     def _decode(self) -> Any:

@@ -19,7 +19,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
         return bool(self.channel._in_poll) or self.channel.room() > 0
 
     def can_consume_max_estimate(self) -> int:
-        return max(0, self.channel.room())
+        return max(0, int(self.channel.room()))
 
     def append(self, message: Message, delivery_tag: str) -> None:
         """The claim has recorded it already."""
