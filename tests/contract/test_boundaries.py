@@ -36,8 +36,8 @@ INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
     "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction"},
     "penstock_producer": {
-        "acceptance", "borders", "endpoints", "errors", "feeder", "hook_paths", "lanes", "options", "outputs", "overrides",
-        "repair", "settings", "sources", "sources.of_feed", "spec", "storage", "survey", "tracing", "wire",
+        "acceptance", "borders", "endpoints", "errors", "feeder", "hook_paths", "lanes", "leased_feed", "options", "outputs",
+        "overrides", "repair", "settings", "sources", "sources.of_feed", "spec", "storage", "survey", "tracing", "wire",
     },
 }  # fmt: skip
 # For the integrator: packages whose surface is not declared yet, so that nothing is held against what others import of

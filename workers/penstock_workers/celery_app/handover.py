@@ -12,19 +12,18 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
 from celery.concurrency.base import BasePool
 from celery.exceptions import ImproperlyConfigured, InvalidTaskError
 from celery.worker import strategy as celery_strategy
-from celery.worker.state import task_ready, task_reserved
+from celery.worker.state import task_ready
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from penstock_workers.broker.acks import Acks
 from penstock_workers.broker.held import BrokerAction
-from penstock_workers.broker.leases import Leases
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.celery_app.engine_thread import EngineThread
 from penstock_workers.celery_app.events import gather_events
@@ -32,6 +31,7 @@ from penstock_workers.celery_app.reports import celery_result
 from penstock_workers.celery_app.running_items import LateAcks, RunningItem, RunningItems
 from penstock_workers.celery_app.sampling import EventSample
 from penstock_workers.celery_app.short_requests import ShortRequest
+from penstock_workers.celery_app.withdrawals import Withdrawals
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry, Skipped, Unreadable
 
 log = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class HandOver:
         self.commits = 0
         self.counts = dict.fromkeys(("failed", "retried", "given-back", "adopted", "late", "lost-leases"), 0)
         self.items = RunningItems()
+        self.withdrawals = Withdrawals(engine, self.items, acks, late, self.counts)
         self._engine = engine
         self._late = late
         self._sample = sample
@@ -120,7 +121,7 @@ class HandOver:
         """True when a claimed message needs no run of its own: it is a redelivered copy of one that was here before."""
         item = self.items.of_tag(message.delivery_tag)
         if item is not None:
-            self._adopt(item, message)
+            self.withdrawals.adopt(item, message)
             return True
         if self._late.recognise(message):
             self.counts["late"] += 1
@@ -148,12 +149,6 @@ class HandOver:
         if not self._loop_is_called:
             self._loop_is_called = True
             self._engine.call(self._take_inbox)
-
-    def _adopt(self, item: RunningItem, message: Any) -> None:
-        """The lease was lost, or the connection: the broker sent what is still running here. The run goes on."""
-        self.counts["adopted"] += 1
-        item.message = item.request.on_ack.message = message
-        task_reserved(item.request)
 
     # -- the item loop ---------------------------------------------------------------------------------------------------
 
@@ -208,14 +203,14 @@ class HandOver:
 
     def _start(self, item: RunningItem) -> None:
         if item.request.revoked():  # while it waited here; ``revoked`` has acknowledged it
-            self._abort(item, "it was revoked")
+            self.withdrawals.abort(item, "it was revoked")
         else:
             item.request.on_accepted(item.pid, monotonic())
 
     def _conclude(self, item: RunningItem, outcome: Outcome) -> None:
         action = broker_action(outcome)
         if action is BrokerAction.GIVE_BACK:
-            self.give_back(item)
+            self.withdrawals.give_back(item)
             return
         self.items.discard(item)
         if action is BrokerAction.SET_ASIDE:
@@ -227,41 +222,3 @@ class HandOver:
         elif isinstance(outcome, Dead):
             self.counts["failed"] += 1
         item.request.on_success(celery_result(outcome))
-
-    def give_back(self, item: RunningItem) -> None:
-        """To its queue, without an event."""
-        self.counts["given-back"] += 1
-        self._let_go(item)
-        self.acks.give_back(item.message)
-
-    def revoke(self, pid: int) -> RunningItem | None:
-        """Stop the running item that Celery has revoked, and return it."""
-        item = self.items.of_pid(pid)
-        if item is not None:
-            self._abort(item, "it was revoked")
-        return item
-
-    def lose(self, tags: Iterable[str], leases: Leases) -> None:
-        """Other workers may hold these by now: stop running them here."""
-        for tag in tags:
-            item = self.items.of_tag(tag)
-            if item is not None and tag not in leases:  # else this process has claimed it again
-                self.counts["lost-leases"] += 1
-                self._let_go(item)
-                self._engine.abort(item.delivery, "its lease was lost")
-
-    def note_late(self, action: BrokerAction, tags: Sequence[str]) -> None:
-        """These were concluded after their lease was lost: recognise their redelivered copies."""
-        self.counts["lost-leases"] += len(tags)
-        if action is BrokerAction.ACK:
-            self._late.add(tags)
-
-    def _abort(self, item: RunningItem, why: str) -> None:
-        self.items.discard(item)
-        self._engine.abort(item.delivery, why)
-
-    def _let_go(self, item: RunningItem) -> None:
-        """Celery forgets it; from here on nothing may acknowledge it."""
-        self.items.discard(item)
-        item.request.acknowledged = True
-        task_ready(item.request)

@@ -141,7 +141,7 @@ class AsyncioPool(ItemPool):
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
         """Stop a revoked item, which Celery then acknowledges. In a cold shutdown Celery does not, and it is given back."""
-        item = self.handover.revoke(pid)
+        item = self.handover.withdrawals.revoke(pid)
         if item is not None:
             self._post(self._give_back_unless_acknowledged, item)
 
@@ -159,12 +159,12 @@ class AsyncioPool(ItemPool):
         """Return what is still here to its queue, without waiting for the engine."""
         left = self.handover.items.all()
         for item in left:
-            self.handover.give_back(item)
+            self.handover.withdrawals.give_back(item)
         return len(left)
 
     def _give_back_unless_acknowledged(self, item: RunningItem) -> None:
         if not item.request.acknowledged:
-            self.handover.give_back(item)
+            self.handover.withdrawals.give_back(item)
 
     def _may_rest(self) -> bool:
         """Whether there is no room for messages, or an operator has cancelled every queue."""
@@ -177,10 +177,10 @@ class AsyncioPool(ItemPool):
         return self._engine.is_turning()
 
     def lost(self, tags: Sequence[str]) -> None:
-        self._post(self.handover.lose, tags, self._leases)
+        self._post(self.handover.withdrawals.lose, tags, self._leases)
 
     def late(self, action: BrokerAction, tags: Sequence[str]) -> None:
-        self._post(self.handover.note_late, action, tags)
+        self._post(self.handover.withdrawals.note_late, action, tags)
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
