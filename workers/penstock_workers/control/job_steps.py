@@ -20,7 +20,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Feed, Job, JobState
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_producer.feeder import open_feeder
+from penstock_producer.leased_feed import open_feeder
 from penstock_producer.wire import queue_name
 from penstock_workers.control.balance import Balance
 from penstock_workers.control.cancel import Cancelling
