@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic
 
 import orjson
+from msgspec import structs
 
 from penstock_ratelimit.for_penstock import DETAIL_CHARS
 from penstock_workers.children.child import CHECK_S, HOOK_TIMEOUT_S, LossCause
@@ -95,7 +96,7 @@ class JobCode:
         call = Postprocess(path, *attempt.key, attempt.job.spec.endpoint, attempt.body, reply.body)
         said = await self._call(attempt, path, call, reply.status)
         if isinstance(said, Fine):
-            return reply._replace(body=said.body)
+            return structs.replace(reply, body=said.body)
         if isinstance(said, Refused):
             detail = f"{path}: {said.reason}"[:DETAIL_CHARS]
             return Failure("invalid_result", detail, reply.status, final=not said.retry)
