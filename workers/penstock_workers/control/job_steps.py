@@ -91,6 +91,10 @@ class JobSteps:
         outstanding = {job.job_id: of_job.outstanding for (job, _), of_job in zip(live, seen, strict=True)}
         self._windows.update([job for job, _ in live], outstanding)
 
+    def place(self, live: LiveJob) -> float:
+        """The lower, the sooner in a round a job has its step."""
+        return self._windows.place(live.job)
+
     def step(self, live: LiveJob, seen: JobSeen) -> None:
         """One bounded step for one job."""
         job, _ = live
@@ -166,6 +170,7 @@ class JobSteps:
         documents = self._limits.within_budget(job, documents)
         if documents:
             fed = feeder.step(min(documents, FEED_MAX))
+            self._windows.note_fed(job, fed.published)
             self._counters.add("fed", self._specs.of(job).lane, fed.published)
 
     def _reconcile(self, job: Job, led: LedFeed) -> None:

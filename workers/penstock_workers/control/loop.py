@@ -91,7 +91,8 @@ class Control:
         self._steps.prepare(live, seen)
         jobs = list(zip(live, seen, strict=True))
         first = self._rounds % max(1, len(jobs))
-        for job, of_job in (*jobs[first:], *jobs[:first]):  # in turns: the job that is fed first is ahead in the queue
+        in_turns = (*jobs[first:], *jobs[:first])  # the job that is fed first is ahead in the queue
+        for job, of_job in sorted(in_turns, key=lambda of_round: self._steps.place(of_round[0])):
             self._step(job, of_job)
         self._rounds += 1
         for lane in {str(job.spec.get("lane", DEFAULT_LANE)) for job, _ in live}:
