@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from penstock_ledger import RedisLedger
 from penstock_ledger.model import Job, JobState
 from penstock_producer.lanes import LANES
-from penstock_ratelimit import Flow
+from penstock_ratelimit import Flow, Priority
 from penstock_workers.celery_app.heartbeat import ALIVE_S
 from penstock_workers.control.shares import Share, parts_of_window, shares
 from penstock_workers.control.specs import Specs
@@ -98,8 +98,8 @@ class FeedWindows:
         if self._full:
             return Share(0, False)
         lane, flow = self._known[job.job_id]
-        if self._turns[lane].applies_to(job.job_id):
-            return Share(self._turns[lane].room(), False)
+        if self._takes_turns(lane, flow):
+            return Share(self._room_in_turn(lane, job.job_id), False)
         rivals = self._rivals[lane] | {job.job_id: flow}
         window = self._window(lane, SHARED_WINDOW_S if len(rivals) > 1 else WINDOW_S)
         share = self._shares_of(lane, rivals, window)[job.job_id]
@@ -118,13 +118,25 @@ class FeedWindows:
         """What a feed added after ``for_feed``."""
         self._turns[self._known[job.job_id][0]].note(job.job_id, documents)
 
+    def _takes_turns(self, lane: str, flow: Flow) -> bool:
+        """A job that shares a lane with many, or that has had nothing to feed for a while and comes back to many."""
+        turns = self._turns[lane]
+        comes_back = flow.job not in self._rivals[lane] and flow.priority != Priority.URGENT
+        return turns.applies_to(flow.job) or (bool(turns) and comes_back)
+
+    def _room_in_turn(self, lane: str, job_id: str) -> int:
+        room = self._turns[lane].room()
+        if not room:
+            self._active[job_id] = self._now  # it waits for its turn, and is not idle
+        return room
+
     def _begin_turns(self, lane: str) -> None:
         """Jobs whose share of the window is less than a step of many take turns; the others keep to their shares."""
         rivals, small = self._rivals[lane], dict[str, float]()
         if len(rivals) > TURNS:
             of_window = parts_of_window(list(rivals.values()), self._front(lane))
             small = {job: part for job, part in of_window.items() if part < 1 / TURNS}
-        outstanding = {job: sum(self._outstanding[job]) for job in small}
+        outstanding = {job: sum(generations) for job, generations in self._outstanding.items()} if small else {}
         window, per_s = self._window(lane, SHARED_WINDOW_S), self._pace[lane].per_s
         self._turns[lane].begin(small, outstanding, window, per_s, self._now)
 

@@ -30,10 +30,10 @@ class Turns:
     def begin(
         self, parts: Mapping[str, float], outstanding: Mapping[str, int], window: int, per_s: float, now: float
     ) -> None:
-        """``parts`` of a ``window`` by job; ``outstanding`` documents of each; ``per_s``: documents that the fleet finishes."""
+        """``parts`` of a ``window`` by job; ``outstanding``: documents of each live job; ``per_s``: that the fleet finishes."""
         self._parts, self._now = parts, now
-        self._had = {job: had for job, had in self._had.items() if job in outstanding}
-        self._fed_at = {job: self._fed_at.get(job, now) for job, held in outstanding.items() if held}
+        self._had = {job: had for job, had in self._had.items() if job in outstanding and had > self._virtual}
+        self._fed_at = {job: self._fed_at.get(job, now) for job in parts if outstanding[job]}
         stuck_before = now - (STUCK * window / per_s if per_s > 0 else math.inf)
         self._stuck = frozenset(job for job in parts if self._fed_at.get(job, now) < stuck_before)
         whole = window * sum(parts.values())
@@ -43,6 +43,10 @@ class Turns:
         )
         self._room = int(whole - held)
         self._step = max(1, min(window // TURNS, int(whole) // 2))
+
+    def __bool__(self) -> bool:
+        """Whether any jobs take turns in this round."""
+        return bool(self._parts)
 
     def applies_to(self, job: str) -> bool:
         """False: its own share says what it may have outstanding, as it does for a job whose documents are stuck."""
@@ -54,13 +58,13 @@ class Turns:
 
     def place(self, job: str) -> float:
         """The lower, the sooner it is this job's turn."""
-        return max(self._virtual, self._had.get(job, 0.0)) if job in self._parts else 0.0
+        return max(self._virtual, self._had.get(job, 0.0)) if self._parts else 0.0
 
     def note(self, job: str, documents: int) -> None:
-        """So many were fed in this turn."""
-        if not documents or job not in self._parts:
+        """So many were fed in this turn, maybe of a job that had nothing to feed until now and has no part yet."""
+        if not documents or not self._parts:
             return
         self._virtual = self.place(job)
-        self._had[job] = self._virtual + documents / self._parts[job]
+        self._had[job] = self._virtual + documents / self._parts.get(job, min(self._parts.values()))
         self._fed_at[job] = self._now
         self._room -= documents
