@@ -98,13 +98,13 @@ def measure(sizes: Sequence[int], many: tuple[int, int] | None, *, postgres: boo
 
 def _beside_small_jobs(run: Callable[[], Grown], *, postgres: bool) -> tuple[Grown, Grown]:
     """What ``run`` returns, and the mean of the jobs of ``SMALL`` that another fleet ran meanwhile."""
-    with ThreadPoolExecutor(1) as thread, _running(postgres) as (_, running, database):
+    with ThreadPoolExecutor(1) as thread, running_fleet(postgres) as (_, running, database):
         large = thread.submit(run)
-        before = _redis_memory(running)
+        before = redis_memory(running)
         costs: list[JobCost] = []
         while not large.done():
             costs.append(running.run(SMALL))
-        peak, after = running.redis_peak() - before, _redis_memory(running) - before
+        peak, after = running.redis_peak() - before, redis_memory(running) - before
         items = SMALL * len(costs)
         mean = replace(
             costs[-1], items=items, wall_s=sum(cost.wall_s for cost in costs),
@@ -116,23 +116,23 @@ def _beside_small_jobs(run: Callable[[], Grown], *, postgres: bool) -> tuple[Gro
 
 
 def _one_job(items: int, *, postgres: bool) -> Grown:
-    with _running(postgres) as (place, running, database):
-        before = _redis_memory(running)
+    with running_fleet(postgres) as (place, running, database):
+        before = redis_memory(running)
         cost = running.run(items)
-        peak, after = running.redis_peak() - before, _redis_memory(running) - before
+        peak, after = running.redis_peak() - before, redis_memory(running) - before
         assembly_s = _assemble(running.database_url, running.last_job, place / "outputs", items)
         return Grown(f"{items:,} documents", items, cost, peak, after, database.size(running), assembly_s)
 
 
 def _many_jobs(jobs: int, each: int, *, postgres: bool) -> Grown:
-    with _running(postgres) as (_, running, database):
-        before = _redis_memory(running)
+    with running_fleet(postgres) as (_, running, database):
+        before = redis_memory(running)
         cost = running.run_many(jobs, each)
-        peak, after = running.redis_peak() - before, _redis_memory(running) - before
+        peak, after = running.redis_peak() - before, redis_memory(running) - before
         return Grown(f"{jobs:,} jobs of {each}", jobs * each, cost, peak, after, database.size(running), 0.0)
 
 
-class _Database:
+class Database:
     """SQLite beside the fleet's other files, or a database of its own in a PostgreSQL."""
 
     def __init__(self, postgres: Any) -> None:
@@ -151,7 +151,7 @@ class _Database:
 
 
 @contextlib.contextmanager
-def _running(postgres: bool) -> Iterator[tuple[Path, Fleet, _Database]]:
+def running_fleet(postgres: bool) -> Iterator[tuple[Path, Fleet, Database]]:
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(folder())
         server = stack.enter_context(redis_server(place))
@@ -160,14 +160,14 @@ def _running(postgres: bool) -> Iterator[tuple[Path, Fleet, _Database]]:
             with tests_on_path():
                 started = import_module("servers").Postgres.start()
             stack.callback(started.stop)
-        database = _Database(started)
+        database = Database(started)
         running = stack.enter_context(
             fleet(place / "fleet", server, worker=WORKER, concurrency=CONCURRENCY, database_url=database.url)
         )
         yield place, running, database
 
 
-def _redis_memory(running: Fleet) -> int:
+def redis_memory(running: Fleet) -> int:
     return int(running.redis_info("memory")["used_memory"])
 
 
