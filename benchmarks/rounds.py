@@ -21,7 +21,7 @@ from typing import NamedTuple
 from benchmarks.fleet import Fleet, JobCost, fleet
 from benchmarks.ground import ROOT, GroundError, RunningSimulator, folder, provider, redis_server, simulator
 from benchmarks.report import Row, median
-from benchmarks.targets import met, target
+from benchmarks.targets import judge
 
 OURS = "penstock"
 CONCURRENCY = 256  # the default of a worker process
@@ -69,9 +69,8 @@ class Measured:
             for part, cost_of in PARTS.items():
                 ratio, limit = self.ratio(name, part), named.format(part=part) if name == OURS else ""
                 yield Row(
-                    f"{name}: {part}", f"{median(list(map(cost_of, costs))):.3f} ms", f"{bare:.3f} ms", f"{ratio:.2f}x",
-                    target(limit), met(limit, ratio),
-                )  # fmt: skip
+                    f"{name}: {part}", f"{median(list(map(cost_of, costs))):.3f} ms", f"{bare:.3f} ms", f"{ratio:.2f}x"
+                ).judged(judge(limit, ratio))
         for name, calls in self.loops.items():
             yield Row(name, f"{median(calls):.3f} ms", f"{bare:.3f} ms", f"{_over(calls, self.loops[BARE]):.2f}x")
 
