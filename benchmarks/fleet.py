@@ -18,8 +18,8 @@ from penstock_ledger.model import Job
 from penstock_producer import Producer
 
 WARM_UP_DOCS = 1_000  # connections are open and every path has been walked before anything is counted
-READY_TIMEOUT_S = 60.0
-STALLED_S = 60.0  # without a single conclusion: something is broken, and waiting longer tells nothing
+READY_TIMEOUT_S = 240.0  # a machine with much else to do starts a fleet slowly
+STALLED_S = 120.0  # without a single conclusion: something is broken, and waiting longer tells nothing
 LOOK_EACH_S = 0.05
 STEADY = (0.2, 0.8)  # of a job's items: between these marks its start, its ramp and its end are over or yet to come
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import orjson
 import redis
 
-from benchmarks.ground import doc_id, folder, redis_server, request_body, usage
+from benchmarks.documents import doc_id, request_body
+from benchmarks.ground import folder, redis_server, usage
 from benchmarks.report import Report, Row, median
 from penstock_ledger import Begin, Publish, RedisLedger, SettleBatch
 from penstock_ledger.batches import SettledDone

@@ -119,11 +119,16 @@ def _fleet(worker: str, place: Path, contender: Contender, server: RunningSimula
 
 
 def _peers(server: RunningSimulator, items: int) -> Iterator[tuple[str, Callable[[], float]]]:
-    yield BARE, lambda: _peer("aiohttp", server, items)
+    yield BARE, lambda: bare_call_ms(server, items)
     if util.find_spec("uvloop") is not None:
         yield BARE_UVLOOP, lambda: _peer("aiohttp", server, items, "uvloop")
     if util.find_spec("openai") is not None:
         yield SDK, lambda: _peer("openai", server, min(items, SDK_CALLS))
+
+
+def bare_call_ms(server: RunningSimulator, calls: int) -> float:
+    """Milliseconds of CPU per call of a bare aiohttp loop: the yardstick."""
+    return _peer("aiohttp", server, calls)
 
 
 def _peer(name: str, server: RunningSimulator, calls: int, *more: str) -> float:

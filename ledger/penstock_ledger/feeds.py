@@ -18,7 +18,6 @@ from penstock_ledger.model import Feed, FeedKind, JobState
 from penstock_ledger.stored_values import json_text
 from penstock_ledger.tables import feeds, jobs, spool
 
-
 # Built once: putting a statement together costs more than what the database does with it.
 _THE_FEED: Final = (feeds.c.job_id == bindparam("job"), feeds.c.generation == bindparam("nth"))
 _LOCKED_FEED: Final = select(feeds).where(*_THE_FEED).with_for_update()

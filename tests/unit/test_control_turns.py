@@ -91,7 +91,7 @@ def test_a_job_that_comes_later_waits_for_one_turn_of_each_and_has_no_credit_for
 def test_documents_that_wait_for_something_else_do_not_keep_the_others_from_their_turns() -> None:
     """Jobs whose documents do not move, as while their provider is away, hold no more than their parts of the window."""
     stuck = tuple(f"stuck-{n}" for n in range(20))
-    queue = Queue({job: 1.0 for job in (*stuck, *(f"job-{n}" for n in range(20)))})
+    queue = Queue(dict.fromkeys((*stuck, *(f"job-{n}" for n in range(20))), 1.0))
     for _ in range(400):
         queue.round()
         queue.work(without=stuck)
