@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def run_local(request: RunRequest, standby: Standby) -> int:
-    """Returns the exit status; ``standby`` has the first worker processes.
+    """Returns the exit status; ``standby`` forks the workers.
 
     Raises CliError and the errors of the producer, the ledger and the workers.
     """
