@@ -23,7 +23,6 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer.lanes import DEFAULT_LANE
 from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
-from penstock_workers.broker.amqp.shovel import start_shovel
 from penstock_workers.broker.amqp.switch_back import SwitchBack
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.fleet_figures import FleetFigures
@@ -174,6 +173,15 @@ class Control:
             self._failure_log.tell("control: the fleet's figures are missing", error, "they come back by themselves")
 
 
+def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManager[None]:
+    """None where Redis is the broker: RabbitMQ's client is imported where it is used."""
+    if settings.broker_url is None:
+        return contextlib.nullcontext()
+    from penstock_workers.broker.amqp.shovel import start_shovel
+
+    return start_shovel(settings, settings.broker_url)
+
+
 @contextlib.contextmanager
 def start_control(settings: WorkerSettings) -> Iterator[Control]:
     """Run a control loop in a thread of its own, with connections of its own, until the block ends; and a shovel beside it."""
@@ -181,7 +189,7 @@ def start_control(settings: WorkerSettings) -> Iterator[Control]:
     with (
         open_stores(settings, "control") as stores,
         open_tracing(settings, CONTROL_LANE) as tracing,
-        start_shovel(settings),
+        _shovel_beside(settings),
     ):
         control = Control(settings, stores.database, stores.hot, owner=process_name(), tracing=tracing)
         thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)

@@ -172,7 +172,7 @@ class ItemRunner:
     def _name(self, attempt: Attempt, tried: Tried) -> Failure | Reply:
         """Name what happened, and note what it cost."""
         if isinstance(tried, NoAnswer) and not tried.sent:
-            attempt.calls = 0
+            attempt.calls -= 1  # earlier ones, in children that died, may have been
         attempt.last_answer, attempt.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         happened = attempt.happened = name_failure(tried, time.time())
         attempt.spent = spent_on(attempt, happened)
