@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypedDict, Unpack
 
 from penstock_ratelimit.backoff import THROTTLED_BASE_S
 from penstock_ratelimit.errors import BadCost
@@ -72,6 +72,14 @@ class Tally:
     def charge(self, dims: tuple[str, ...], amounts: tuple[float, ...], sign: int = 1) -> None:
         for dim, amount in zip(dims, amounts, strict=True):
             self.used[dim] = self.used.get(dim, 0.0) + sign * amount
+
+
+class FailureDetails(TypedDict, total=False):
+    """What a caller may say of a failed request; the fields are explained at ``Feedback``."""
+
+    retry_after_s: float | None
+    reason: str
+    headers: Mapping[str, str] | None
 
 
 class Feedback(NamedTuple):
@@ -192,14 +200,7 @@ class Ticket:
             self.settle(self._account.profile.settle(usage))
         self._end(Feedback(OK, None, "", headers, 0.0 if usage is None else usage.output_tokens))
 
-    def failed(
-        self,
-        signal: Signal,
-        *,
-        retry_after_s: float | None = None,
-        reason: str = "",
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def failed(self, signal: Signal, **details: Unpack[FailureDetails]) -> None:
         """The request failed. The fleet learns of it: a pause, a gentler slope, a hold, or a failure of the server.
 
         It stays charged, but for the tokens where the profile says that failed requests cost none.
@@ -207,7 +208,7 @@ class Ticket:
         self._sent()
         if signal not in WINS and not self._account.profile.charges_failed:
             self.settle({dim: 0.0 for dim in self._dims if not dim.startswith("requests")})
-        self._end(Feedback(signal, retry_after_s, reason, headers))
+        self._end(Feedback(signal, **details))
 
     def settle(self, actual: Mapping[str, float]) -> None:
         """Replace the reservation by what was used. Dimensions left out stay as reserved; call again to correct."""

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock_ratelimit.provider.refusals import OVERLOADS, Signal
-from penstock_ratelimit.provider.strays import Patience
+from penstock_ratelimit.strays import Patience
 
 REFUSED_CUT: Final = 0.7
 FAILED_CUT: Final = 0.5

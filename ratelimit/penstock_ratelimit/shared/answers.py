@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from math import inf
 
 from penstock_ratelimit.provider.refusals import OK, WINS
-from penstock_ratelimit.provider.strays import LIMITED_S, Patience, may_be_stray
 from penstock_ratelimit.rates import pause_seconds
 from penstock_ratelimit.shared.discovery import Discovery
 from penstock_ratelimit.shared.reports import ReportBuffer
+from penstock_ratelimit.strays import LIMITED_S, Patience, may_be_stray
 from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import Feedback, Ticket
 

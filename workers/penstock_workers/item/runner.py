@@ -35,10 +35,6 @@ from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
 log = logging.getLogger(__name__)
 
 
-class Suspected(Exception):
-    """The item has crashed too often to be tried among others: the same steps are taken once more, apart from them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemRunner:
     """Tries items, each in an asyncio task of its own, all on one loop."""
@@ -78,7 +74,9 @@ class ItemRunner:
         with await self.waits.slots.place(attempt.job.flow) as place:
             try:
                 happened = await self._try(attempt)
-            except Suspected:
+            except TurnedAway as away:
+                if away.outcome is not None:
+                    raise
                 place.leave()  # waiting for its place apart, it must not keep others from their turn
                 happened = await self._try_apart(attempt)
         if self.runs.note(attempt, happened):
@@ -155,7 +153,7 @@ class ItemRunner:
             raise TurnedAway(decide(attempt, crashed_too_often(attempt.crashes), self.policy))
         if attempt.crashes >= SUSPECT_AFTER_CRASHES and not attempt.confined:
             await self.starts.take_back(attempt)
-            raise Suspected
+            raise TurnedAway(None)
         if not attempt.started:
             attempt.started = True
             self.bridge.started(attempt.delivery)
@@ -172,7 +170,7 @@ class ItemRunner:
     def _name(self, attempt: Attempt, tried: Tried) -> Failure | Reply:
         """Name what happened, and note what it cost."""
         if isinstance(tried, NoAnswer) and not tried.sent:
-            attempt.calls = 0
+            attempt.calls -= 1  # earlier ones, in children that died, may have been
         attempt.last_answer, attempt.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         happened = attempt.happened = name_failure(tried, time.time())
         attempt.spent = spent_on(attempt, happened)

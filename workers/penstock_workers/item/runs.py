@@ -18,6 +18,8 @@ from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Parked
 from penstock_workers.item.turned_away import TurnedAway
 
+__all__ = ["to_check"]
+
 PROVEN_WAIT_S: Final = 2.0
 """An answer of a job that has succeeded here waits so long for another one; then it is the document's own."""
 UNPROVEN_WAIT_S: Final = 10.0

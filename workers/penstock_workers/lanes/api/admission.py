@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 
-from penstock_ledger import RedisAddress
+from penstock_ledger import REDIS_TIMEOUT_S, RedisAddress
 from penstock_ratelimit import Limiter, PerMinute, Quota, SharedLimiter, Ticket, profile_for
 from penstock_workers.item.answer import Tried
 from penstock_workers.item.attempt import Attempt
@@ -15,8 +15,6 @@ from penstock_workers.item.lane import Prepared
 from penstock_workers.lanes.api.costs import Costs
 from penstock_workers.lanes.api.gauges import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings
-
-REDIS_TIMEOUT_S = 15.0  # a dead peer blocks forever without one
 
 
 def quotas(settings: WorkerSettings) -> list[Quota]:
