@@ -81,7 +81,8 @@ class ItemRunner:
                 happened = await self._try_apart(attempt)
         if self.runs.note(attempt, happened):
             await self.runs.weigh(attempt, happened)
-        return decide(attempt, happened, self.policy, put_off=not self.admission.may_retry(attempt))
+        put_off = isinstance(happened, Failure) and not self.admission.may_retry(attempt)
+        return decide(attempt, happened, self.policy, put_off=put_off)
 
     async def _try(self, attempt: Attempt) -> Failure | Reply:
         attempt.mark("seated")
