@@ -115,6 +115,9 @@ class FreeProvider(PausedProvider):
         await asyncio.sleep(5)
         return await super().prepare(request)
 
+    async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
+        return outcome
+
 
 def test_an_item_that_was_prepared_as_the_drain_began_is_released() -> None:
     """It has not begun, so it goes back, even where its turn would come at once."""
