@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from celery import Celery
@@ -20,7 +21,7 @@ from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
 from penstock_workers.broker.acks import Ack, Acks
 from penstock_workers.broker.leases import Leases
-from penstock_workers.broker.messages import Message, payload_of
+from penstock_workers.broker.messages import JSON_TYPE, Message, payload_of
 from penstock_workers.celery_app.app import create_app
 from penstock_workers.celery_app.reports import celery_result
 from penstock_workers.celery_app.requests import ItemRequest
@@ -123,6 +124,17 @@ def test_a_message_is_what_kombu_makes_of_it(change: dict[str, Any]) -> None:
         return {name: getattr(found, name) for name in names} | {"raw": found._raw, "errors": len(found.errors)}
 
     assert made(Message) == made(virtual.Message)
+
+
+def test_a_document_may_have_a_field_that_kombu_reads_as_a_type() -> None:
+    """A request body is passed on as it is: what kombu makes a UUID of, a date or a decimal is data in an item."""
+    body = {"metadata": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}}
+    raw = encode_item(ItemKey("job", 1, "doc-1"), queue="penstock.api", body=json.dumps(body).encode(), ref=None)
+    made = Message(payload_of(raw), channel=None)
+    assert made.payload[1]["body"] == body
+    stock = json.dumps([[], {"at": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}}, {}])
+    other = Message({"headers": {}, "properties": {"delivery_tag": "t"}, "body": stock, "content-type": JSON_TYPE})
+    assert isinstance(other.payload[1]["at"], UUID)
 
 
 def test_an_acknowledgement_is_of_the_message_that_its_run_has_now(app: Celery, consumer: Any) -> None:
