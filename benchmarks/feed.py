@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.ground import RunningRedis, folder, redis_server, request_body, usage, write_documents
+from benchmarks.documents import request_body
+from benchmarks.ground import RunningRedis, folder, redis_server, usage, write_documents
 from benchmarks.report import Report, Row, median
 from penstock_ledger import Database, JobStore, Meta, RedisLedger, open_database
 from penstock_ledger.model import Feed

@@ -15,7 +15,8 @@ from typing import TypeVar
 import orjson
 import redis
 
-from benchmarks.ground import doc_id, folder, redis_server, request_body
+from benchmarks.documents import doc_id, request_body
+from benchmarks.ground import folder, redis_server
 from benchmarks.report import Report, Row, median
 from penstock_ledger import Begin, Publish, RedisLedger, SettleBatch
 from penstock_ledger.batches import SettledDone

@@ -51,6 +51,7 @@ class Scripts:
         self._rehydrate = _registered(client, "rehydrate")
         self._heartbeat = _registered(client, "heartbeat")
         self._causes = _registered(client, "causes")
+        self._see = _registered(client, "see")
 
     def publish(
         self,
@@ -127,6 +128,14 @@ class Scripts:
             field = keys.done_field(doc_id)
             arguments += (keys.done_bucket(field, buckets), field, doc_id, keys.DEAD if dead else keys.DONE)
         return int(self._rehydrate([f"{scope}:window", f"{scope}:starts"], arguments))
+
+    def see(self, jobs: Sequence[tuple[str, int]]) -> list[Any]:
+        """State, messages parked and sizes of the windows of each job (and newest generation), one after the other."""
+        arguments: list[Argument] = []
+        for job_id, generation in jobs:
+            arguments += (keys.job_scope(job_id), generation)
+        found: list[Any] = self._see([], arguments)
+        return found
 
     def heartbeat(self, name: str, forget_s: int, info: Mapping[str, str]) -> None:
         pairs = [text for pair in info.items() for text in pair]

@@ -60,6 +60,7 @@ class Feeder:
         self._ordered_for = ordered_for  # the endpoint whose bodies are put into prefix order; None keeps the source's
         self._spans = spans  # None: no item is traced
         self._rows: Iterator[Document | BadRow] | None = None
+        self._ahead: Document | BadRow | None = None  # read already; the next step begins with it
         self._cursor: Cursor = dict(feed.cursor)
 
     @property
@@ -128,14 +129,23 @@ class Feeder:
             self._rows = iter(self.source.documents(self._cursor))
         rows: list[Document | BadRow] = []
         size = 0
-        for row in self._rows:
+        while (row := self._next()) is not None:
             rows.append(row)
             size += len(row.body) if isinstance(row, Document) else len(row.request)
             if len(rows) >= limit or size >= BYTES_READ:
-                return rows, False
+                self._ahead = self._next()  # so that the last step knows that it is the last
+                if self._ahead is not None:
+                    return rows, False
+                break
         self._rows = None
         ended = self.source.ended()
         return (rows, ended) if rows or ended or fresh else self._read(limit)
+
+    def _next(self) -> Document | BadRow | None:
+        """The next row; None at the end of what the source has now."""
+        assert self._rows is not None, "the source is being read"
+        ahead, self._ahead = self._ahead, None
+        return ahead or next(self._rows, None)
 
     def _handle(self, rows: Sequence[Document | BadRow], handle: Handler, exhausted: bool) -> FeedStep:
         if not rows:
@@ -172,5 +182,5 @@ class Feeder:
         self.feed = replace(self.feed, cursor=dict(self._cursor), exhausted=exhausted)
 
     def _forget_position(self, cursor: Cursor) -> None:
-        self._rows = None
+        self._rows = self._ahead = None
         self._cursor = dict(cursor)

@@ -25,14 +25,18 @@ def open_feeder(
     owner: str,
     settings: ProducerSettings | None = None,
     spans: SendSpans | None = None,
+    spec: JobSpec | None = None,
 ) -> Feeder:
-    """A feeder for a feed that ``owner`` has leased. Nothing of the source is read yet."""
+    """A feeder for a feed that ``owner`` has leased. Nothing of the source is read yet.
+
+    ``spec``: the job's, where the caller has parsed it.
+    """
     outcomes = OutcomeStore(database)
-    spec = JobSpec.accepted(job.spec)
+    spec = spec or JobSpec.accepted(job.spec)
     return Feeder(
         job,
         feed,
-        source_of(database, job, feed, settings),
+        source_of(database, job, feed, settings, spec),
         FeedStores(JobStore(database), outcomes, redis_ledger),
         queue=queue_name(spec.lane),
         owner=owner,

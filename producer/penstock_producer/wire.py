@@ -137,7 +137,7 @@ def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
     Raises UnknownMessageVersion for another version and BadMessage for anything else that is not of the promised shape:
     ids that no database takes, numbers beyond what is possible, a body that is no JSON object.
     """
-    if not isinstance(kwargs, Mapping):
+    if not isinstance(kwargs, dict):
         raise BadMessage(f"kwargs is {seen(kwargs)}; it must be a JSON object")
     version = kwargs.get("v")
     if version is None:
