@@ -312,6 +312,18 @@ def test_the_first_writer_wins_and_the_losers_are_named(jobs: JobStore, outcomes
     assert outcomes.counts("job-a").succeeded == outcomes.counts("job-a").dead == 2
 
 
+def test_losers_are_named_whatever_the_size_of_the_group(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """A group goes into the table in statements of some rows each; where they are cut does not matter."""
+    jobs.create(new_job())
+    taken = [f"{n:03}" for n in range(0, 87, 10)]
+    outcomes.settle([result(doc, model="first") for doc in taken], [])
+    every = [f"{n:03}" for n in range(87)]
+    assert outcomes.settle([result(doc) for doc in every], []) == {key(doc) for doc in taken}
+    found = {one.key.doc_id: one.model for one in outcomes.results("job-a")}
+    assert found == dict.fromkeys(every, "m") | dict.fromkeys(taken, "first")
+    assert outcomes.counts("job-a") == outcomes.recount("job-a")
+
+
 def test_one_key_twice_in_a_batch_has_one_outcome(jobs: JobStore, outcomes: OutcomeStore) -> None:
     """The first outcome in a call counts, and a result before a dead letter."""
     jobs.create(new_job())

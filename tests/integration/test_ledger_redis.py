@@ -289,6 +289,17 @@ def test_only_what_was_fed_begins(hot: RedisLedger, client: Any) -> None:
     assert hot.begin([begin("a")])[0].reply is GO, "a retry stays in the window"
 
 
+def test_items_of_several_feeds_begin_in_one_call(hot: RedisLedger) -> None:
+    """Each item gets its own answer, in the order in which they were asked, however their feeds are mixed."""
+    long = "x" * 100
+    hot.publish(QUEUE, [publish("a"), publish("a", 2), publish("b"), publish("b", 2), publish(long)], BUCKETS)
+    hot.begin([begin("b", 2), begin("b", 2), begin("b")])
+    hot.settle(SettleBatch(done=[done(long), done("a")]))
+    asked = [begin("b", 2), begin("a"), begin("a", 2), begin(long), begin("b"), begin("b", 2)]
+    assert hot.begin(asked) == [Begun(GO, 2), Begun(DONE, 0), Begun(GO, 0), Begun(DONE, 0), Begun(GO, 1), Begun(GO, 3)]
+    assert hot.stats(JOB)["skipped"] == 2
+
+
 def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client: Any) -> None:
     """Items that workers hold while Redis is emptied go on, as their windows cannot vouch for anybody (B6)."""
     client.flushall()
