@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Job
     from penstock_producer.settings import ProducerSettings
 
-REDIS_TIMEOUT_S = 15.0  # as workers have it: longer than any script takes, and no command hangs on a hung server
-
 
 class Books:
     """Stores over one database, and Redis when it runs."""
@@ -44,7 +42,7 @@ class Books:
         """Raises RedisNotRunning."""
         import redis
 
-        from penstock_ledger import RedisAddress, RedisLedger
+        from penstock_ledger import REDIS_TIMEOUT_S, RedisAddress, RedisLedger
 
         if self.redis_url is None:
             raise RedisNotRunning(

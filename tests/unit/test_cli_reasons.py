@@ -16,7 +16,7 @@ from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, in_hooks
 from penstock_cli.show.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Cause, WorkerSeen
 from penstock_ratelimit.store.messages import Breaker
-from penstock_ratelimit.store.watch import QuotaView
+from penstock_ratelimit.watch import QuotaView
 from penstock_workers.hooks.under_way import HooksUnderWay
 
 NOW = 1_790_000_000.0

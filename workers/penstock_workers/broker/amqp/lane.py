@@ -17,7 +17,7 @@ from penstock_workers.broker.amqp.depth import Depth, Losses
 from penstock_workers.broker.amqp.intake import PREFETCH_MAX
 from penstock_workers.broker.amqp.publisher import Publisher
 from penstock_workers.broker.amqp.relay_scripts import RelayScripts
-from penstock_workers.broker.claim import Claim, ClaimScript
+from penstock_workers.broker.claim_script import Claim, ClaimScript
 from penstock_workers.broker.lease_scripts import RESTORED_PER_SWEEP, Lease, LeaseScripts
 from penstock_workers.broker.leases import SWEEPS_PER_TIMEOUT
 
