@@ -121,6 +121,20 @@ def test_workers_of_a_killed_server_end_and_are_counted_as_ended(tmp_path: Path)
         assert standby.take(1, {}, tmp_path / "1.log") is None
 
 
+@pytest.mark.usefixtures("server")
+def test_a_server_that_hangs_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that must end ends, although the process that would end it does not answer."""
+    monkeypatch.setattr(subject, "KILLED_WITHIN_S", 0.2)
+    with Standby("api") as standby:
+        worker = taken(standby, 1, "wait", tmp_path / "1.log")
+        eventually(lambda: "local-1" in text_of(tmp_path / "1.log"))
+        assert worker.poll() is None
+        os.kill(standby._process.pid, signal.SIGSTOP)
+        worker.kill()
+        assert worker.wait() == -signal.SIGTERM
+        eventually(lambda: gone(worker.pid or 0))
+
+
 def test_a_server_without_a_command_ends_by_itself() -> None:
     """`penstock run` was killed before it ordered a worker: standard input ends, and so does the process."""
     process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)

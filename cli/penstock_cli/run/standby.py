@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from typing import Any, Self
 from penstock_cli.settings import child_environment
 
 READ_BYTES = 65_536
+KILLED_WITHIN_S = 5.0  # from the order to the report of a worker's end, which takes milliseconds
 
 
 def worker_command(lane: str, number: int) -> list[str]:
@@ -59,7 +61,15 @@ class ForkedWorker:
         self._server.signal(self._order, signal.SIGTERM)
 
     def kill(self) -> None:
+        """A server that does not do it in time is killed itself: its workers end with it."""
         self._server.signal(self._order, signal.SIGKILL)
+        until = time.monotonic() + KILLED_WITHIN_S
+        while self.poll() is None:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                self._server.kill()
+                return
+            self._server.await_report(left_s)
 
 
 class Standby:
@@ -109,8 +119,13 @@ class Standby:
         if chunk == b"":
             self._lost()
 
-    def await_report(self) -> None:
-        select.select([self._reports], [], [])
+    def await_report(self, limit_s: float | None = None) -> None:
+        select.select([self._reports], [], [], limit_s)
+
+    def kill(self) -> None:
+        """End the server, and so its workers, at once."""
+        self._process.kill()
+        self._lost()
 
     def __enter__(self) -> Self:
         return self
@@ -118,8 +133,7 @@ class Standby:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._lost()
+        self.kill()
 
     def _note(self, report: Mapping[str, Any]) -> None:
         worker = self._workers[report["order"]]
