@@ -20,7 +20,9 @@ from penstock_cli.run.standby import ForkedWorker, Standby
 SERVER = """
 import os, sys, time
 from penstock_cli.run.fork_server import ForkServer
-name = ForkServer().serve()
+server = ForkServer()
+print("as some modules do while they are imported", flush=True)
+name = server.serve()
 if name is None:
     sys.exit(7)
 print(name, "lease", os.environ.get("PENSTOCK_VISIBILITY_TIMEOUT_S"), "old", os.environ.get("PENSTOCK_REDIS_URL"), flush=True)

@@ -32,6 +32,7 @@ _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
 def main(lane: str) -> None:
     """Import what a worker of this lane needs, fork a worker for each order, and run in each what a worker runs."""
+    server = ForkServer()
     gc.disable()  # what is imported stays
     from penstock_workers.preload import preload
 
@@ -39,7 +40,7 @@ def main(lane: str) -> None:
     if threading.active_count() > 1:
         return  # a debugger's, say: workers are then started one by one
     gc.freeze()  # so that no worker's collector writes to what all of them share
-    name = ForkServer().serve()
+    name = server.serve()
     if name is None:
         return
     gc.enable()
@@ -61,7 +62,7 @@ def _run(lane: str, name: str) -> None:
 class ForkServer:
     def __init__(self) -> None:
         self._reports = os.dup(_STDOUT)
-        _open_onto(Path(os.devnull), os.O_WRONLY, _STDOUT)  # a module that prints must not write into the reports
+        _open_onto(Path(os.devnull), os.O_WRONLY, _STDOUT)  # a module that prints while it is imported prints no report
         self._woken, self._wakes = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wakes, False)
