@@ -1,8 +1,9 @@
 """The process that forks the workers of a `penstock run`: it has imported what they need, and started nothing yet.
 
 One JSON object a line. Orders, on its standard input: ``order``, ``name``, ``variables`` and ``log`` of a worker to fork,
-or ``order`` and ``signal`` of one to be signalled. Reports, on its standard output: ``order`` with the ``pid`` of a
-worker that was forked, or with the ``status`` that it ended with. It ends when its standard input does.
+or ``order`` and ``signal`` of one to be signalled. Reports, on its standard output: ``ready`` once it has imported
+everything; ``order`` with the ``pid`` of a worker that was forked, or with the ``status`` that it ended with. It ends when
+its standard input does.
 
 A fork copies only the thread that forks, so this process must have one: nothing here, and nothing that is imported for
 workers, starts a second.
@@ -73,6 +74,7 @@ class ForkServer:
         """Returns in each worker, with its name, and in the server when no more orders can come, with None."""
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # the wake-up is what counts
         signal.set_wakeup_fd(self._wakes)
+        self._report({"ready": True})
         while True:
             ready, _, _ = select.select([_STDIN, self._woken], [], [])
             if self._woken in ready:

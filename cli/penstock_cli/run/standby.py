@@ -89,6 +89,7 @@ class Standby:
         self._orders, self._reports = self._process.stdin, self._process.stdout
         os.set_blocking(self._reports.fileno(), False)
         self._unread = b""
+        self._ready = False
         self._workers: dict[int, ForkedWorker] = {}
 
     def take(self, number: int, variables: Mapping[str, str], log: Path) -> ForkedWorker | None:
@@ -103,8 +104,8 @@ class Standby:
     def signal(self, order: int, number: signal.Signals) -> None:
         """Through the server, which knows whether the process is still that worker."""
         self.read_reports()
-        if self._workers[order].pid is None:
-            self._process.kill()  # it still imports: nothing was forked yet
+        if not self._ready:
+            self.kill()  # it still imports: nothing was forked yet
         else:
             self._send({"order": order, "signal": int(number)})
 
@@ -136,6 +137,9 @@ class Standby:
         self.kill()
 
     def _note(self, report: Mapping[str, Any]) -> None:
+        if "ready" in report:
+            self._ready = True
+            return
         worker = self._workers[report["order"]]
         if "pid" in report:
             worker.pid = report["pid"]
