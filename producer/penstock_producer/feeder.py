@@ -12,18 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from penstock_ledger import Database, JobStore, OutcomeStore, Publish, PublishReport, RedisLedger, buckets_for
+from penstock_ledger import JobStore, OutcomeStore, Publish, PublishReport, RedisLedger, buckets_for
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
-from penstock_producer.prefix_order import in_prefix_order, wants_order
+from penstock_producer.prefix_order import in_prefix_order
 from penstock_producer.refusals import refused
 from penstock_producer.rows import BadRow, Cursor, Document, Source
-from penstock_producer.settings import ProducerSettings
-from penstock_producer.sources.of_feed import source_of
-from penstock_producer.spec import JobSpec
 from penstock_producer.tracing import SendSpans
-from penstock_producer.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now, queue_name
+from penstock_producer.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now
 
-__all__ = ["FeedStep", "FeedStores", "Feeder", "open_feeder"]
+__all__ = ["FeedStep", "FeedStores", "Feeder"]
 
 # Rows that are read before they are published: what a job in prefix order sorts together, and what the feeder holds in
 # memory. The ledger cuts them into calls of the size that Redis takes at once.
@@ -214,33 +211,3 @@ class Feeder:
     def _forget_position(self, cursor: Cursor) -> None:
         self._rows = self._ahead = None
         self._cursor = dict(cursor)
-
-
-def open_feeder(
-    database: Database,
-    redis_ledger: RedisLedger,
-    job: Job,
-    feed: Feed,
-    *,
-    owner: str,
-    settings: ProducerSettings | None = None,
-    spans: SendSpans | None = None,
-    spec: JobSpec | None = None,
-) -> Feeder:
-    """A feeder for a feed that ``owner`` has leased. Nothing of the source is read yet.
-
-    ``spec``: the job's, where the caller has parsed it.
-    """
-    outcomes = OutcomeStore(database)
-    spec = spec or JobSpec.accepted(job.spec)
-    return Feeder(
-        job,
-        feed,
-        source_of(database, job, feed, settings, spec),
-        FeedStores(JobStore(database), outcomes, redis_ledger),
-        queue=queue_name(spec.lane),
-        owner=owner,
-        refused_lines=outcomes.refused_lines(job.job_id) if feed.kind is FeedKind.SOURCE else frozenset(),
-        ordered_for=spec.endpoint if wants_order(spec) else None,
-        spans=spans,
-    )

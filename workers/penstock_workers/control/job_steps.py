@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from penstock_ledger import (
+    REDIS_TIMEOUT_S,
     Database,
     FeedLost,
     JobSeen,
@@ -19,7 +20,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Feed, Job, JobState
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_producer.feeder import open_feeder
+from penstock_producer.leased_feed import open_feeder
 from penstock_producer.wire import queue_name
 from penstock_workers.control.balance import Balance
 from penstock_workers.control.cancel import Cancelling
@@ -35,7 +36,6 @@ from penstock_workers.control.reconcile import Reconciler
 from penstock_workers.control.resume import Resumes
 from penstock_workers.control.specs import Specs
 from penstock_workers.settings import WorkerSettings
-from penstock_workers.stores import REDIS_TIMEOUT_S
 from penstock_workers.tracing import Tracing
 
 log = logging.getLogger(__name__)

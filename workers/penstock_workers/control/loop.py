@@ -8,12 +8,21 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from penstock_ledger import Database, JobSeen, JobStore, LiveJob, LiveJobs, OutcomeStore, RedisAddress, RedisLedger
+from penstock_ledger import (
+    REDIS_TIMEOUT_S,
+    Database,
+    JobSeen,
+    JobStore,
+    LiveJob,
+    LiveJobs,
+    OutcomeStore,
+    RedisAddress,
+    RedisLedger,
+)
 from penstock_ledger.model import Job, JobState
 from penstock_producer.lanes import DEFAULT_LANE
 from penstock_producer.wire import queue_name
 from penstock_ratelimit import full_jitter
-from penstock_workers.broker.amqp.shovel import start_shovel
 from penstock_workers.broker.amqp.switch_back import SwitchBack
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.fleet_figures import FleetFigures
@@ -29,7 +38,6 @@ log = logging.getLogger(__name__)
 
 PROMOTE_MAX = 1_000  # due retries brought back per queue and round
 ASIDE_S = 2.0  # between the rounds of a process that leads nothing: it helps where a leader is busy or dead
-FIGURES_TIMEOUT_S = 15.0  # of Redis, as for the other connections of a control loop
 REST = 9.0  # times the CPU of looking at all live jobs: a thousand of them cost no more than a tenth of a core
 STUCK_S = 300.0  # of one round: stores and sources answer, or fail, much sooner
 FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
@@ -59,7 +67,7 @@ class Control:
         self._steps = JobSteps(
             settings, database, hot, self._counters, owner=owner, outputs_written=self._wake.set, tracing=tracing
         )
-        client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=FIGURES_TIMEOUT_S)
+        client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._fleet_figures = FleetFigures(hot, client)
         self._switch_back = SwitchBack(client, settings) if settings.broker_url is None else None
         self._rounds = 0
@@ -165,6 +173,15 @@ class Control:
             self._failure_log.tell("control: the fleet's figures are missing", error, "they come back by themselves")
 
 
+def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManager[None]:
+    """None where Redis is the broker: RabbitMQ's client is imported where it is used."""
+    if settings.broker_url is None:
+        return contextlib.nullcontext()
+    from penstock_workers.broker.amqp.shovel import start_shovel
+
+    return start_shovel(settings, settings.broker_url)
+
+
 @contextlib.contextmanager
 def start_control(settings: WorkerSettings) -> Iterator[Control]:
     """Run a control loop in a thread of its own, with connections of its own, until the block ends; and a shovel beside it."""
@@ -172,7 +189,7 @@ def start_control(settings: WorkerSettings) -> Iterator[Control]:
     with (
         open_stores(settings, "control") as stores,
         open_tracing(settings, CONTROL_LANE) as tracing,
-        start_shovel(settings),
+        _shovel_beside(settings),
     ):
         control = Control(settings, stores.database, stores.hot, owner=process_name(), tracing=tracing)
         thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)
