@@ -1,4 +1,4 @@
-"""The doors for Celery clients against a real Redis and ledger, without a worker: what is counted, told and kept."""
+"""The doors for Celery clients against a real Redis and ledger, without a worker: what is counted, reported and kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why calls fail, from a worker's call to what everybody reads in Redis: real servers."""
+"""Why calls fail, from a worker's call to what all commands read in Redis: real servers."""
 
 from __future__ import annotations
 

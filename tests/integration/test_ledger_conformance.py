@@ -239,7 +239,7 @@ def test_one_feeder_leads_until_its_lease_ends_or_is_released(jobs: JobStore) ->
 
 
 def test_an_expired_feeder_cannot_move_its_successors_cursor(jobs: JobStore) -> None:
-    """A feeder that was frozen past its lease is told so and changes nothing."""
+    """A feeder that was frozen past its lease gets FeedLost and changes nothing."""
     jobs.create(new_job())
     frozen = jobs.lease_feed("job-a", 1, "one", 0.0)
     assert frozen is not None

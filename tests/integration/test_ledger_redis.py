@@ -290,7 +290,7 @@ def test_only_what_was_fed_begins(hot: RedisLedger, client: Any) -> None:
 
 
 def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client: Any) -> None:
-    """Items that workers hold while Redis is emptied go on, as their windows cannot vouch for anybody (B6)."""
+    """Items that workers hold while Redis is emptied go on, as no window is left to look them up in (B6)."""
     client.flushall()
     assert hot.begin([begin("a")]) == [Begun(GO, 0)]
     hot.install_epoch()

@@ -1,4 +1,4 @@
-"""One worker that dies, freezes or is told to end at a named moment."""
+"""One worker that dies, freezes or gets SIGTERM at a named moment."""
 
 from __future__ import annotations
 

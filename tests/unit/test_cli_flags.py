@@ -203,7 +203,7 @@ def test_the_job_key_comes_from_the_file_name(source: str, key: str) -> None:
 
 
 def test_a_lane_with_its_own_model_needs_no_name_for_it() -> None:
-    """A prompt without --model is enough, and embed asks for embeddings unless told otherwise."""
+    """A prompt without --model is enough, and embed asks for embeddings unless a flag says otherwise."""
     assert job_spec(flags(lane="embed", prompt="{text}")).endpoint == "/v1/embeddings"
     assert job_spec(flags(lane="gpu", prompt="{text}")).endpoint == "/v1/chat/completions"
     assert job_spec(flags(lane="embed", endpoint="/v1/x")).endpoint == "/v1/x"

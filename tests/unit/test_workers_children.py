@@ -223,7 +223,7 @@ async def test_a_module_that_ends_its_process_at_import_is_found(pool: ChildPool
 
 
 async def test_a_cancelled_call_frees_its_child(pool: ChildPool) -> None:
-    """The item's lease is lost: the hook is told, and the next call is answered (A13)."""
+    """The item's lease is lost: the hook is cancelled, and the next call is answered (A13)."""
     asked = asyncio.create_task(pool.ask(after("blocks")))
     await pool.ask(after("pid"))
     asked.cancel()
