@@ -55,10 +55,7 @@ class Books:
         try:
             client.ping()
         except (redis.ConnectionError, redis.TimeoutError) as error:
-            raise RedisNotRunning(
-                f"no Redis answers at {without_password(self.redis_url)} ({error}); "
-                "start it, or set redis_url (PENSTOCK_REDIS_URL) to the one you mean"
-            ) from error
+            raise no_redis(self.redis_url, error) from error
         self.redis_client = client
         return RedisLedger(client, self.meta.epoch())
 
@@ -133,6 +130,28 @@ def refuse_without_database(settings: ProducerSettings) -> None:
     raise UsageProblem(
         f"database_url is {settings.database_url}, and there is no such file: correct it, or create the tables with "
         f"`penstock migrate`.{hint}"
+    )
+
+
+def refuse_without_redis(client: redis.Redis, settings: ProducerSettings) -> None:
+    """Raises UsageProblem where no Redis was configured and none answers at the default address, RedisNotRunning elsewhere."""
+    import redis
+
+    try:
+        client.ping()
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        if "redis_url" in settings.model_fields_set:
+            raise no_redis(settings.redis_url, error) from error
+        raise UsageProblem(
+            f"nothing is configured, and no Redis answers at {without_password(settings.redis_url)}: set redis_url of your "
+            f"fleet in ./penstock.toml, or PENSTOCK_REDIS_URL.{StateFolder.nearby()}"
+        ) from error
+
+
+def no_redis(url: str, error: Exception) -> RedisNotRunning:
+    return RedisNotRunning(
+        f"no Redis answers at {without_password(url)} ({error}); "
+        "start it, or set redis_url (PENSTOCK_REDIS_URL) to the one you mean"
     )
 
 

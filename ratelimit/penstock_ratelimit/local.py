@@ -72,6 +72,9 @@ class LocalQuota:
         self.tally.charge(self.terms.dims, amounts)
         return Ticket(self, self.terms.dims, amounts)
 
+    def at_once(self) -> None:
+        """Never: each start here goes through the buckets."""
+
     async def take(self, amounts: tuple[float, ...]) -> None:
         """Wait in order until all dimensions fit at once, then charge them all. Cancelling charges none."""
         async with self._head:

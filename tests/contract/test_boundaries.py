@@ -37,8 +37,8 @@ INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
     "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction"},
     "penstock_producer": {
-        "acceptance", "borders", "endpoints", "errors", "feeder", "hook_paths", "lanes", "options", "outputs", "overrides",
-        "repair", "settings", "sources", "sources.of_feed", "spec", "storage", "survey", "tracing", "wire",
+        "acceptance", "borders", "endpoints", "errors", "feeder", "hook_paths", "lanes", "leased_feed", "options", "outputs",
+        "overrides", "repair", "settings", "sources", "sources.of_feed", "spec", "storage", "survey", "tracing", "wire",
     },
     "penstock_workers": {
         "__main__", "broker.amqp.address", "broker.amqp.connect", "broker.amqp.publisher", "broker.lease_scripts",

@@ -128,6 +128,14 @@ async def test_a_call_that_ends_its_process_is_found_and_its_neighbours_live(poo
     assert (ended.cause, ended.deaths) == (LossCause.DIED, DEATHS_ALLOWED)
 
 
+async def test_a_repeated_call_is_told_of_each_time(pool: ChildPool) -> None:
+    """What a dying child may have sent to a provider is billed, and so it is counted."""
+    begun: list[None] = []
+    with pytest.raises(CallEndedChild):
+        await pool.ask(after("exits", "poison"), begins=lambda: begun.append(None))
+    assert len(begun) == DEATHS_ALLOWED
+
+
 async def test_an_async_hook_that_blocks_its_loop_is_ended(pool: ChildPool) -> None:
     """It costs its own item; the ones beside it are asked again in another process (A13)."""
     ended = await beside(pool, "blocks")

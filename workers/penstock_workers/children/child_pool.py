@@ -37,13 +37,16 @@ class ChildPool:
         narrow = [_Line(start, width, 1) for width in widths[1:]]
         self._lines = [_Line(start, widths[0], processes), *narrow]
 
-    async def ask(self, call: ChildCall, line: int = 0) -> ChildReply:
-        """The answer of a child. Raises CallEndedChild, and ChildBroken when no child can be started."""
+    async def ask(self, call: ChildCall, line: int = 0, *, begins: Callable[[], None] = lambda: None) -> ChildReply:
+        """The answer of a child; ``begins`` hears of each time that the call is made, repeats after a death included.
+
+        Raises CallEndedChild, and ChildBroken when no child can be started.
+        """
         last = len(self._lines) - 1
         deaths = spared = 0
         while True:
             try:
-                return await self._lines[line].ask(call)
+                return await self._lines[line].ask(call, begins)
             except ChildLost as lost:
                 if lost.involvement is Involvement.OTHER and spared < SPARED_MAX:
                     spared += 1
@@ -70,9 +73,11 @@ class _Line:
         self._children: list[Child] = []  # that take calls
         self._leaving: list[Child] = []  # retired, until the calls in them are answered
 
-    async def ask(self, call: ChildCall) -> ChildReply:
+    async def ask(self, call: ChildCall, begins: Callable[[], None]) -> ChildReply:
         async with self._places:
-            return await (self._free(SPREAD) or await self._another()).ask(call)
+            child = self._free(SPREAD) or await self._another()
+            begins()
+            return await child.ask(call)
 
     async def close(self) -> None:
         for child in (*self._children, *self._leaving):

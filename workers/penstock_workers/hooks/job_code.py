@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from time import monotonic
 
 import orjson
+from msgspec import structs
 
 from penstock_ratelimit.for_penstock import DETAIL_CHARS
 from penstock_workers.children.child import CHECK_S, HOOK_TIMEOUT_S, LossCause
@@ -32,6 +33,7 @@ from penstock_workers.children.protocol import (
 from penstock_workers.children.protocol import ChildReply as Said
 from penstock_workers.errors import ChildBroken, HookMissing, HookStuck, SchemaUnusable, WorkerError
 from penstock_workers.failure_log import FailureLog
+from penstock_workers.hooks.under_way import HooksUnderWay
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 
@@ -53,6 +55,7 @@ class JobCode:
     ) -> None:
         self._hooks, self._checks, self._suspects = hooks, checks, suspects
         self._hook_timeout_s = hook_timeout_s
+        self._under_way = HooksUnderWay()
         self._usable: OrderedDict[str, None] = OrderedDict()  # hooks, and jobs with their schema
         self._schemas: OrderedDict[str, bytes] = OrderedDict()  # by job
         self._broken: dict[str, tuple[float, WorkerError]] = {}  # until when, and why; as many as ``_usable``
@@ -95,11 +98,15 @@ class JobCode:
         call = Postprocess(path, *attempt.key, attempt.job.spec.endpoint, attempt.body, reply.body)
         said = await self._call(attempt, path, call, reply.status)
         if isinstance(said, Fine):
-            return reply._replace(body=said.body)
+            return structs.replace(reply, body=said.body)
         if isinstance(said, Refused):
             detail = f"{path}: {said.reason}"[:DETAIL_CHARS]
             return Failure("invalid_result", detail, reply.status, final=not said.retry)
         return said
+
+    def described(self) -> Mapping[str, str]:
+        """For the heartbeat: the hook that has run longest, while one takes long."""
+        return self._under_way.described()
 
     async def close(self) -> None:
         for pool in (self._hooks, self._checks, self._suspects):
@@ -111,7 +118,8 @@ class JobCode:
         self, attempt: Attempt, path: str, call: Preprocess | Postprocess, status: int | None
     ) -> Fine | Refused | Failure:
         try:
-            said = await self._ask(self._hooks, attempt, call)
+            with self._under_way.call(path):
+                said = await self._ask(self._hooks, attempt, call)
         except CallEndedChild as ended:
             return self._failure_of(path, ended, status)
         if isinstance(said, Missing):

@@ -67,6 +67,10 @@ class QuotaAdmission:
         closing.push_async_callback(gauges.close)
         return cls(limiter, costs, closing)
 
+    def at_once(self, attempt: Attempt) -> QuotaTurn | None:
+        ticket = None if attempt.retries else self._limiter.at_once(attempt.job.spec.provider)
+        return None if ticket is None else QuotaTurn(ticket, attempt, self._costs)
+
     async def turn(self, attempt: Attempt, prepared: Prepared) -> QuotaTurn:
         costs, certain = self._costs.when_asked(attempt)
         ticket = await self._limiter.acquire(

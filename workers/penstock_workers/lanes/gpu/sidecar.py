@@ -14,6 +14,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import orjson
+from msgspec import structs
 
 from penstock_workers.errors import BadEngineSettings, EngineAway
 from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
@@ -73,7 +74,7 @@ class SidecarLane:
         body = request.body
         if b'"model"' not in body and body[:1] == b"{" and body[1:2] != b"}":
             body = b'{"model":' + self._model + b"," + body[1:]
-        request = replace(request, provider=SERVER, body=body)
+        request = structs.replace(request, provider=SERVER, body=body)
         return Prepared(request, refused=_refused(body) if b"chat_template" in body or b"\\u" in body else None)
 
     async def infer(self, prepared: Prepared) -> Tried:
