@@ -273,7 +273,9 @@ def _identify(folder: Path, endpoint: Endpoint) -> int | None:
         if served is None:
             return None
         pid, directory = served
-    except redis.RedisError as error:  # it answers, but not as the private server would: another password, another protocol
+    except (
+        redis.RedisError
+    ) as error:  # it answers, but not as the private server would: another password, another protocol
         raise _foreign(folder, endpoint, f"it says: {error}") from error
     finally:
         client.close()
