@@ -65,7 +65,7 @@ class RabbitServer:
 
     @property
     def tls_url(self) -> str:
-        """Its certificate is vouched for by the CA that it names."""
+        """Its certificate is signed by the CA that it names."""
         plain = self.url.removeprefix("amqp").replace(str(self.port), str(self.tls_port))
         return f"amqps{plain}?ssl_ca_certs={self.folder / 'ca.pem'}"
 

@@ -139,7 +139,7 @@ async def test_structured_outputs_follow_the_schema(lane: GpuLane, wanted: str) 
 async def test_a_bad_request_is_that_items_failure(
     lane: GpuLane, fields: dict[str, Any], name: str, words: str
 ) -> None:
-    """Named as the table of failures names it, with the field; its neighbours do not notice."""
+    """Named as the table of failures names it, with the field; the requests beside it are answered."""
     bad, good = await asyncio.gather(named(lane, request(chat(2, **fields))), named(lane, request(chat(3))))
     assert isinstance(bad, Failure)
     assert bad.name == name, bad

@@ -141,7 +141,7 @@ def test_flags_say_whose_job_it_is_and_how_urgent() -> None:
     ],
 )
 def test_an_unusable_flag_is_named_as_it_was_typed(given: dict[str, Any], told: str) -> None:
-    """Messages speak of flags and values, not of fields inside."""
+    """Messages name flags and values, not the fields of classes."""
     with pytest.raises(UsageProblem, match=told):
         job_spec(flags(**given))
 
