@@ -622,7 +622,7 @@ def test_nothing_is_written_into_the_outbox(db: Database, jobs: JobStore, outcom
 
 
 def test_a_purged_job_gets_no_outcomes(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
-    """A worker that goes on after its job was cancelled and purged writes nothing of that job, and the rest of its group (A16)."""
+    """A worker that goes on after its job was cancelled and purged writes nothing of it, and the rest of its group (A16)."""
     jobs.create(new_job("job-a"))
     jobs.create(new_job("job-b"))
     outcomes.settle([result("early")], [])
