@@ -84,7 +84,7 @@ def test_a_worker_gets_exactly_the_settings_that_are_ordered(tmp_path: Path, mon
 
 @pytest.mark.usefixtures("server")
 def test_one_process_forks_all_workers_and_those_that_replace_them(tmp_path: Path) -> None:
-    """What was imported once serves every worker, also those started again; how each ended is told as by the system."""
+    """What was imported once serves every worker, also those started again; how each ended is reported as the system does."""
     with Standby("api") as standby:
         killed = taken(standby, 1, "wait", tmp_path / "1.log")
         failed = taken(standby, 2, "3", tmp_path / "2.log")

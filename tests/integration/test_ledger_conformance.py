@@ -253,7 +253,7 @@ def test_many_feeds_are_leased_at_once_and_those_of_others_are_left_out(jobs: Jo
 
 
 def test_an_expired_feeder_cannot_move_its_successors_cursor(jobs: JobStore) -> None:
-    """A feeder that was frozen past its lease is told so and changes nothing."""
+    """A feeder that was frozen past its lease gets FeedLost and changes nothing."""
     jobs.create(new_job())
     frozen = jobs.lease_feed("job-a", 1, "one", 0.0)
     assert frozen is not None
@@ -647,7 +647,7 @@ def test_nothing_is_written_into_the_outbox(db: Database, jobs: JobStore, outcom
 
 
 def test_a_purged_job_gets_no_outcomes(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
-    """A worker that thaws after cancel and purge writes nothing of the forgotten job, and the rest of its group (A16)."""
+    """A worker that goes on after its job was cancelled and purged writes nothing of it, and the rest of its group (A16)."""
     jobs.create(new_job("job-a"))
     jobs.create(new_job("job-b"))
     outcomes.settle([result("early")], [])

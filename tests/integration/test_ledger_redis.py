@@ -301,7 +301,7 @@ def test_items_of_several_feeds_begin_in_one_call(hot: RedisLedger) -> None:
 
 
 def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client: Any) -> None:
-    """Items that workers hold while Redis is emptied go on, as their windows cannot vouch for anybody (B6)."""
+    """Items that workers hold while Redis is emptied go on, as no window is left to look them up in (B6)."""
     client.flushall()
     assert hot.begin([begin("a")]) == [Begun(GO, 0)]
     hot.install_epoch()
@@ -403,7 +403,7 @@ def test_a_retry_waits_for_its_time_on_the_servers_clock(hot: RedisLedger, clien
 
 
 def test_a_clock_that_steps_back_delays_no_retry(hot: RedisLedger, client: Any) -> None:
-    """After an hour's step back retries keep the wait they had left, and none waits longer than an honest one (A12)."""
+    """After an hour's step back retries keep the wait they had left, and none waits longer than it was asked to (A12)."""
     now = client.time()[0]
     hot.settle(SettleBatch(retries=[retry("soon", after_s=3_598), retry("later", after_s=3_610)]))
     client.set(f"penstock:delayed:{QUEUE}:clock", now + 3_600)  # promoting has seen a clock that was an hour ahead
