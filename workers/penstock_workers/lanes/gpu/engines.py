@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import queue
+import signal
 import threading
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock_workers.errors import BadEngineSettings
+from penstock_workers.failpoints import PlayedDeviceError
+from penstock_workers.lanes.gpu import processes
+from penstock_workers.lanes.gpu.adapters import Adapters
 from penstock_workers.lanes.gpu.arguments import engine_arguments
 from penstock_workers.lanes.gpu.figures import EngineFigures
-from penstock_workers.lanes.gpu.plugin import WORKER_VARIABLE
+from penstock_workers.lanes.gpu.guard import Guard
+from penstock_workers.lanes.gpu.plugin import load_in_engines
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.gpu.upstream import upstream
 
 log = logging.getLogger(__name__)
 
-SHUTDOWN_S = 15.0  # an engine with nothing to do ends in under 10 s; after that its processes are killed
+SHUTDOWN_S = 3.0  # nothing is in it by then; after that its processes are killed, within drain.STOP_TIMEOUT_S
 # Faults of the request; before 0.3x these had no common ancestor but ValueError, and some not even that.
 CLIENT_ERRORS = frozenset({"VLLMClientError", "VLLMNotFoundError", "VLLMUnprocessableEntityError", "ValueError"})
 IDLE_POLL_S = 0.2  # how late an engine in the worker's process notices that it is to end
@@ -67,57 +74,88 @@ class Engine(Protocol):
     async def start(self) -> None:
         """Load the model. Raises BadEngineSettings; what went wrong in a child is in the worker's log."""
 
-    async def run(self, call: Call) -> Any:
-        """The finished RequestOutput. Cancelling ends the request.
+    async def run(self, call: Call, began: Callable[[], None]) -> Any:
+        """The finished RequestOutput. Cancelling ends the request. ``began`` is called at the first token of one answer.
 
         Raises RequestRefused, EngineBusy, EngineFault, EngineDied.
         """
+        ...
+
+    async def load(self, lora: Any) -> None:
+        """Load an adapter. Raises EngineDied, and else whatever is wrong with it."""
         ...
 
     def tokenizer(self) -> Any: ...
 
     def is_alive(self) -> bool: ...
 
+    def kill(self) -> bool:
+        """End an engine that does not answer. False where it cannot be ended without this process."""
+        ...
+
     async def stop(self) -> None:
         """End it; nothing may be in flight: vLLM leaves callers hanging."""
 
 
-def make_engine(settings: GpuSettings, figures: EngineFigures, *, drain_seconds: float) -> Engine:
+def make_engine(settings: GpuSettings, adapters: Adapters, figures: EngineFigures, *, drain_seconds: float) -> Engine:
     if settings.in_process:
-        return InProcessEngine(settings, figures, drain_seconds)
-    return ChildEngine(settings, figures, drain_seconds)
+        return InProcessEngine(settings, adapters, figures, drain_seconds)
+    return ChildEngine(settings, adapters, figures, drain_seconds)
 
 
 class ChildEngine:
     """vLLM's AsyncLLM: scheduler and model in child processes, so that what kills them does not kill the worker."""
 
-    def __init__(self, settings: GpuSettings, figures: EngineFigures, drain_seconds: float) -> None:
-        self._settings, self._figures, self._drain_seconds = settings, figures, drain_seconds
+    def __init__(self, settings: GpuSettings, adapters: Adapters, figures: EngineFigures, drain_seconds: float) -> None:
+        self._settings, self._adapters, self._figures = settings, adapters, figures
+        self._drain_seconds = drain_seconds
         self._llm: Any = None
+        self._memory: set[str] = set()  # shared memory that its processes use
         self.config: Any = None
 
     async def start(self) -> None:
         # Not forked: the worker has threads, and a lock that one of them holds would stay locked in the child.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-        os.environ[WORKER_VARIABLE] = str(os.getpid())
-        arguments = engine_arguments(self._settings, drain_seconds=self._drain_seconds)
+        load_in_engines()
+        guard = _guard()
+        arguments = engine_arguments(self._settings, self._adapters, drain_seconds=self._drain_seconds)
         make = upstream("vllm.v1.engine.async_llm", "AsyncLLM").from_engine_args
-        with _explained(self._settings):
-            # Off the loop, which goes on settling; its output handler starts with the first request, on the loop.
-            self._llm = await asyncio.to_thread(make, arguments, **_options(self._figures.note))
+        try:
+            with _explained(self._settings):
+                # Off the loop, which goes on settling; its output handler starts with the first request, on the loop.
+                self._llm = await asyncio.to_thread(make, arguments, **_options(self._figures.note))
+        except BaseException:
+            await asyncio.to_thread(processes.end, _mark(), set())
+            raise
         self.config = self._llm.vllm_config
+        self._memory = await asyncio.to_thread(lambda: processes.shared_memory(processes.marked(_mark())))
+        guard.note(self._memory)
 
-    async def run(self, call: Call) -> Any:
+    async def load(self, lora: Any) -> None:
+        try:
+            await self._llm.add_lora(lora)
+        except Exception as error:
+            if not self.is_alive():
+                raise EngineDied(f"{type(error).__name__}: {error}") from error
+            raise
+
+    async def run(self, call: Call, began: Callable[[], None]) -> Any:
         output = None
         with _translated():
             if _is_pooling(call.params):
-                outputs = self._llm.encode(_prompt(call), call.params, call.request_id, priority=call.priority)
+                outputs = self._llm.encode(
+                    _prompt(call), call.params, call.request_id, lora_request=call.lora, priority=call.priority
+                )
             else:
                 outputs = self._llm.generate(
                     _prompt(call), call.params, call.request_id, lora_request=call.lora, priority=call.priority
                 )
             async for one in outputs:
-                output = one
+                if output is None:
+                    output = one
+                    began()
+                else:
+                    output.add(one, aggregate=True)
         if output is None:
             raise EngineFault("the engine ended the request without an output")
         return output
@@ -128,23 +166,34 @@ class ChildEngine:
     def is_alive(self) -> bool:
         return self._llm is not None and not self._llm.errored
 
+    def kill(self) -> bool:
+        for pid in processes.marked(_mark()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # a stopped process takes no other signal
+        return True
+
     async def stop(self) -> None:
-        if self._llm is not None:
-            llm, self._llm = self._llm, None
-            await asyncio.to_thread(llm.shutdown, timeout=SHUTDOWN_S)
+        llm, self._llm = self._llm, None
+        try:
+            if llm is not None:
+                await asyncio.to_thread(llm.shutdown, timeout=SHUTDOWN_S)
+        finally:
+            await asyncio.to_thread(processes.end, _mark(), self._memory)
 
 
 class InProcessEngine:
     """vLLM's LLMEngine, stepped by a thread of the worker: up in two seconds, one process, and not isolated from crashes."""
 
-    def __init__(self, settings: GpuSettings, figures: EngineFigures, drain_seconds: float) -> None:
-        self._settings, self._figures, self._drain_seconds = settings, figures, drain_seconds
+    def __init__(self, settings: GpuSettings, adapters: Adapters, figures: EngineFigures, drain_seconds: float) -> None:
+        self._settings, self._adapters, self._figures = settings, adapters, figures
+        self._drain_seconds = drain_seconds
         self._llm: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked: queue.SimpleQueue[Call | str | None] = (
             queue.SimpleQueue()
         )  # calls and aborts; bounded by EngineQueue
-        self._futures: dict[str, asyncio.Future[Any]] = {}  # touched on the loop only
+        self._futures: dict[str, asyncio.Future[Any]] = {}  # this and the next are touched on the loop only
+        self._begins: dict[str, Callable[[], None]] = {}
         self._dead: Exception | None = None
         self._thread: threading.Thread | None = None
         self.config: Any = None
@@ -157,10 +206,14 @@ class InProcessEngine:
         self._thread = threading.Thread(target=self._serve, name="penstock-engine", daemon=True)
         self._thread.start()
 
-    async def run(self, call: Call) -> Any:
+    async def load(self, lora: Any) -> None:
+        await asyncio.to_thread(self._llm.add_lora, lora)  # before the first request: the stepper rests
+
+    async def run(self, call: Call, began: Callable[[], None]) -> Any:
         if self._dead is not None:
             raise EngineDied(str(self._dead))
         future = self._futures[call.request_id] = asyncio.get_running_loop().create_future()
+        self._begins[call.request_id] = began
         self._asked.put(call)
         try:
             with _translated():
@@ -170,6 +223,7 @@ class InProcessEngine:
             raise
         finally:
             self._futures.pop(call.request_id, None)
+            self._begins.pop(call.request_id, None)
 
     def tokenizer(self) -> Any:
         return self._llm.get_tokenizer()
@@ -177,8 +231,12 @@ class InProcessEngine:
     def is_alive(self) -> bool:
         return self._dead is None and self._thread is not None and self._thread.is_alive()
 
+    def kill(self) -> bool:
+        self._dead = self._dead or EngineDied("it hangs")
+        return False  # its thread ends with this process only
+
     async def stop(self) -> None:
-        if self._thread is not None:
+        if self._thread is not None and self._dead is None:
             self._asked.put(None)
             await asyncio.to_thread(self._thread.join, SHUTDOWN_S)
         llm, self._llm = self._llm, None
@@ -189,7 +247,7 @@ class InProcessEngine:
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
     def _build(self) -> None:
-        arguments = engine_arguments(self._settings, drain_seconds=self._drain_seconds)
+        arguments = engine_arguments(self._settings, self._adapters, drain_seconds=self._drain_seconds)
         make = upstream("vllm.v1.engine.llm_engine", "LLMEngine").from_engine_args
         with _explained(self._settings):
             self._llm = make(arguments, **_options(self._note))
@@ -198,18 +256,30 @@ class InProcessEngine:
         self._call(lambda: self._figures.note(scheduler, iteration, engine))
 
     def _serve(self) -> None:
+        firsts: dict[str, Any] = {}  # of answers that are not complete
         try:
-            while self._take_what_was_asked():
+            while self._take_what_was_asked(firsts):
                 if self._llm.has_unfinished_requests():
                     for output in self._llm.step():
-                        if output.finished:
-                            self._resolve(output.request_id, output)
+                        self._gather(firsts, output)
         except Exception as error:
             log.exception("the engine in this process died")
             self._dead = error
             self._call(self._fail_all)
 
-    def _take_what_was_asked(self) -> bool:
+    def _gather(self, firsts: dict[str, Any], output: Any) -> None:
+        """An answer comes whole, or as its first token and the rest."""
+        first = firsts.pop(output.request_id, None)
+        if first is not None:
+            first.add(output, aggregate=True)
+            output = first
+        if output.finished:
+            self._resolve(output.request_id, output)
+        else:
+            firsts[output.request_id] = output
+            self._call(lambda: self._begins.get(output.request_id, _nothing)())
+
+    def _take_what_was_asked(self, firsts: dict[str, Any]) -> bool:
         """Add what came meanwhile; wait a little when there is nothing else to do. False when it is time to end."""
         block = not self._llm.has_unfinished_requests()
         while True:
@@ -222,6 +292,7 @@ class InProcessEngine:
                 return False
             if isinstance(asked, str):
                 self._llm.abort_request([asked])
+                firsts.pop(asked, None)
                 continue
             try:
                 self._llm.add_request(
@@ -244,6 +315,22 @@ class InProcessEngine:
         assert self._loop is not None, "start() comes first"
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for it
             self._loop.call_soon_threadsafe(step)
+
+
+def _nothing() -> None:
+    """For an answer whose item has left meanwhile."""
+
+
+@functools.cache
+def _mark() -> str:
+    """Of this worker's engines: one at a time, so that they may share it."""
+    os.environ[processes.MARK] = mark = uuid.uuid4().hex
+    return mark
+
+
+@functools.cache
+def _guard() -> Guard:
+    return Guard(_mark())
 
 
 def _set(future: asyncio.Future[Any] | None, value: Any) -> None:
@@ -295,6 +382,15 @@ def _explained(settings: GpuSettings) -> Any:
             f"the engine for gpu.model = {settings.model!r} does not start: {type(error).__name__}: {error}; "
             "its own log above this line says why (memory, a missing folder and a wrong dtype are the usual reasons)"
         ) from error
+
+
+@contextlib.contextmanager
+def failpoint_as_fault() -> Any:
+    """An error of the device that a failpoint plays, as the engine would report it."""
+    try:
+        yield
+    except PlayedDeviceError as error:
+        raise EngineFault(str(error)) from error
 
 
 @contextlib.contextmanager
