@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock_ledger.batches import Publish as Publish
     from penstock_ledger.batches import PublishReport as PublishReport
     from penstock_ledger.batches import SettleBatch as SettleBatch
+    from penstock_ledger.batches import SettledCrash as SettledCrash
     from penstock_ledger.batches import SettledDead as SettledDead
     from penstock_ledger.batches import SettledDone as SettledDone
     from penstock_ledger.batches import SettledRetry as SettledRetry
@@ -87,7 +88,7 @@ else:
         {
             "penstock_ledger.batches": (
                 "Begin BeginReply Begun Depth Drained Drains JobSeen Memory Publish PublishReport SettleBatch "
-                "SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
+                "SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
             "penstock_ledger.causes": "Cause CauseBook",
             "penstock_ledger.database": "Database open_database",

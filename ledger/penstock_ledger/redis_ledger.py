@@ -192,7 +192,7 @@ class RedisLedger:
 
     def reset_stats(self, job_id: str, stats: Mapping[str, int]) -> None:
         """Replace the counters by what SQL knows; those that SQL does not know stay."""
-        kept = {name: value for name, value in self.stats(job_id).items() if name in FOREIGN_TO_SQL}
+        kept = {name: value for name, value in self.stats(job_id).items() if _only_here(name)}
         with self._client.pipeline(transaction=True) as pipe:
             pipe.delete(_stats(job_id))
             if kept or stats:
@@ -319,6 +319,10 @@ def _job_seen(job: Job, answers: Iterator[Any]) -> JobSeen:
 
 def _window(job_id: str, generation: int) -> str:
     return f"{keys.feed_scope(job_id, generation)}:window"
+
+
+def _only_here(counter: str) -> bool:
+    return counter in FOREIGN_TO_SQL or counter.startswith(keys.RETRIED)
 
 
 def _stats(job_id: str) -> str:

@@ -74,7 +74,7 @@ class Scripts:
 
     def settle(self, batch: SettleBatch) -> SettleReport:
         finished = len(batch.done) + len(batch.dead)
-        arguments: list[Argument] = [finished, len(batch.retries), len(batch.released)]
+        arguments: list[Argument] = [finished, len(batch.retries), len(batch.released), len(batch.crashed)]
         for done in batch.done:
             arguments += _done(done)
         for dead in batch.dead:
@@ -83,6 +83,8 @@ class Scripts:
             arguments += _retry(retry)
         for key in batch.released:
             arguments += (keys.feed_scope(key.job_id, key.generation), key.doc_id)
+        for key, reason in batch.crashed:
+            arguments += (keys.job_scope(key.job_id), reason)
         return SettleReport(*self._settle([keys.EPOCH], arguments))
 
     def promote(self, queue: str, limit: int, held_s: float, longest_s: float) -> int:
@@ -171,6 +173,7 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
         retry.raw,
         retry.after_s,
         int(retry.rate_limited),
+        retry.reason,
         retry.prompt_tokens,
         retry.completion_tokens,
         retry.cost_microusd,

@@ -199,8 +199,8 @@ async def test_too_many_waiting_are_told_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_a_lost_device_is_no_texts_fault() -> None:
     """An error of CUDA: all that are in the batch and all that wait are told so, later ones at once, and its lane once (H4)."""
-    encoder, thread = FakeEncoder(), OnCall()
-    encoder.encode = raising(RuntimeError("CUDA error: an illegal memory access was encountered"))  # type: ignore[method-assign]
+    thread = OnCall()
+    encoder = Failing(RuntimeError("CUDA error: an illegal memory access was encountered"))
     made = batcher(encoder, thread, items=2)
     tasks = [asyncio.create_task(made.encode([[1] * 9])) for _ in range(6)]
     await turns()
@@ -227,8 +227,7 @@ async def test_a_batch_that_never_ends_loses_the_encoder() -> None:
 
 async def test_an_encoder_that_fails_at_everything_takes_itself_out() -> None:
     """After a run of failures it is asked for one token; what cannot do that is lost, and the other texts are not blamed."""
-    encoder = FakeEncoder()
-    encoder.encode = raising(RuntimeError("no more"))  # type: ignore[method-assign]
+    encoder = Failing(RuntimeError("no more"))
     made = batcher(encoder, items=1)
     ends = await asyncio.gather(*(made.encode([[2] * 9]) for _ in range(100)), return_exceptions=True)
     failed = sum(isinstance(end, EncodingFailed) for end in ends)
@@ -312,11 +311,15 @@ class Tensor:
     """Stands for one of torch's."""
 
 
-def raising(error: Exception) -> Callable[[Sequence[TokenIds]], list[Vector]]:
-    def encode(_: Sequence[TokenIds]) -> list[Vector]:
-        raise error
+class Failing(FakeEncoder):
+    """At everything."""
 
-    return encode
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def encode(self, ids: Sequence[TokenIds]) -> list[Vector]:
+        raise self._error
 
 
 async def test_closing_lets_nobody_hang() -> None:

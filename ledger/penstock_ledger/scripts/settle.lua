@@ -9,12 +9,13 @@
 --   penstock:<job>:<gen>:starts     hash: finished items leave it; retried and released ones give one start back
 --   penstock:delayed:<queue>        zset tag -> not before (seconds, this server's clock)
 --   penstock:delayed:<queue>:raw    hash tag -> raw message
--- ARGV[1..3] numbers of finished, retried and released items (at most 500 together), then
+-- ARGV[1..4] numbers of finished, retried, released and crashed items (at most 500 together), then
 --   finished: job prefix, feed prefix, bucket, field, document id, "" or "!", after retry (1) or reason,
 --             prompt tokens, completion tokens, microdollars, calls
 --   retried:  job prefix, feed prefix, bucket, field, document id, delayed key, tag, raw, seconds from now,
---             rate limited (0|1), prompt tokens, completion tokens, microdollars, calls
+--             rate limited (0|1), reason, prompt tokens, completion tokens, microdollars, calls
 --   released: feed prefix, document id
+--   crashed:  job prefix, reason  given back as their engine died; their starts stay counted
 -- Returns {new in the completed set, new in the delayed set}
 
 -- A script whose first write needs no memory may go on in a full Redis, and settling is what frees memory.
@@ -51,7 +52,7 @@ local function count_spent(job, first)
   count(job, 'calls', tonumber(ARGV[first + 3]))
 end
 
-local new, delayed, i = 0, 0, 4
+local new, delayed, i = 0, 0, 5
 for _ = 1, tonumber(ARGV[1]) do
   local job, feed, doc, mark = ARGV[i], ARGV[i + 1], ARGV[i + 4], ARGV[i + 5]
   redis.call('HDEL', feed .. ':window', doc)
@@ -78,14 +79,20 @@ for _ = 1, tonumber(ARGV[2]) do
     redis.call('HSET', queue .. ':raw', tag, ARGV[i + 7])
     count(job, 'retries', 1)
     count(job, 'rate_limited', tonumber(ARGV[i + 9]))
-    count_spent(job, i + 10)
+    count(job, 'retried:' .. ARGV[i + 10], 1)
+    count_spent(job, i + 11)
     give_back(feed, doc)
   end
-  i = i + 14
+  i = i + 15
 end
 
 for _ = 1, tonumber(ARGV[3]) do
   give_back(ARGV[i], ARGV[i + 1])
+  i = i + 2
+end
+
+for _ = 1, tonumber(ARGV[4]) do
+  count(ARGV[i], 'retried:' .. ARGV[i + 1], 1)
   i = i + 2
 end
 

@@ -33,6 +33,11 @@ class Retry:
     counted: bool = True
     rate_limited: bool = False
 
+    @property
+    def reason(self) -> str:
+        """The failure's name, with which ``error`` begins."""
+        return self.error.partition(":")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Released:
@@ -43,6 +48,11 @@ class Released:
 
     why: str
     crashed: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Of one that crashed: the failure's name, with which ``why`` begins."""
+        return self.why.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)

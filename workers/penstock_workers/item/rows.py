@@ -83,6 +83,7 @@ def settled_retry(attempt: Attempt, retry: Retry) -> SettledRetry:
         raw=message_again(attempt, attempt.number if retry.counted else attempt.retries),
         after_s=retry.after_s,
         rate_limited=retry.rate_limited,
+        reason=retry.reason,
         prompt_tokens=attempt.spent.prompt_tokens,
         completion_tokens=attempt.spent.completion_tokens,
         cost_microusd=attempt.spent.cost_microusd,

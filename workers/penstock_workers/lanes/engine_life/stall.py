@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-LEAST_S: Final = 20.0  # with a look every LOOK_S, a hang is found within 30 s
+LEAST_S: Final = 20.0  # of a GPU: with a look every LOOK_S, a hang is found within 30 s
+LEAST_CPU_S: Final = 120.0  # others use the same cores, and kernels are compiled on them as they are first needed
+COMPILING_S: Final = 600.0  # a step during which a compiler runs in the engine may take so long
 LOOK_S: Final = 2.0
 MOST_S: Final = 3600.0
 FIRST_STEP_S: Final = 120.0  # kernels are compiled and tuned in the first one
@@ -17,7 +19,8 @@ SLOW_CPU: Final = 1e10
 
 def longest_step_s(parameters: float, tokens: int, *, on_cpu: bool) -> float:
     """For a model of so many parameters and so many tokens in one step: two operations for each pair."""
-    return min(MOST_S, LEAST_S + 2.0 * parameters * tokens / (SLOW_CPU if on_cpu else SLOW_GPU))
+    least_s, per_second = (LEAST_CPU_S, SLOW_CPU) if on_cpu else (LEAST_S, SLOW_GPU)
+    return min(MOST_S, least_s + 2.0 * parameters * tokens / per_second)
 
 
 class StepWatch:
@@ -45,17 +48,17 @@ class StepWatch:
         else:
             self._busy.discard(engine)
 
+    def silent_s(self) -> float:
+        """For how long there have been requests inside, and an engine that made no step; 0 without requests."""
+        if not self._inside:
+            return 0.0
+        latest = max(self._stepped.values(), default=self._since)
+        slowest = min((self._stepped[engine] for engine in self._busy), default=latest)
+        return self._clock() - max(self._since, slowest)
+
     def hangs(self) -> str | None:
         """Words for a person once requests have been inside for longer than a step may take, and none was made."""
-        if not self._inside:
-            return None
-        now = self._clock()
-        if not self._stepped:
-            silent_s, allowed_s = now - self._since, max(self._stall_s, FIRST_STEP_S)
-        else:
-            latest = max(self._stepped.values())
-            slowest = min((self._stepped[engine] for engine in self._busy), default=latest)
-            silent_s, allowed_s = now - max(self._since, min(latest, slowest)), self._stall_s
-        if silent_s <= allowed_s:
+        silent_s = self.silent_s()
+        if silent_s <= (self._stall_s if self._stepped else max(self._stall_s, FIRST_STEP_S)):
             return None
         return f"it has made no step for {silent_s:.0f} s with {self._inside} requests in it"

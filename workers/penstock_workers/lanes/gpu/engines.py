@@ -89,6 +89,10 @@ class Engine(Protocol):
 
     def is_alive(self) -> bool: ...
 
+    def compiles(self) -> bool:
+        """Whether processes run in it that it has for a while only: compilers."""
+        ...
+
     def kill(self) -> bool:
         """End an engine that does not answer. False where it cannot be ended without this process."""
         ...
@@ -111,6 +115,7 @@ class ChildEngine:
         self._drain_seconds = drain_seconds
         self._llm: Any = None
         self._memory: set[str] = set()  # shared memory that its processes use
+        self._pids: frozenset[int] = frozenset()  # of those that it always has
         self.config: Any = None
 
     async def start(self) -> None:
@@ -128,7 +133,8 @@ class ChildEngine:
             await asyncio.to_thread(processes.end, _mark(), set())
             raise
         self.config = self._llm.vllm_config
-        self._memory = await asyncio.to_thread(lambda: processes.shared_memory(processes.marked(_mark())))
+        self._pids = frozenset(await asyncio.to_thread(processes.marked, _mark()))
+        self._memory = await asyncio.to_thread(processes.shared_memory, list(self._pids))
         guard.note(self._memory)
 
     async def load(self, lora: Any) -> None:
@@ -165,6 +171,9 @@ class ChildEngine:
 
     def is_alive(self) -> bool:
         return self._llm is not None and not self._llm.errored
+
+    def compiles(self) -> bool:
+        return any(pid not in self._pids for pid in processes.marked(_mark()))
 
     def kill(self) -> bool:
         for pid in processes.marked(_mark()):
@@ -230,6 +239,9 @@ class InProcessEngine:
 
     def is_alive(self) -> bool:
         return self._dead is None and self._thread is not None and self._thread.is_alive()
+
+    def compiles(self) -> bool:
+        return False
 
     def kill(self) -> bool:
         self._dead = self._dead or EngineDied("it hangs")

@@ -283,8 +283,12 @@ class GpuLane:
                 continue
             if not engine.is_alive():
                 self._note_death(engine, "it was found dead")
-            elif (silence := self._steps.hangs()) is not None:
+            elif (silence := self._steps.hangs()) is not None and not await self._compiles(engine):
                 self._end(engine, f"it hangs: {silence} (gpu.stall_s)")
+
+    async def _compiles(self, engine: Engine) -> bool:
+        """Kernels are compiled as they are first needed, and that is one long step."""
+        return self._steps.silent_s() < stall.COMPILING_S and await asyncio.to_thread(engine.compiles)
 
     def _probe(self, engine: Engine) -> None:
         if self._probing is None or self._probing.done():

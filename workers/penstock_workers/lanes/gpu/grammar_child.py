@@ -3,36 +3,56 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import resource
-from contextlib import suppress
-from multiprocessing.connection import Connection
+import sys
+from base64 import b64decode
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import orjson
 
 from penstock_workers.lanes.gpu.upstream import upstream
 
+PROGRAM: Final = "penstock_workers.lanes.gpu.grammar_child"
 CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 MEMORY_BYTES: Final = 4 << 30  # beyond what it holds once it is ready
 DETAIL_CHARS: Final = 400
 
 
-def serve(pipe: Connection, facts: bytes) -> None:
-    """Say None once ready, or why not; then a verdict for each constraint, until the worker is gone."""
+def named(wanted: Mapping[str, Any]) -> str:
+    """The field of the request, or of the job."""
+    name = next(iter(wanted))
+    return (
+        "the JSON schema (response_format, or the job's response_schema)"
+        if name == "json"
+        else f"structured_outputs.{name}"
+    )
+
+
+def serve() -> None:
+    """Say null once ready, or why not; then a verdict for each constraint, until the worker is gone."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever libraries print goes to the log
     logging.disable(logging.CRITICAL)  # vLLM logs each one that fails, with its traceback
     try:
-        trial = _Trial(*pickle.loads(facts))  # noqa: S301 -- from the worker that started this process
+        # From the worker that started this process.
+        trial = _Trial(*pickle.loads(b64decode(sys.stdin.buffer.readline())))  # noqa: S301
         _bound_memory()
     except Exception as error:
-        pipe.send(f"{type(error).__name__}: {error}"[:DETAIL_CHARS])
+        _say(answers, f"{type(error).__name__}: {error}"[:DETAIL_CHARS])
         return
-    pipe.send(None)
-    with suppress(EOFError, OSError):
-        while True:
-            pipe.send(trial.problem(orjson.loads(pipe.recv())))
+    _say(answers, None)
+    for line in sys.stdin.buffer:
+        _say(answers, trial.problem(orjson.loads(line)))
+
+
+def _say(answers: BinaryIO, verdict: str | None) -> None:
+    answers.write(orjson.dumps(verdict) + b"\n")
+    answers.flush()
 
 
 class _Trial:
@@ -54,8 +74,7 @@ class _Trial:
         self._constrained = upstream("vllm.sampling_params", "StructuredOutputsParams")
 
     def problem(self, wanted: dict[str, Any]) -> str | None:
-        name = next(iter(wanted))
-        field = "the JSON schema (response_format, or the job's response_schema)" if name == "json" else name
+        field = named(wanted)
         try:
             params = self._params(max_tokens=1, structured_outputs=self._constrained(**wanted))
             params.verify(self._model, None, self._outputs, self._manager.tokenizer)
@@ -88,3 +107,7 @@ def _bound_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+if __name__ == "__main__":
+    serve()

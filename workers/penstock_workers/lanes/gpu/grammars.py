@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import multiprocessing
 import pickle
+import sys
+from asyncio.subprocess import PIPE, Process
+from base64 import b64encode
 from collections import OrderedDict
 from contextlib import suppress
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 import orjson
 
 from penstock_workers.lanes.gpu.engines import RequestRefused
-from penstock_workers.lanes.gpu.grammar_child import CONSTRAINTS, serve
+from penstock_workers.lanes.gpu.grammar_child import CONSTRAINTS, PROGRAM, named
 from penstock_workers.lanes.gpu.settings import GpuSettings
 
 log = logging.getLogger(__name__)
@@ -84,29 +84,22 @@ class GrammarCheck:
                 log.warning("schemas and grammars are not tried out before the engine has them: %s", error)
                 self._facts = None
                 return None
-            except (EOFError, OSError):
-                how = "ends the process that compiles it"
             except TimeoutError:
                 how = f"takes longer than {TRY_S:g} s to compile"
                 break
+            except (EOFError, OSError):
+                how = "ends the process that compiles it"
+                self._end_child()
             finally:
                 self._rest()
         self._end_child()
-        return f"{_named(wanted)} {how}: simplify it, its patterns and numbers of repeats above all"
+        return f"{named(orjson.loads(wanted))} {how}: simplify it, its patterns and numbers of repeats above all"
 
     async def _ask(self, wanted: bytes) -> str | None:
         if self._child is None:
             assert self._facts is not None, "check() looks"
-            child = self._child = _Child(self._facts)
-            try:
-                said = await asyncio.to_thread(child.hear, START_S)
-            except (EOFError, OSError, TimeoutError) as error:
-                self._end_child()
-                raise NoChild(f"their process does not start: {type(error).__name__} {error}") from error
-            if said is not None:
-                self._end_child()
-                raise NoChild(said)
-        return await asyncio.to_thread(self._child.ask, wanted)
+            self._child = await _Child.start(self._facts)
+        return await self._child.ask(wanted)
 
     def _rest(self) -> None:
         if self._idle is not None:
@@ -128,31 +121,50 @@ class GrammarCheck:
 
 
 class _Child:
-    """The worker's end of the process. ``hear`` and ``ask`` block, in a thread."""
+    """The worker's end of the process: a line for each constraint, and a line for each verdict."""
 
-    def __init__(self, facts: bytes) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe: Connection
-        self._pipe, its_end = context.Pipe()
-        self._process: BaseProcess = context.Process(target=serve, args=(its_end, facts), name="grammars", daemon=True)
-        self._process.start()
-        its_end.close()
+    def __init__(self, process: Process) -> None:
+        self._process = process
 
-    def hear(self, within_s: float) -> str | None:
-        """Raises EOFError and OSError where the child has ended, and TimeoutError."""
-        if not self._pipe.poll(within_s):
-            raise TimeoutError
-        said: str | None = self._pipe.recv()
-        return said
+    @classmethod
+    async def start(cls, facts: bytes) -> _Child:
+        """Raises NoChild."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", PROGRAM, stdin=PIPE, stdout=PIPE, start_new_session=True
+        )
+        child = cls(process)
+        try:
+            said = await child._say(b64encode(facts), START_S)
+        except (EOFError, OSError, TimeoutError) as error:
+            child.kill()
+            raise NoChild(f"their process does not start ({type(error).__name__} {error})") from error
+        except asyncio.CancelledError:
+            child.kill()
+            raise
+        if said is not None:
+            child.kill()
+            raise NoChild(said)
+        return child
 
-    def ask(self, wanted: bytes) -> str | None:
-        self._pipe.send(wanted)
-        return self.hear(TRY_S)
+    async def ask(self, wanted: bytes) -> str | None:
+        """Raises EOFError and OSError where the process has ended, and TimeoutError."""
+        return await self._say(wanted, TRY_S)
 
     def kill(self) -> None:
-        self._process.kill()
-        with suppress(OSError):
-            self._pipe.close()
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def _say(self, line: bytes, within_s: float) -> str | None:
+        assert self._process.stdin is not None, "it was started with pipes"
+        assert self._process.stdout is not None, "it was started with pipes"
+        async with asyncio.timeout(within_s):
+            self._process.stdin.write(line + b"\n")
+            await self._process.stdin.drain()
+            answer = await self._process.stdout.readline()
+        if not answer:
+            raise EOFError
+        said: str | None = orjson.loads(answer)
+        return said
 
 
 def _constraint(params: Any) -> bytes | None:
@@ -162,13 +174,3 @@ def _constraint(params: Any) -> bytes | None:
         return None
     given = {name: value for name in CONSTRAINTS if (value := getattr(asked, name, None)) is not None}
     return orjson.dumps(given, option=orjson.OPT_SORT_KEYS) if given else None
-
-
-def _named(wanted: bytes) -> str:
-    """The field of the request, or of the job."""
-    name = next(iter(orjson.loads(wanted)))
-    return (
-        "the JSON schema (response_format, or the job's response_schema)"
-        if name == "json"
-        else f"structured_outputs.{name}"
-    )
