@@ -22,6 +22,7 @@ from penstock_ledger import (
     RedisLedger,
     RedisUnfit,
     SettleBatch,
+    SettledCrash,
     SettledDead,
     SettledDone,
     SettledRetry,
