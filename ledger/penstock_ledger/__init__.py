@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
     from penstock_ledger.errors import SpoolConflict as SpoolConflict
     from penstock_ledger.jobs import JobStore as JobStore
+    from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
     from penstock_ledger.live import LiveFeed as LiveFeed
@@ -98,7 +99,7 @@ else:
                 "SchemaMissing SchemaTooNew SpoolConflict"
             ),
             "penstock_ledger.jobs": "JobStore",
-            "penstock_ledger.keys": "bucket_count buckets_for",
+            "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.meta": "Meta",
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",

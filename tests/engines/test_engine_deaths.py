@@ -31,7 +31,8 @@ def texts(number: int) -> list[dict[str, str]]:
 
 
 def descendants(worker: Process) -> list[psutil.Process]:
-    return psutil.Process(worker.popen.pid).children(recursive=True)
+    found: list[psutil.Process] = psutil.Process(worker.popen.pid).children(recursive=True)
+    return found
 
 
 def is_gone(process: psutil.Process) -> bool:

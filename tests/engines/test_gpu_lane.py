@@ -278,7 +278,7 @@ async def test_a_bad_adapter_refuses_its_own_requests_only(tiny_llama: Path, tmp
     hosted = GpuLane(settings(tiny_llama, lora=folders), give_up=pytest.fail)
     await hosted.start()
     try:
-        engine = hosted._engine
+        engine = hosted._host.engine
         for name in ("broken", "missing"):
             refused = await named(hosted, request(chat(1, model=name)))
             assert isinstance(refused, Failure)
@@ -287,7 +287,7 @@ async def test_a_bad_adapter_refuses_its_own_requests_only(tiny_llama: Path, tmp
                 True,
             )
         assert (await body_of(hosted, request(chat(1, model="wide"))))["model"] == "wide"
-        assert hosted._engine is engine
+        assert hosted._host.engine is engine
     finally:
         await hosted.close()
 
@@ -420,7 +420,7 @@ async def test_a_worker_that_cannot_build_its_engine_anew_ends(tiny_llama: Path,
     await lane.start()
     try:
         shutil.rmtree(model)
-        engine: Any = lane._engine
+        engine: Any = lane._host.engine
         with patch.object(engine._llm, "step", side_effect=RuntimeError("CUDA error: out of memory")):
             died = await tried(lane, request(chat()))
         assert isinstance(died, NoAnswer)

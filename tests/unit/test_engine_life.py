@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from fleet import until
 
-from penstock_workers.celery_app import drain, ending
+from penstock_workers.celery_app import drain
 from penstock_workers.celery_app.ending import Ending
 from penstock_workers.errors import InvalidFailpoint
 from penstock_workers.failpoints import Failpoints, PlayedDeviceError
 from penstock_workers.lanes.engine_life.device_errors import is_lost
 from penstock_workers.lanes.engine_life.failing import FailureRun
 from penstock_workers.lanes.engine_life.stall import LEAST_S, LOOK_S, StepWatch, longest_step_s
-from penstock_workers.lanes.gpu import engines, processes
+from penstock_workers.lanes.gpu import child_engine, in_process_engine, processes
 from penstock_workers.lanes.gpu.guard import Guard
 from penstock_workers.lanes.gpu.plugin import NAME, PLUGINS_VARIABLE, load_in_engines
 
@@ -129,7 +129,7 @@ def test_a_worker_that_can_do_nothing_more_ends_with_a_status_that_says_so(
 ) -> None:
     """By a drain, once, with the reason in its log; an orchestrator sees that it failed."""
     sent: list[int] = []
-    monkeypatch.setattr(ending.os, "kill", lambda _pid, number: sent.append(number))
+    monkeypatch.setattr("os.kill", lambda _pid, number: sent.append(number))
     made = Ending()
     assert made.status == 0
     made.begin("the encoder's device is lost")
@@ -141,7 +141,7 @@ def test_a_worker_that_can_do_nothing_more_ends_with_a_status_that_says_so(
 
 def test_an_engine_may_end_before_its_worker_is_given_up() -> None:
     """The pool waits for the engine for longer than the engine waits for vLLM, the killing of its processes included (H12)."""
-    assert engines.SHUTDOWN_S + processes.GONE_S <= drain.STOP_TIMEOUT_S
+    assert max(child_engine.SHUTDOWN_S + processes.GONE_S, in_process_engine.STOP_S) <= drain.STOP_TIMEOUT_S
 
 
 def test_a_list_of_plugins_does_not_leave_ours_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock_ledger.keys import RETRIED
+from penstock_ledger import RETRIED
 
 if TYPE_CHECKING:
     from penstock_cli.show.engines import Engines

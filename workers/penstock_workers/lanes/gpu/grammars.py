@@ -21,7 +21,6 @@ import orjson
 
 from penstock_workers.lanes.gpu.engines import RequestRefused
 from penstock_workers.lanes.gpu.grammar_child import CONSTRAINTS, PROGRAM, named
-from penstock_workers.lanes.gpu.settings import GpuSettings
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +38,7 @@ class NoChild(Exception):
 class GrammarCheck:
     """Used on one event loop. ``know`` comes first."""
 
-    def __init__(self, settings: GpuSettings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._facts: bytes | None = None
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
         self._one_at_a_time = asyncio.Lock()

@@ -22,6 +22,8 @@ REASONS: Final[Mapping[str, Unanswered | None]] = {
     "repetition": Unanswered("invalid_answer", "the engine stopped an answer that only repeated itself"),
 }
 
+ENGINES_FAULT: Final = ("engine_failed", "engine_aborted")  # and not that of the answer
+
 
 def unanswered(completions: list[Any], *, wants_text: bool = True) -> Unanswered | None:
     """Why these generated sequences are no answer; None where they are one.
