@@ -11,7 +11,7 @@ from fleet import Fleet, Process, until
 
 from penstock_ledger.model import Job
 
-START_S = 180.0  # an engine imports vLLM three times over, on two cores
+START_S = 300.0  # an engine imports vLLM three times over, on two cores
 WORK_S = 240.0
 
 

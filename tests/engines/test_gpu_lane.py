@@ -226,6 +226,43 @@ async def test_a_generative_engine_refuses_embeddings(lane: GpuLane) -> None:
     assert "does not embed" in refused.detail
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}},
+        {"structured_outputs": {"grammar": "root ::= root"}},
+        {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}}},
+        {"structured_outputs": {"regex": "("}},
+    ],
+)
+async def test_what_no_answer_can_follow_is_refused_before_the_engine_has_it(
+    lane: GpuLane, fields: dict[str, Any]
+) -> None:
+    """A schema that is itself, a grammar without an end, a wrong pattern: `bad_request` at once, named, and never a 200."""
+    refused = await named(lane, request(chat(1, **fields)))
+    assert isinstance(refused, Failure)
+    assert refused.name == "bad_request"
+    assert "cannot be used" in refused.detail
+    assert isinstance(await named(lane, request(chat(2))), Reply)
+
+
+async def test_what_the_engine_gave_up_is_no_answer(lane: GpuLane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a schema that is itself gets past the trial, the engine ends with `error`: a retry, and never a result."""
+    monkeypatch.setattr(lane._grammars, "_facts", None)
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}
+    failed = await named(lane, request(chat(1, response_format=schema)))
+    assert isinstance(failed, Failure)
+    assert failed.name == "engine_failed"
+    assert "finish_reason error" in failed.detail
+
+
+async def test_an_effort_that_the_template_does_not_read_is_refused(lane: GpuLane) -> None:
+    """`reasoning_effort` is not dropped in silence."""
+    refused = await named(lane, request(chat(1, reasoning_effort="high")))
+    assert isinstance(refused, Failure)
+    assert "chat template does not read it" in refused.detail
+
+
 async def test_a_misspelt_engine_argument_names_the_right_one(tiny_llama: Path) -> None:
     """An engine argument that vLLM does not know is refused with the name that it resembles."""
     from penstock_workers.errors import BadEngineSettings
@@ -292,48 +329,11 @@ async def test_a_bad_adapter_refuses_its_own_requests_only(tiny_llama: Path, tmp
         await hosted.close()
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}},
-        {"structured_outputs": {"grammar": "root ::= root"}},
-        {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}}},
-        {"structured_outputs": {"regex": "("}},
-    ],
-)
-async def test_what_no_answer_can_follow_is_refused_before_the_engine_has_it(
-    lane: GpuLane, fields: dict[str, Any]
-) -> None:
-    """A schema that is itself, a grammar without an end, a wrong pattern: `bad_request` at once, named, and never a 200."""
-    refused = await named(lane, request(chat(1, **fields)))
-    assert isinstance(refused, Failure)
-    assert refused.name == "bad_request"
-    assert "cannot be used" in refused.detail
-    assert isinstance(await named(lane, request(chat(2))), Reply)
-
-
-async def test_what_the_engine_gave_up_is_no_answer(lane: GpuLane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a schema that is itself gets past the trial, the engine ends with `error`: a retry, and never a result."""
-    monkeypatch.setattr(lane._grammars, "_facts", None)
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}
-    failed = await named(lane, request(chat(1, response_format=schema)))
-    assert isinstance(failed, Failure)
-    assert failed.name == "engine_failed"
-    assert "finish_reason error" in failed.detail
-
-
 def test_each_finish_reason_of_this_vllm_has_its_outcome() -> None:
     """The engine's own list and the table are the same: a release with a new reason fails here, before it fails silently."""
     from penstock_workers.lanes.gpu.outcomes import REASONS
 
     assert set(REASONS) == {str(reason) for reason in import_module("vllm.v1.engine").FinishReason}
-
-
-async def test_an_effort_that_the_template_does_not_read_is_refused(lane: GpuLane) -> None:
-    """`reasoning_effort` is not dropped in silence."""
-    refused = await named(lane, request(chat(1, reasoning_effort="high")))
-    assert isinstance(refused, Failure)
-    assert "chat template does not read it" in refused.detail
 
 
 async def test_arguments_are_read_as_vllms_command_line_reads_them(tiny_llama: Path) -> None:

@@ -67,7 +67,10 @@ class GrammarCheck:
 
     async def close(self) -> None:
         async with self._one_at_a_time:
+            child = self._child
             self._end_child()
+            if child is not None:
+                await child.gone()
 
     def _keep(self, key: bytes, verdict: str | None) -> None:
         self._verdicts[key] = verdict
@@ -151,6 +154,9 @@ class _Child:
     def kill(self) -> None:
         with suppress(ProcessLookupError):
             self._process.kill()
+
+    async def gone(self) -> None:
+        await self._process.wait()
 
     async def _say(self, line: bytes, within_s: float) -> str | None:
         assert self._process.stdin is not None, "it was started with pipes"
