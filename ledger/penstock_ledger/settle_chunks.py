@@ -1,4 +1,4 @@
-"""Cutting a settlement into calls of bounded size, in its order: finished, retried, released, crashed."""
+"""Cutting a settlement into calls of bounded size, in its order: finished, retried, released. What crashed is only counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock_ledger.batches import SettleBatch
 
 def settle_chunks(batch: SettleBatch, size: int) -> Iterator[SettleBatch]:
     """``batch`` in parts of at most ``size`` items."""
-    parts = (batch.done, batch.dead, batch.retries, batch.released, batch.crashed)
+    parts = (batch.done, batch.dead, batch.retries, batch.released)
     total = sum(map(len, parts))
     if total <= size:
         if total:
@@ -23,5 +23,3 @@ def settle_chunks(batch: SettleBatch, size: int) -> Iterator[SettleBatch]:
         yield SettleBatch(retries=batch.retries[start : start + size])
     for start in range(0, len(batch.released), size):
         yield SettleBatch(released=batch.released[start : start + size])
-    for start in range(0, len(batch.crashed), size):
-        yield SettleBatch(crashed=batch.crashed[start : start + size])

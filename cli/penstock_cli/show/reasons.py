@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock_cli.show.text import count, duration, one_line
@@ -50,6 +50,22 @@ def unserved(workers: Iterable[WorkerSeen], lane: str) -> str | None:
     if any(seen.info.get("lane") == lane and seen.seconds_ago < ALIVE_S for seen in workers):
         return None
     return f"no worker serves lane {lane}: start one with  penstock worker --lane {shlex.quote(lane)}"
+
+
+def in_hooks(workers: Iterable[WorkerSeen], hooks: Iterable[str | None]) -> Iterator[str]:
+    """One sentence for each of a job's hooks that takes long in some worker."""
+    for hook in filter(None, hooks):
+        slow = [seen.info for seen in workers if seen.info.get("hook") == hook and seen.seconds_ago < ALIVE_S]
+        if slow:
+            calls, seconds = (
+                sum(int(info["hook_calls"]) for info in slow),
+                max(float(info["hook_s"]) for info in slow),
+            )
+            inside = "1 document is" if calls == 1 else f"{count(calls)} documents are"
+            yield (
+                f"{inside} in the hook {one_line(hook)}, the longest for {duration(seconds)}; after a minute it counts as "
+                "failed"
+            )
 
 
 def bound(view: QuotaView) -> str | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from penstock_ledger.model import DeadLetter, Result
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):  # as Result: one per item
     """The item has its result."""
 
     result: Result
@@ -33,11 +34,6 @@ class Retry:
     counted: bool = True
     rate_limited: bool = False
 
-    @property
-    def reason(self) -> str:
-        """The failure's name, with which ``error`` begins."""
-        return self.error.partition(":")[0]
-
 
 @dataclass(frozen=True, slots=True)
 class Released:
@@ -48,11 +44,6 @@ class Released:
 
     why: str
     crashed: bool = False
-
-    @property
-    def reason(self) -> str:
-        """Of one that crashed: the failure's name, with which ``why`` begins."""
-        return self.why.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.item.rows import reason_of
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample, Spread
 
@@ -51,13 +52,13 @@ class Tally:
             elif isinstance(outcome, Retry):
                 self._pay(attempt)
                 self._retries["counted" if outcome.counted else "uncounted"] += 1
-                self._failed_tries[outcome.reason] += 1
+                self._failed_tries[reason_of(outcome)] += 1
                 self._throttled[attempt.job.spec.provider] += 1 if outcome.rate_limited else 0
             elif isinstance(outcome, Dead):
                 self._pay(attempt)
                 self._dead[outcome.letter.reason] += 1
             elif isinstance(outcome, Released) and outcome.crashed:
-                self._failed_tries[outcome.reason] += 1
+                self._failed_tries[reason_of(outcome)] += 1
 
     def _pay(self, attempt: Attempt) -> None:
         """What an attempt cost, whatever it ended in."""

@@ -15,12 +15,12 @@ from contextlib import suppress
 
 from penstock_producer.spec import Priority
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.lanes.embed.buckets import Buckets, Row, Tell, TokenIds, Vector, ignored, padded_tokens
+from penstock_workers.lanes.embed.buckets import Buckets, Tell, TextRow, TokenIds, Vector, ignored, padded_tokens
 from penstock_workers.lanes.embed.budget import TokenBudget
 from penstock_workers.lanes.embed.computing import Broken, Computing, Vectors
 from penstock_workers.lanes.embed.encoder import Encoder
 from penstock_workers.lanes.embed.encoder_thread import EncoderThread
-from penstock_workers.lanes.embed.figures import Computed, Figures
+from penstock_workers.lanes.embed.figures import BatchFigures, Computed
 from penstock_workers.lanes.engine_life.failing import FailureRun
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Batcher:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.figures = Figures(self._loop.time)
+        self.figures = BatchFigures(self._loop.time)
 
     async def encode(
         self, texts: Sequence[TokenIds], priority: Priority = "normal", tell: Tell = ignored
@@ -81,7 +81,7 @@ class Batcher:
         if len(self._buckets) and len(self._buckets) + len(texts) > MAX_WAITING_ROWS:
             raise NoRoom(f"{len(self._buckets)} texts wait already")
         now = self._loop.time()
-        rows = [Row(ids, now, priority, self._loop.create_future(), tell) for ids in texts]
+        rows = [TextRow(ids, now, priority, self._loop.create_future(), tell) for ids in texts]
         for row in rows:
             self._buckets.add(row)
         self._look_soon()
@@ -139,7 +139,7 @@ class Batcher:
             self._next_look.cancel()
             self._next_look = None
 
-    async def _compute(self, rows: list[Row]) -> None:
+    async def _compute(self, rows: list[TextRow]) -> None:
         try:
             await self._encode_rows(rows)
         finally:
@@ -148,7 +148,7 @@ class Batcher:
             self._computing = None
             self._look_soon()
 
-    async def _encode_rows(self, rows: list[Row]) -> None:
+    async def _encode_rows(self, rows: list[TextRow]) -> None:
         rows = [row for row in rows if not row.future.done()]
         if not rows:
             return
@@ -163,7 +163,7 @@ class Batcher:
             if not row.future.done():
                 row.future.set_result(vector)
 
-    async def _compute_rows(self, rows: Sequence[Row]) -> Vectors | Broken:
+    async def _compute_rows(self, rows: Sequence[TextRow]) -> Vectors | Broken:
         for row in rows:
             row.tell(True)
         try:
@@ -172,7 +172,7 @@ class Batcher:
             for row in rows:
                 row.tell(False)
 
-    async def _take_apart(self, rows: list[Row], broken: Broken) -> None:
+    async def _take_apart(self, rows: list[TextRow], broken: Broken) -> None:
         """Find the text that is at fault, unless the encoder is."""
         if broken.too_large:
             self._budget.out_of_memory(padded_tokens(rows))
@@ -198,14 +198,14 @@ class Batcher:
             _fail(self._buckets.clear(), EncoderLost(why))
             self._on_lost(why)
 
-    def _note(self, rows: Sequence[Row], waited_s: float, seconds: float) -> None:
+    def _note(self, rows: Sequence[TextRow], waited_s: float, seconds: float) -> None:
         tokens = sum(row.length for row in rows)
         if len(self._buckets):
             self._budget.computed(tokens, seconds)
         self.figures.add(Computed(self._loop.time(), len(rows), tokens, padded_tokens(rows), waited_s))
 
 
-def _fail(rows: Iterable[Row], error: Exception) -> None:
+def _fail(rows: Iterable[TextRow], error: Exception) -> None:
     for row in rows:
         if not row.future.done():
             row.future.set_exception(error)

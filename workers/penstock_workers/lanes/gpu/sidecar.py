@@ -14,6 +14,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import orjson
+from msgspec import structs
 
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings, EngineAway
@@ -74,7 +75,7 @@ class SidecarLane:
         body = request.body
         if b'"model"' not in body and body[:1] == b"{" and body[1:2] != b"}":
             body = b'{"model":' + self._model + b"," + body[1:]
-        request = replace(request, provider=SERVER, body=body)
+        request = structs.replace(request, provider=SERVER, body=body)
         return Prepared(request, refused=_refused(body) if b"chat_template" in body or b"\\u" in body else None)
 
     async def infer(self, prepared: Prepared) -> Tried:
