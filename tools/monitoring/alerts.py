@@ -186,7 +186,7 @@ ALERTS: Final = (
         "An engine of lane {{ $labels.lane }} died with {{ $value | humanize }} items in it",
         "It hung, lost its device, or was killed; the items were given back and no attempt was counted. The worker's log says "
         "which (`the engine died`). A gpu worker builds a new engine, an embed worker ends with status 1 and is replaced. Deaths "
-        "that repeat on one node mean its GPU: `nvidia-smi -q`, `dmesg | grep Xid`, then drain the node. Deaths on all nodes mean "
+        "that repeat on one node mean its GPU: `nvidia-smi -q`, `dmesg | grep Xid`, then drain the node. Deaths everywhere mean "
         "a document or a setting: `penstock dlq list JOB --reason worker_crashed`, memory, the engine's version. A model whose "
         "single steps are slow needs a longer `gpu.stall_s` (`embed.stall_s`).",
     ),
