@@ -56,7 +56,7 @@ class EngineHost:
         self.draining = False
         self._figures = EngineFigures(queue.heard, self._note_step)
         self._adapters = Adapters(settings.lora, settings.model)
-        self._steps = StepWatch(stall.MOST_S)
+        self.steps = StepWatch(stall.MOST_S)  # of the engine that there is; another one has another
         self._failing = FailureRun()
         self._max_seqs = 0
         self._built: deque[float] = deque()  # when engines were built anew; bounded by rebuilds_max
@@ -87,12 +87,6 @@ class EngineHost:
 
     # -- what its requests tell of it ------------------------------------------------------------------------------
 
-    def entered(self) -> None:
-        self._steps.entered()
-
-    def left(self) -> None:
-        self._steps.left()
-
     def answered(self) -> None:
         self._failing.answered()
 
@@ -114,7 +108,7 @@ class EngineHost:
             facts = _facts(self._settings, config)
             self.calls = CallBuilder(self._settings, engine.tokenizer(), facts, self._adapters)
         self._on_built(config)
-        self._steps = StepWatch(self._settings.stall_s or stall_s(config))
+        self.steps = StepWatch(self._settings.stall_s or stall_s(config))
         self._failing.answered()
         self.engine = engine
         self._queue.open(self._max_seqs, _kv_tokens(config))
@@ -146,7 +140,7 @@ class EngineHost:
         return True
 
     def _note_step(self, number: int, state: EngineState) -> None:
-        self._steps.stepped(number, busy=bool(state.running or state.waiting))
+        self.steps.stepped(number, busy=bool(state.running or state.waiting))
 
     def end(self, engine: Engine, why: str) -> None:
         """An engine that does not end by itself."""
@@ -210,12 +204,12 @@ class EngineHost:
                 continue
             if not engine.is_alive():
                 self.note_death(engine, "it was found dead")
-            elif (silence := self._steps.hangs()) is not None and not await self._compiles(engine):
+            elif (silence := self.steps.hangs()) is not None and not await self._compiles(engine):
                 self.end(engine, f"it hangs: {silence} (gpu.stall_s)")
 
     async def _compiles(self, engine: Engine) -> bool:
         """Kernels are compiled as they are first needed, and that is one long step."""
-        return self._steps.silent_s() < stall.COMPILING_S and await asyncio.to_thread(engine.compiles)
+        return self.steps.silent_s() < stall.COMPILING_S and await asyncio.to_thread(engine.compiles)
 
     async def _ask_one_token(self, engine: Engine) -> None:
         """Whether the documents are at fault, or the engine."""

@@ -77,7 +77,8 @@ class GpuLane:
         if engine is None:
             return NoAnswer("engine_busy", "the engine is being built", 0, sent=False)
         limit_s = time_limit_s(prepared)
-        self._host.entered()
+        steps = self._host.steps
+        steps.entered()
         try:
             output = await self._run(engine, prepared, limit_s)
         except TimeoutError:
@@ -100,7 +101,7 @@ class GpuLane:
                 self._host.note_death(engine, str(error))
             return NoAnswer("engine_died", str(error), _since(started))
         finally:
-            self._host.left()
+            steps.left()
         return self._answer(engine, prepared.input, output, _since(started))
 
     async def _run(self, engine: Engine, prepared: Prepared, limit_s: float) -> Any:
