@@ -78,6 +78,7 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
 
     async def _verdict(self, wanted: bytes) -> str | None:
+        how = ""
         for _ in range(TRIES):
             try:
                 return await self._ask(wanted)
