@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
-from engines.gpu_worker import WORK_S, gpu_worker, submit
-from fleet import Fleet, Process, until
+from engines.gpu_worker import WORK_S, engine_of, gpu_worker, submit
+from fleet import Fleet, until
 
 from penstock_ledger.model import Job, JobState
 
@@ -22,14 +22,6 @@ LONG = "word " * 3_000
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
     with Fleet(tmp_path) as running:
         yield running
-
-
-def engine_of(worker: Process) -> psutil.Process:
-    """The engine core is the worker's own child; multiprocessing's tracker is the other one."""
-    children = psutil.Process(worker.popen.pid).children()
-    return next(
-        child for child in children if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())
-    )
 
 
 def attempts(fleet: Fleet, job: Job) -> set[int]:

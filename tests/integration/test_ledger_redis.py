@@ -22,6 +22,7 @@ from penstock_ledger import (
     RedisLedger,
     RedisUnfit,
     SettleBatch,
+    SettledCrash,
     SettledDead,
     SettledDone,
     SettledRetry,
@@ -229,8 +230,24 @@ def test_a_clean_life_counts_no_crash(hot: RedisLedger) -> None:
     assert hot.begin([begin("a")]) == [Begun(DONE, 0)]
     assert hot.stats(JOB) == {
         "succeeded": 1, "succeeded_after_retry": 1, "calls": 3, "retries": 2, "rate_limited": 1, "skipped": 1,
-        "prompt_tokens": 5, "completion_tokens": 7, "cost_microusd": 11,
+        "prompt_tokens": 5, "completion_tokens": 7, "cost_microusd": 11, "retried:unknown": 2,
     }  # fmt: skip
+
+
+def test_attempts_that_were_followed_by_another_are_counted_by_reason(hot: RedisLedger) -> None:
+    """A retry by its reason, and what was given back as its engine died; the latter's start stays counted (H6)."""
+    feed(hot, "a", "b")
+    hot.begin([begin("a"), begin("b")])
+    crashed = [SettledCrash(key("b"), "engine_died")]
+    hot.settle(SettleBatch(retries=[retry("a", reason="timeout")], crashed=crashed))
+    assert hot.begin([begin("b")]) == [Begun(GO, 1)]
+    stats = hot.stats(JOB)
+    assert {name: stats[name] for name in stats if name.startswith("retried:")} == {
+        "retried:timeout": 1,
+        "retried:engine_died": 1,
+    }
+    hot.reset_stats(JOB, {"succeeded": 5})
+    assert hot.stats(JOB)["retried:timeout"] == 1
 
 
 def test_a_start_that_nobody_concluded_is_a_crash(hot: RedisLedger) -> None:
