@@ -60,7 +60,7 @@ def test_an_open_redis_is_refused(
 
 
 def test_a_wrong_redis_password_has_its_repair(own_redis: RedisServer) -> None:
-    """A refused and a missing password are each told by the setting to correct, and not shown (D26)."""
+    """A refused and a missing password are each reported with the setting to correct, and not shown (D26)."""
     own_redis.client().config_set("requirepass", "another-one")
     (wrong,) = checks._redis(own_redis.url.replace("redis://", f"redis://:{CANARY}@"), private=False)
     assert "correct user and password in redis_url" in wrong.fix
@@ -92,7 +92,7 @@ def test_database_refusals_have_their_repair(said: str, fix: str) -> None:
 
 
 def test_a_missing_database_is_told(postgres_url: str) -> None:
-    """A database that does not exist is told with the command that creates it (D26)."""
+    """A database that does not exist is reported with the command that creates it (D26)."""
     head, _, tail = postgres_url.partition("?")
     missing = f"{head.rpartition('/')[0]}/nope?{tail}"
     (found,) = checks._database(missing, migrate=False)

@@ -57,7 +57,7 @@ class ProviderSettings(ProviderFacts):
     )
     allow_plain_http: bool = False  # send the key over http:// to another machine, in a network of one's own
     proxy: str | None = None  # http://[user:password@]host:port for calls; variables such as HTTPS_PROXY do not count
-    profile: ProfileName | None = None  # how it meters; None = told from the host of base_url
+    profile: ProfileName | None = None  # how it meters; None = found by the host of base_url
     rpm: PerMinuteLimit = None  # requests per minute shared by the fleet; None = as its headers tell, or unlimited
     tpm: PerMinuteLimit = None  # tokens per minute, input and output together
     itpm: PerMinuteLimit = None  # input tokens per minute, for providers that limit them apart
