@@ -2,7 +2,7 @@
 
 One fleet works off one job of no-op documents, and at each mark (10,000, 100,000, … documents done) a row is printed at once:
 CPU per document since the mark before, sizes, memory, and the price of writing all answers so far. So a run that is stopped
-(Ctrl-C, SIGTERM) has told what it measured. A second fleet runs a job of 10,000 every now and then: what else the machine
+(Ctrl-C, SIGTERM) has printed what it measured. A second fleet runs a job of 10,000 every now and then: what else the machine
 does meets both, and each stretch is held against the small jobs of its own time.
 """
 

@@ -3,7 +3,7 @@
     python -m benchmarks.peers --curator PYTHON --ray PYTHON [--items 5000] [--rounds 3]
 
 PYTHON is the interpreter of an environment that has the peer; see README.md for how to make one. Each contender makes the
-same calls to the same simulated provider in each round, with 256 at once where it can be told so, and is warm before it is
+same calls to the same simulated provider in each round, with 256 at once where that can be set, and is warm before it is
 measured. Nothing but loopback is spoken to.
 """
 

@@ -165,7 +165,7 @@ def test_a_fleet_of_unknown_size_gets_urgent_documents_one_by_one(house: House) 
 
 
 def test_jobs_share_the_queue_by_tenant_weight_and_priority(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Shares hold before anybody has finished anything, and from the first step on the documents of all mix."""
+    """Shares hold before any document is finished, and from the first step on the documents of all jobs mix."""
     house = House(redis_server, tmp_path, window=900)
     specs: list[dict[str, object]] = [
         {"tenant": "a", "weight": 1.0}, {"tenant": "a", "weight": 3.0}, {"tenant": "b"}, {"priority": "low"},
@@ -442,7 +442,7 @@ def test_documents_of_a_resumed_job_come_back_after_the_hold_is_lifted(house: Ho
 
 
 def hold_quota(house: House, why: str, pause_s: float = 0.0) -> None:
-    """What a worker leaves in the quota of the default provider when its account is refused, or told to wait."""
+    """What a worker leaves in the quota of the default provider when its account is refused, or asked to wait."""
     quota = Quota("default", {"requests": PerSecond(10)})
     quota_hash = QuotaHash(BlockingScripts(house.redis), "default")
 
