@@ -101,7 +101,7 @@ class SettledCrash(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SettleBatch:
-    """Conclusions of many items, for one atomic step."""
+    """What became of many items: one atomic step for those that are finished, and one for the others."""
 
     done: Sequence[SettledDone] = ()
     dead: Sequence[SettledDead] = ()

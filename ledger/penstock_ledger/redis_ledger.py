@@ -97,12 +97,13 @@ class RedisLedger:
         return [begun for chunk in _chunks(items, BATCH_MAX) for begun in self._scripts.begin(chunk, self._epoch)]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
-        """Conclude items. Works in a full Redis too, because it is what frees memory."""
+        """Conclude items, then put others off. Works in a full Redis too, because it is what frees memory."""
         new = delayed = 0
         for chunk in settle_chunks(batch, BATCH_MAX):
-            report = self._scripts.settle(chunk)
-            new += report.new
-            delayed += report.delayed
+            if chunk.done or chunk.dead:
+                new += self._scripts.settle(chunk.done, chunk.dead)
+            if chunk.retries or chunk.released:
+                delayed += self._scripts.put_off(chunk.retries, chunk.released)
         self._count_crashed(batch.crashed)
         return SettleReport(new, delayed)
 

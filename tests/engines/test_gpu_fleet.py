@@ -31,7 +31,7 @@ def attempts(fleet: Fleet, job: Job) -> set[int]:
 def test_an_engine_killed_in_the_middle_is_built_anew_and_a_drained_worker_hands_over(
     fleet: Fleet, tiny_llama: Path
 ) -> None:
-    """500 items, five of them too long. The engine is SIGKILLed; the worker's group is told to end; another worker is killed.
+    """500 items, five of them too long. The engine is SIGKILLed; the worker's group gets SIGTERM; another worker is killed.
 
     Every item has one outcome, no attempt is lost to the deaths, and no engine outlives its worker.
     """

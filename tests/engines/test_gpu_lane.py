@@ -140,7 +140,7 @@ async def test_structured_outputs_follow_the_schema(lane: GpuLane, wanted: str) 
 async def test_a_bad_request_is_that_items_failure(
     lane: GpuLane, fields: dict[str, Any], name: str, words: str
 ) -> None:
-    """Named as the table of failures names it, with the field; its neighbours do not notice."""
+    """Named as the table of failures names it, with the field; the requests beside it are answered."""
     bad, good = await asyncio.gather(named(lane, request(chat(2, **fields))), named(lane, request(chat(3))))
     assert isinstance(bad, Failure)
     assert bad.name == name, bad
@@ -189,7 +189,7 @@ async def test_several_choices_and_logprobs(lane: GpuLane) -> None:
 async def test_a_cancelled_item_leaves_the_engine_to_the_others(lane: GpuLane) -> None:
     """Cancelled items leave no place taken, and the engine answers the next request."""
     tasks = [asyncio.create_task(tried(lane, request(chat(number, max_tokens=900)))) for number in range(30)]
-    while lane.gauges()["running"] == 0:  # noqa: ASYNC110 -- the engine says so at its next step, by no event of ours
+    while lane.gauges()["running"] == 0:  # noqa: ASYNC110 -- the engine says so at its next step, and sets no event
         await asyncio.sleep(0.01)
     for task in tasks:
         task.cancel()
@@ -412,7 +412,7 @@ async def test_urgent_items_overtake_in_the_engine(tiny_llama: Path) -> None:
 
 
 async def test_a_worker_that_cannot_build_its_engine_anew_ends(tiny_llama: Path, tmp_path: Path) -> None:
-    """The engine dies and its model is gone meanwhile: the item in it is told, and the worker asks to be replaced."""
+    """The engine dies and its model is gone meanwhile: its item ends with that reason, and the worker asks to be replaced."""
     model = tmp_path / "model"
     shutil.copytree(tiny_llama, model)
     gave_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()

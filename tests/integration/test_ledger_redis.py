@@ -306,8 +306,19 @@ def test_only_what_was_fed_begins(hot: RedisLedger, client: Any) -> None:
     assert hot.begin([begin("a")])[0].reply is GO, "a retry stays in the window"
 
 
+def test_items_of_several_feeds_begin_in_one_call(hot: RedisLedger) -> None:
+    """Each item gets its own answer, in the order in which they were asked, however their feeds are mixed."""
+    long = "x" * 100
+    hot.publish(QUEUE, [publish("a"), publish("a", 2), publish("b"), publish("b", 2), publish(long)], BUCKETS)
+    hot.begin([begin("b", 2), begin("b", 2), begin("b")])
+    hot.settle(SettleBatch(done=[done(long), done("a")]))
+    asked = [begin("b", 2), begin("a"), begin("a", 2), begin(long), begin("b"), begin("b", 2)]
+    assert hot.begin(asked) == [Begun(GO, 2), Begun(DONE, 0), Begun(GO, 0), Begun(DONE, 0), Begun(GO, 1), Begun(GO, 3)]
+    assert hot.stats(JOB)["skipped"] == 2
+
+
 def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client: Any) -> None:
-    """Items that workers hold while Redis is emptied go on, as their windows cannot vouch for anybody (B6)."""
+    """Items that workers hold while Redis is emptied go on, as no window is left to look them up in (B6)."""
     client.flushall()
     assert hot.begin([begin("a")]) == [Begun(GO, 0)]
     hot.install_epoch()
@@ -409,7 +420,7 @@ def test_a_retry_waits_for_its_time_on_the_servers_clock(hot: RedisLedger, clien
 
 
 def test_a_clock_that_steps_back_delays_no_retry(hot: RedisLedger, client: Any) -> None:
-    """After an hour's step back retries keep the wait they had left, and none waits longer than an honest one (A12)."""
+    """After an hour's step back retries keep the wait they had left, and none waits longer than it was asked to (A12)."""
     now = client.time()[0]
     hot.settle(SettleBatch(retries=[retry("soon", after_s=3_598), retry("later", after_s=3_610)]))
     client.set(f"penstock:delayed:{QUEUE}:clock", now + 3_600)  # promoting has seen a clock that was an hour ahead

@@ -146,7 +146,7 @@ async def test_out_of_memory_the_halves_go_apart_and_the_budget_sinks() -> None:
 
 
 async def test_a_text_that_alone_is_too_large_fails_as_itself() -> None:
-    """A text that exceeds the memory alone fails with that error, and its neighbours have their vectors."""
+    """A text that exceeds the memory alone fails with that error, and the others of its batch have their vectors."""
     encoder = FakeEncoder(memory=50)
     made = batcher(encoder, items=4)
     ends = await asyncio.gather(*(made.encode([[1] * n]) for n in (10, 60, 10, 10)), return_exceptions=True)
@@ -155,7 +155,7 @@ async def test_a_text_that_alone_is_too_large_fails_as_itself() -> None:
 
 
 async def test_a_culprit_fails_alone() -> None:
-    """Seven innocents in the same batch get their vectors; one batch's exception is not another's."""
+    """Seven others in the same batch get their vectors; one batch's exception is not another's."""
     encoder = FakeEncoder()
     made = batcher(encoder, items=8)
     texts = [[POISON if n == 5 else n + 1] * 9 for n in range(8)]

@@ -1,4 +1,4 @@
-"""What documents may not say to an engine of ours. No engine is needed to refuse it."""
+"""What documents may not ask of the engine. No engine is needed to refuse it."""
 
 from __future__ import annotations
 

@@ -452,7 +452,9 @@ async def test_a_cut_answer_is_named_as_that_before_its_schema_is() -> None:
     pool: Any = Checks()
     code = JobCode(pool, pool, pool)
     asked = attempt(response_schema={"type": "object"})
-    cut, whole = [await code.accept(asked, msgspec.structs.replace(REPLY, finish_reason=reason)) for reason in ("length", "stop")]
+    cut, whole = [
+        await code.accept(asked, msgspec.structs.replace(REPLY, finish_reason=reason)) for reason in ("length", "stop")
+    ]
     assert isinstance(cut, Failure)
     assert isinstance(whole, Failure)
     assert cut.detail.startswith("the answer was cut after 2 tokens (finish_reason length): raise max_tokens")
