@@ -242,9 +242,7 @@ def test_a_control_loop_that_has_much_to_look_at_rests_in_proportion(
             return True
 
     clock = iter(range(1_000))
-    monkeypatch.setattr(
-        loop.time, "thread_time", lambda: float(next(clock))
-    )  # each look takes a second, and there are two
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(clock)))  # each look takes a second, and there are two
     monkeypatch.setattr(house.control, "_wake", Wake())
     house.control.run(stop)
     assert waited == [2 * REST]
