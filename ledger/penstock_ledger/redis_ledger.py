@@ -6,6 +6,7 @@ not atomic. Reads that walk over large keys do so in bounded steps.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -24,6 +25,7 @@ from penstock_ledger.batches import (
     Publish,
     PublishReport,
     SettleBatch,
+    SettledCrash,
     SettleReport,
     WorkerSeen,
 )
@@ -102,7 +104,14 @@ class RedisLedger:
                 new += self._scripts.settle(chunk.done, chunk.dead)
             if chunk.retries or chunk.released:
                 delayed += self._scripts.put_off(chunk.retries, chunk.released)
+        self._count_crashed(batch.crashed)
         return SettleReport(new, delayed)
+
+    def _count_crashed(self, crashed: Sequence[SettledCrash]) -> None:
+        """Their starts stay counted, so nothing else is written of them."""
+        counts = Counter((_stats(key.job_id), f"{keys.RETRIED}{reason}") for key, reason in crashed)
+        for (stats, name), count in counts.items():
+            self._client.hincrby(stats, name, count)
 
     def promote(self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S) -> int:
         """Queue up to ``limit`` messages whose time has come; returns how many moved.
@@ -200,7 +209,7 @@ class RedisLedger:
 
     def reset_stats(self, job_id: str, stats: Mapping[str, int]) -> None:
         """Replace the counters by what SQL knows; those that SQL does not know stay."""
-        kept = {name: value for name, value in self.stats(job_id).items() if name in FOREIGN_TO_SQL}
+        kept = {name: value for name, value in self.stats(job_id).items() if _only_here(name)}
         with self._client.pipeline(transaction=True) as pipe:
             pipe.delete(_stats(job_id))
             if kept or stats:
@@ -324,6 +333,10 @@ def _job_seen(job: Job, answers: Iterator[Any]) -> JobSeen:
 
 def _window(job_id: str, generation: int) -> str:
     return f"{keys.feed_scope(job_id, generation)}:window"
+
+
+def _only_here(counter: str) -> bool:
+    return counter in FOREIGN_TO_SQL or counter.startswith(keys.RETRIED)
 
 
 def _stats(job_id: str) -> str:

@@ -196,6 +196,7 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
         retry.raw,
         retry.after_s,
         int(retry.rate_limited),
+        retry.reason,
         retry.prompt_tokens,
         retry.completion_tokens,
         retry.cost_microusd,

@@ -9,14 +9,14 @@
 --   penstock:delayed:<queue>:raw    hash tag -> raw message
 -- ARGV[1..2] numbers of retried and released items (at most 500 together), then
 --   retried:  job prefix, feed prefix, bucket, field, document id, delayed key, tag, raw, seconds from now,
---             rate limited (0|1), prompt tokens, completion tokens, microdollars, calls
+--             rate limited (0|1), reason, prompt tokens, completion tokens, microdollars, calls
 --   released: feed prefix, document id
 -- Returns how many are new in the delayed set
 
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
-local RETRIED, RELEASED = 14, 2 -- arguments of each
+local RETRIED, RELEASED = 15, 2 -- arguments of each
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
 
@@ -32,14 +32,15 @@ end
 
 local delayed, i = 0, 3
 for _ = 1, tonumber(ARGV[1]) do
-  local job, feed, bucket, field, doc, queue, tag, raw, after, limited = unpack(ARGV, i, i + 9)
+  local job, feed, bucket, field, doc, queue, tag, raw, after, limited, reason = unpack(ARGV, i, i + 10)
   local finished = redis.call('HEXISTS', feed .. ':done:' .. bucket, field) == 1
   if not finished and redis.call('ZADD', queue, 'NX', now + tonumber(after), tag) == 1 then
     delayed = delayed + 1
     redis.call('HSET', queue .. ':raw', tag, raw)
     count(job, 'retries', 1)
     count(job, 'rate_limited', tonumber(limited))
-    count_spent(job, tonumber(ARGV[i + 10]), tonumber(ARGV[i + 11]), tonumber(ARGV[i + 12]), tonumber(ARGV[i + 13]))
+    count(job, 'retried:' .. reason, 1)
+    count_spent(job, tonumber(ARGV[i + 11]), tonumber(ARGV[i + 12]), tonumber(ARGV[i + 13]), tonumber(ARGV[i + 14]))
     give_back(feed, doc)
   end
   i = i + RETRIED
