@@ -47,6 +47,10 @@ class QueueBook:
         names = (name.decode("utf-8", "replace") for name in found)
         return [lane, *sorted(name for name in names if keys.is_queue_of(lane, name))]
 
+    def is_of(self, lane: str, name: str) -> bool:
+        """Whether a name that was read somewhere can be that of a queue of this lane."""
+        return name == lane or keys.is_queue_of(lane, name)
+
     def forget_idle(self, lane: str) -> int:
         """Forget queues that have been empty and unused for a while; returns how many."""
         return self._scripts.forget_queues(lane, IDLE_S, LOOKED_AT)

@@ -16,12 +16,13 @@ from penstock_ledger import Database, JobStore, OutcomeStore, Publish, PublishRe
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
 from penstock_producer.prefix_order import in_prefix_order, wants_order
 from penstock_producer.refusals import refused
+from penstock_producer.routes import Routes
 from penstock_producer.rows import BadRow, Cursor, Document, Source
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.of_feed import source_of
 from penstock_producer.spec import JobSpec
 from penstock_producer.tracing import SendSpans
-from penstock_producer.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now, queue_name
+from penstock_producer.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now
 
 __all__ = ["FeedStep", "FeedStores", "Feeder", "open_feeder"]
 
@@ -73,7 +74,7 @@ class Feeder:
         source: Source,
         stores: FeedStores,
         *,
-        queue: str,
+        routes: Routes,
         owner: str,
         refused_lines: frozenset[int] = frozenset(),
         ordered_for: str | None = None,
@@ -84,7 +85,7 @@ class Feeder:
         self.source = source
         self.stores = stores
         self.buckets = buckets_for(job)
-        self._queue = queue
+        self._routes = routes
         self._owner = owner
         self._refused_lines = refused_lines  # the survey's: rows there are read less strictly than by the survey
         self._ordered_for = ordered_for  # the endpoint whose bodies are put into prefix order; None keeps the source's
@@ -134,18 +135,25 @@ class Feeder:
 
         ``again`` is for documents whose message is lost: they are in the window and are queued all the same.
         """
+        report = PublishReport(0, 0, 0)
+        for queue, some in self._routes.sorted(documents):
+            now = self._publish_to(queue, some, again=again)
+            report = PublishReport(*map(sum, zip(report, now, strict=True)))
+        return report
+
+    def _publish_to(self, queue: str, documents: Iterable[Document], *, again: bool) -> PublishReport:
         began_ns, fed = time.time_ns(), fed_now()
         keys: list[ItemKey] = []
 
         def items() -> Iterator[Publish]:
             for document in documents:
-                item = self._encode(document, fed)
+                item = self._encode(document, queue, fed)
                 keys.append(item.key)
                 yield item
 
-        report = self.stores.hot.publish(self._queue, items(), self.buckets, urgent=self.urgent, again=again)
+        report = self.stores.hot.publish(queue, items(), self.buckets, urgent=self.urgent, again=again)
         if self._spans is not None and report.published:
-            self._spans.sent(keys, self._queue, began_ns, again=again)
+            self._spans.sent(keys, queue, began_ns, again=again)
         return report
 
     def key(self, doc_id: str) -> ItemKey:
@@ -183,12 +191,12 @@ class Feeder:
         report = self.publish(documents)
         return report.published, report.done + report.in_window
 
-    def _encode(self, document: Document, fed: int) -> Publish:
+    def _encode(self, document: Document, queue: str, fed: int) -> Publish:
         key = self.key(document.doc_id)
         inline = len(document.body) <= MAX_INLINE_BODY_BYTES
         body, ref = (document.body, None) if inline else (None, document.position)
         trace = None if self._spans is None else self._spans.header(key)
-        raw = encode_item(key, queue=self._queue, body=body, ref=ref, urgent=self.urgent, fed=fed, trace=trace)
+        raw = encode_item(key, queue=queue, body=body, ref=ref, urgent=self.urgent, fed=fed, trace=trace)
         return Publish(key, document.position, raw)
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:
@@ -224,7 +232,7 @@ def open_feeder(
         feed,
         source_of(database, job, feed, settings),
         FeedStores(JobStore(database), outcomes, redis_ledger),
-        queue=queue_name(spec.lane),
+        routes=Routes(spec, feed, redis_ledger),
         owner=owner,
         refused_lines=outcomes.refused_lines(job.job_id) if feed.kind is FeedKind.SOURCE else frozenset(),
         ordered_for=spec.endpoint if wants_order(spec) else None,

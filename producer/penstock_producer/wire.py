@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from penstock_ledger.keys import QUEUE_PREFIX
 from penstock_ledger.model import ItemKey
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
+from penstock_producer.queues import queue_name
 from penstock_producer.tracing import TRACEPARENT_HEADER
 
 __all__ = [
@@ -70,10 +70,6 @@ class ItemMessage(NamedTuple):
     key: ItemKey
     body: bytes | None  # the provider's request body, JSON
     ref: str | None  # position in the source, for bodies above 16 KiB
-
-
-def queue_name(lane: str) -> str:
-    return f"{QUEUE_PREFIX}{lane}"
 
 
 def item_tag(key: ItemKey) -> str:

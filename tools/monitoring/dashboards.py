@@ -80,6 +80,11 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
         Panel("Fed", "Documents published per second.", "ops", ((_rate(of.FED, "lane"), "{{lane}}"),)),
         Panel("Jobs", "Live jobs, by state.", "short", ((_fleet(of.JOBS, "state"), "{{state}}"),)),
         Panel("Workers", "With a heartbeat within 15 s.", "short", ((_fleet(of.WORKERS), "{{lane}}"),)),
+        Panel("Models", "Messages in the queue of each model, and what its workers hold.", "short",
+              ((_fleet(of.MODEL_QUEUED, "queue"), "{{queue}} queued"), (_fleet(of.MODEL_UNACKED, "queue"), "{{queue}} held")),
+              stacked=True),
+        Panel("Workers of models", "By the queue of the model; items of models that no worker serves.", "short",
+              ((_fleet(of.MODEL_WORKERS, "queue"), "{{queue}} workers"), (_fleet(of.UNSERVED), "{{lane}} unserved items"))),
     )),
     PanelRow("What went wrong", (
         Panel("Leases", "Messages of dead workers that returned to the queue, and leases lost, per second.", "ops",

@@ -19,7 +19,7 @@ from tornado.web import HTTPError
 
 from penstock_ledger import RedisAddress, keys
 from penstock_producer.lanes import LANES
-from penstock_producer.wire import queue_name
+from penstock_producer.queues import queue_name
 from penstock_workers.celery_app.app import CONTROL_QUEUE
 
 TIMEOUT_S = 5.0  # of Redis, for one page

@@ -112,11 +112,11 @@ def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
 def broker_action(outcome: Outcome) -> BrokerAction:
     """What the broker does with the message of an attempt, once its outcome is stored."""
     match outcome:
-        case Released():
+        case Released(to=None):
             return BrokerAction.GIVE_BACK
         case Unreadable():
             return BrokerAction.SET_ASIDE
-        case Done() | Dead() | Retry() | Skipped() | Parked():
+        case Done() | Dead() | Retry() | Skipped() | Parked() | Released():  # which is on its way to another queue
             return BrokerAction.ACK
 
 

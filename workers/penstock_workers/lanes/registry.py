@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock_workers.errors import UnknownLane
+from penstock_producer.served import NAMES_MAX, Served
+from penstock_workers.errors import TooManyNames, UnknownLane
 from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.api.row import API
 from penstock_workers.lanes.embed.row import EMBED
@@ -32,6 +33,20 @@ def check_lane(name: str) -> None:
     """Raises UnknownLane for one that no worker can serve."""
     if name != CONTROL_LANE:
         lane_row(name)
+
+
+def served_by(settings: WorkerSettings) -> Served | None:
+    """The model that a worker with these settings hosts, as far as they say; None in lanes that host none.
+
+    Raises TooManyNames.
+    """
+    row = REGISTRY.get(settings.lane)
+    if row is None or row.serves is None:
+        return None
+    served = row.serves(settings)
+    if len(served.every_name) > NAMES_MAX:
+        raise TooManyNames(settings.lane, len(served.every_name), NAMES_MAX)
+    return served
 
 
 def make_lane(settings: WorkerSettings) -> Lane:

@@ -113,7 +113,7 @@ EMBED_BUDGET = _worker("penstock_embed_token_budget", "Padded tokens that a batc
 LOOKED = _control(
     "penstock_looked_timestamp_seconds", "When a control loop last read the fleet's figures.", unit="seconds"
 )
-QUEUED = _control("penstock_queue_depth", "Messages that wait in the lane's queue.", "lane")
+QUEUED = _control("penstock_queue_depth", "Messages that wait in the lane's queues, of all models together.", "lane")
 UNACKED = _control("penstock_unacked", "Messages that workers of the lane hold, or that are in RabbitMQ.", "lane")
 RELAYED = _control(
     "penstock_relayed", "The part of `penstock_unacked` that is in RabbitMQ and taken by no worker yet.", "lane"
@@ -126,6 +126,18 @@ OLDEST = _control(
     unit="seconds",
 )  # fmt: skip
 WORKERS = _control("penstock_workers", "Workers that sent a heartbeat within 15 s.", "lane")
+MODEL_QUEUED = _control(
+    "penstock_model_queue_depth", "Messages that wait in the queue of one model, by any of its names.", "lane", "queue"
+)
+MODEL_UNACKED = _control(
+    "penstock_model_unacked", "Messages that workers of the model hold, or that are in RabbitMQ.", "lane", "queue"
+)
+MODEL_WORKERS = _control(
+    "penstock_model_workers", "Workers whose heartbeats say that they take items from this queue.", "lane", "queue"
+)
+UNSERVED = _control(
+    "penstock_unserved_items", "Messages of models that no worker of the lane serves, retries included.", "lane"
+)
 JOBS = _control("penstock_jobs", "Live jobs by state.", "state")
 OUTSTANDING = _control("penstock_window_items", "Documents fed and not finished.", "lane")
 WINDOW = _control("penstock_window_target_items", "Documents that may be outstanding at once.", "lane")

@@ -7,9 +7,9 @@ from time import monotonic
 
 import redis
 
-from penstock_producer.lanes import LANES
+from penstock_workers.broker.amqp.fleet_queues import FleetQueues
 from penstock_workers.broker.amqp.lane import LaneShovel
-from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
+from penstock_workers.settings import WorkerSettings, process_name
 
 log = logging.getLogger(__name__)
 
@@ -18,10 +18,8 @@ class SwitchBack:
     """Recalls messages that an earlier RabbitMQ broker still has, in a fleet whose broker is Redis."""
 
     def __init__(self, client: redis.Redis, settings: WorkerSettings) -> None:
-        self._lanes = [
-            LaneShovel(client, lane, settings.visibility_timeout_s, owner=process_name())
-            for lane in (*LANES, CONTROL_LANE)
-        ]
+        self._client = client
+        self._queues = FleetQueues(client)
         self._each_s = settings.visibility_timeout_s
         self._next_at = 0.0
 
@@ -30,7 +28,7 @@ class SwitchBack:
         if monotonic() < self._next_at:
             return
         self._next_at = monotonic() + self._each_s
-        for lane in self._lanes:
-            returned = lane.recall_unclaimed()
+        for queue in self._queues.now():
+            returned = LaneShovel(self._client, queue, self._each_s, owner=process_name()).recall_unclaimed()
             if returned:
-                log.warning("%d messages of %s were still in RabbitMQ; they are back in Redis", returned, lane.queue)
+                log.warning("%d messages of %s were still in RabbitMQ; they are back in Redis", returned, queue)

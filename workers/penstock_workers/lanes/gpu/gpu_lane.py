@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from penstock_producer.served import Served
 from penstock_workers.errors import BadEngineSettings
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
@@ -52,6 +53,7 @@ class GpuLane:
         if settings.gpu.model is None:
             raise BadEngineSettings("the gpu lane needs a model: give --model, or set gpu.model (a folder or a name)")
         self.queue = EngineQueue()
+        self.served = Served(())  # known once an engine is up
         self._settings = settings.gpu
         self._drain_seconds = settings.drain_seconds
         self._give_up = give_up or end_this_worker
@@ -132,6 +134,7 @@ class GpuLane:
         self._max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         if self._calls is None:
             self._calls = CallBuilder(self._settings, engine.tokenizer(), _facts(self._settings, config))
+        self.served = _served(self._settings, config)
         self._engine = engine
         self.queue.open(self._max_seqs, _kv_tokens(config))
 
@@ -192,6 +195,13 @@ def _facts(settings: GpuSettings, config: Any) -> ModelFacts:
         defaults={name: value for name, value in defaults.items() if name != "max_tokens"},
         pools=model_config.runner_type == "pooling",
     )
+
+
+def _served(settings: GpuSettings, config: Any) -> Served:
+    model = settings.model or ""
+    names = tuple(dict.fromkeys((model, Path(model).name, *settings.names)))
+    dtype = str(config.model_config.dtype).removeprefix("torch.")
+    return Served(names, tuple(settings.lora), config.model_config.max_model_len, dtype)
 
 
 def _kv_tokens(config: Any) -> int:
