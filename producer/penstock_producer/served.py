@@ -17,7 +17,7 @@ from penstock_producer.queues import model_queues, queue_name
 if TYPE_CHECKING:
     from penstock_ledger import WorkerSeen
 
-__all__ = ["NAMES_MAX", "SERVES", "Served", "Serving", "missing_model", "serving_of"]
+__all__ = ["NAMES_MAX", "SERVES", "Served", "Serving", "missing_model", "serving_of", "unserved_queues"]
 
 SERVES: Final = "serves"
 """The field of a heartbeat."""
@@ -122,18 +122,26 @@ def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
     return Serving(lane, tuple(served for served in read if served is not None))
 
 
-def missing_model(serving: Serving, model: str | None) -> str | None:
-    """Why a job of the lane waits, where that is for a worker that serves its model; None where it need not wait for one."""
+def missing_model(serving: Serving, model: str | None, bound: str | None = None) -> str | None:
+    """That a job waits for a worker which serves its model; None where it need not, or no worker says what it serves.
+
+    ``bound`` is the queue of the model that answers a job without one.
+    """
     if not serving.workers:
-        return None  # no worker of the lane says what it serves: that is another sentence
-    if model is None:
-        several = serving.models()
-        if len(several) < 2:
-            return None
-        return f"the job names no model, and workers of lane {serving.lane} serve several: {serving.in_words()}"
-    if serving.serves(model):
         return None
-    return f"no worker serves {model}; served here: {serving.in_words()}"
+    if model is not None:
+        is_served, name = serving.serves(model), model
+    else:
+        is_served = bound is None or any(bound in served.queues(serving.lane) for served in serving.workers)
+        name = f"the model that began to answer this job (queue {bound})"
+    return None if is_served else f"no worker serves {name}; served here: {serving.in_words()}"
+
+
+def unserved_queues(serving: Serving, waiting: Mapping[str, int]) -> list[str]:
+    """Of the queues of models in which messages wait (queue to number), those that no worker takes any from."""
+    served = {queue for worker in serving.workers for queue in worker.queues(serving.lane)}
+    own = queue_name(serving.lane)
+    return sorted(queue for queue, number in waiting.items() if number and queue != own and queue not in served)
 
 
 def _names(value: Any) -> tuple[str, ...]:

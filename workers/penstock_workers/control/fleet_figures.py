@@ -18,7 +18,7 @@ from penstock_ledger import Depth, RedisLedger, WorkerSeen
 from penstock_ledger.model import Job
 from penstock_producer.lanes import DEFAULT_LANE, LANES, has_own_model
 from penstock_producer.queues import queue_name
-from penstock_producer.served import serving_of
+from penstock_producer.served import serving_of, unserved_queues
 from penstock_producer.wire import FED_HEADER
 from penstock_ratelimit.for_penstock import Breaker, QuotaView, read_quotas
 from penstock_workers.celery_app.heartbeat import ALIVE_S
@@ -128,15 +128,14 @@ def _models(lane: str, depths: Mapping[str, Depth], seen: Collection[WorkerSeen]
     """By the queues of the lane: what waits, and who serves it."""
     serving = serving_of(seen, lane)
     served = Counter(queue for worker in serving.workers for queue in worker.queues(lane))
-    unserved = 0
+    waiting = {queue: depth.queued + depth.delayed for queue, depth in depths.items()}
     for queue, depth in depths.items():
         if queue == queue_name(lane):
             continue
         yield catalogue.MODEL_QUEUED(depth.queued, lane, queue)
         yield catalogue.MODEL_UNACKED(depth.unacked, lane, queue)
         yield catalogue.MODEL_WORKERS(served[queue], lane, queue)
-        unserved += 0 if served[queue] else depth.queued + depth.delayed
-    yield catalogue.UNSERVED(unserved, lane)
+    yield catalogue.UNSERVED(sum(waiting[queue] for queue in unserved_queues(serving, waiting)), lane)
 
 
 def _workers(seen: Collection[WorkerSeen]) -> Counter[str]:
