@@ -15,9 +15,7 @@ from penstock_ledger.model import ItemKey
 from penstock_ledger.redis_scripts import BATCH_MAX, TAGS_MAX, Scripts
 
 
-def find_missing(
-    client: Any, scripts: Scripts, queues: Sequence[str], wanted: dict[str, ItemKey]
-) -> list[ItemKey]:
+def find_missing(client: Any, scripts: Scripts, queues: Sequence[str], wanted: dict[str, ItemKey]) -> list[ItemKey]:
     """The items among ``wanted`` (by tag) without a message. ``queues`` are all of their lane. Time grows with the window and
     the queues."""
     lost = dict(wanted)

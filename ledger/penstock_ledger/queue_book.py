@@ -58,4 +58,3 @@ class QueueBook:
     def move(self, queue: str, messages: Sequence[tuple[str, bytes]]) -> int:
         """Send (tag, message) pairs to another queue of their lane, as soon as their holder has acknowledged them."""
         return self._scripts.move(keys.lane_queue(queue), queue, messages, most=QUEUES_MAX, wait_s=NO_ROOM_WAIT_S)
-

@@ -7,6 +7,7 @@ not atomic. Reads that walk over large keys do so in bounded steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -116,9 +117,8 @@ class RedisLedger:
         queues = self.queues.of(queue)
         moved = 0
         for name in self._with_delayed(queues):
-            moved += _until_short(
-                limit, lambda step, name=name: self._scripts.promote(name, queues, step, HELD_S, longest_s)
-            )
+            due = partial(self._scripts.promote, name, queues, held_s=HELD_S, longest_s=longest_s)
+            moved += _until_short(limit, due)
         return moved
 
     def park(self, job_id: str, raws: Sequence[bytes]) -> None:

@@ -136,9 +136,7 @@ class Scripts:
     def forget_queues(self, lane: str, idle_s: int, most: int) -> int:
         return int(self._forget_queues([keys.queues(lane)], [idle_s, most]))
 
-    def move(
-        self, lane: str, queue: str, messages: Sequence[tuple[str, bytes]], *, most: int, wait_s: float
-    ) -> int:
+    def move(self, lane: str, queue: str, messages: Sequence[tuple[str, bytes]], *, most: int, wait_s: float) -> int:
         names = [
             keys.queues(lane), keys.delayed(queue), keys.delayed_raw(queue), keys.delayed(lane), keys.delayed_raw(lane)
         ]  # fmt: skip

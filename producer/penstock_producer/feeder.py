@@ -107,8 +107,7 @@ class Feeder:
     def step(self, limit: int) -> FeedStep:
         """Publish up to ``limit`` rows and move the durable cursor behind them.
 
-        Raises SourceChanged, SourceUnavailable, FeedLost, RedisForgot and errors of the servers. All of them leave the
-        durable cursor where it was; the next step starts from there.
+        Raises SourceChanged, SourceUnavailable, FeedLost, RedisForgot and errors of the servers, and then the cursor stays.
         """
         return self.advance(limit, self._publish_new)
 
@@ -131,27 +130,15 @@ class Feeder:
             raise
 
     def publish(self, documents: Iterable[Document], *, again: bool = False) -> PublishReport:
-        """Encode documents and queue those that are neither finished nor in the window.
+        """Encode documents and queue those that are neither finished nor in the window; with ``again``, also those in the
+        window, whose message is lost."""
+        reports = [self._publish_to(queue, some, again) for queue, some in self._routes.sorted(documents)]
+        return PublishReport(*map(sum, zip((0, 0, 0), *reports, strict=True)))
 
-        ``again`` is for documents whose message is lost: they are in the window and are queued all the same.
-        """
-        report = PublishReport(0, 0, 0)
-        for queue, some in self._routes.sorted(documents):
-            now = self._publish_to(queue, some, again=again)
-            report = PublishReport(*map(sum, zip(report, now, strict=True)))
-        return report
-
-    def _publish_to(self, queue: str, documents: Iterable[Document], *, again: bool) -> PublishReport:
-        began_ns, fed = time.time_ns(), fed_now()
-        keys: list[ItemKey] = []
-
-        def items() -> Iterator[Publish]:
-            for document in documents:
-                item = self._encode(document, queue, fed)
-                keys.append(item.key)
-                yield item
-
-        report = self.stores.hot.publish(queue, items(), self.buckets, urgent=self.urgent, again=again)
+    def _publish_to(self, queue: str, documents: Iterable[Document], again: bool) -> PublishReport:
+        began_ns, fed, keys = time.time_ns(), fed_now(), list[ItemKey]()
+        items = (self._encode(document, queue, fed, keys) for document in documents)
+        report = self.stores.hot.publish(queue, items, self.buckets, urgent=self.urgent, again=again)
         if self._spans is not None and report.published:
             self._spans.sent(keys, queue, began_ns, again=again)
         return report
@@ -191,8 +178,9 @@ class Feeder:
         report = self.publish(documents)
         return report.published, report.done + report.in_window
 
-    def _encode(self, document: Document, queue: str, fed: int) -> Publish:
+    def _encode(self, document: Document, queue: str, fed: int, keys: list[ItemKey]) -> Publish:
         key = self.key(document.doc_id)
+        keys.append(key)
         inline = len(document.body) <= MAX_INLINE_BODY_BYTES
         body, ref = (document.body, None) if inline else (None, document.position)
         trace = None if self._spans is None else self._spans.header(key)

@@ -148,5 +148,7 @@ def _names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         return ()
     return tuple(
-        name for name in value[:NAMES_MAX] if isinstance(name, str) and 0 < len(name) <= NAME_CHARS and name.isprintable()
+        name
+        for name in value[:NAMES_MAX]
+        if isinstance(name, str) and 0 < len(name) <= NAME_CHARS and name.isprintable()
     )

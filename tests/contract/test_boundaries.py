@@ -37,7 +37,8 @@ INTERNAL_SURFACE = {
     "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction"},
     "penstock_producer": {
         "acceptance", "borders", "endpoints", "errors", "feeder", "hook_paths", "lanes", "options", "outputs", "overrides",
-        "queues", "repair", "routes", "served", "settings", "sources", "sources.of_feed", "spec", "storage", "survey", "tracing", "wire",
+        "queues", "repair", "routes", "served", "settings", "sources", "sources.of_feed", "spec", "storage", "survey", "tracing",
+        "wire",
     },
 }  # fmt: skip
 # For the integrator: packages whose surface is not declared yet, so that nothing is held against what others import of

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet import Fleet, Process, until
+from metrics_page import scrape, value
 from played_vllm import PlayedVllm
+from servers import free_port
 
 from penstock_ledger.keys import unacked, unacked_index
 from penstock_ledger.model import ItemKey, Job, JobState
@@ -25,6 +27,7 @@ class House:
 
     first: PlayedVllm
     second: PlayedVllm
+    port: int  # of the control loop's metrics
 
     def __init__(self, fleet: Fleet, exits: ExitStack) -> None:
         self.fleet = fleet
@@ -52,8 +55,9 @@ class House:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """One fleet for all tests, in their order: it starts with one model, and the first test adds the other."""
     with ExitStack() as exits, Fleet(tmp_path_factory.mktemp("models")) as fleet:
-        fleet.control()
         house = House(fleet, exits)
+        house.port = free_port()
+        fleet.control(metrics_port=house.port)
         house.first = house.server("tiny1")
         fleet.ready(house.worker(house.first))
         yield house
@@ -95,7 +99,7 @@ def test_each_job_is_answered_by_its_model(house: House) -> None:
         {"tiny1 answers": DOCUMENTS}, {"org/tiny2 answers": DOCUMENTS}, {"org/tiny2 answers": DOCUMENTS},
     ]  # fmt: skip
     assert (first.answered | second.answered) - before == dict.fromkeys(jobs, DOCUMENTS)
-    assert not (first.refused or second.refused)
+    assert (first.refused, second.refused) == ({}, {})
     assert all(fleet.counters(job)["calls"] == DOCUMENTS for job in jobs.values())
 
 
@@ -114,7 +118,7 @@ def test_what_an_earlier_release_fed_is_drained(house: House) -> None:
     fleet.account(job, number)
     assert house.answers(job) == {"tiny1 answers": number // 2, "org/tiny2 answers": number // 2}
     assert {result.attempts for result in fleet.producer.results(job.job_id)} == {1}
-    assert not (house.first.refused or house.second.refused)
+    assert (house.first.refused, house.second.refused) == ({}, {})
 
 
 def test_a_job_without_a_model_is_not_answered_by_chance(house: House) -> None:
@@ -129,7 +133,7 @@ def test_a_job_without_a_model_is_not_answered_by_chance(house: House) -> None:
 
 def test_what_the_last_worker_of_a_model_held_comes_back(house: House) -> None:
     """Items that a worker held when it died return to their queue though no worker of that model is left to sweep them."""
-    fleet, client = house.fleet, house.fleet.store.client()
+    client = house.fleet.store.client()
     house.submit("held", "gone", 5)
     queue = queue_name("gpu", "gone")
     until(lambda: client.llen(queue) == 5, 20, "it is fed")
@@ -142,11 +146,23 @@ def test_what_the_last_worker_of_a_model_held_comes_back(house: House) -> None:
     assert client.llen(queue) == 5
 
 
+def test_metrics_say_what_waits_for_which_model(house: House) -> None:
+    """By queue: messages, and workers that take them; and how many wait for a model that no worker serves."""
+    until(lambda: value(scrape(house.port), "penstock_unserved_items", lane="gpu") == 5, 30, "the figures were read")
+    page, gone = scrape(house.port), queue_name("gpu", "gone")
+    assert value(page, "penstock_model_queue_depth", lane="gpu", queue=gone) == 5
+    assert value(page, "penstock_model_unacked", lane="gpu", queue=gone) == 0
+    assert value(page, "penstock_model_workers", lane="gpu", queue=gone) == 0
+    assert value(page, "penstock_model_workers", lane="gpu", queue=queue_name("gpu", "legal")) == 1
+    assert value(page, "penstock_queue_depth", lane="gpu") >= 5
+
+
 def test_strangers_in_the_heartbeats_harm_no_reader(house: House) -> None:
     """Whatever stands where workers announce themselves, the fleet is fed, and `status` and its sentences stay right."""
-    fleet, client = house.fleet, house.fleet.store.client()
+    fleet = house.fleet
+    client: Any = fleet.store.client()
     now = float(client.time()[0])
-    strange: list[dict[bytes | str, bytes | str]] = [
+    strange: list[dict[Any, Any]] = [
         {"lane": "gpu", "concurrency": "many", "serves": "["},
         {"lane": "gpu", "concurrency": "9" * 400, "serves": json.dumps({"names": [{}, 7, "\x1b[2J", "x" * 9_999]})},
         {"lane": b"\xff\xfe", b"\xff": b"\xfe", "serves": b"\xff"},
@@ -161,4 +177,6 @@ def test_strangers_in_the_heartbeats_harm_no_reader(house: House) -> None:
     job = house.submit("among-strangers", "tiny1", 50)
     fleet.wait_for(job, JobState.COMPLETED, WORK_S)
     assert house.answers(job) == {"tiny1 answers": 50}
-    assert "no worker serves gone; served here: org/tiny2 (1 worker), tiny1 (1 worker)" in fleet.penstock("status", "held")
+    assert "no worker serves gone; served here: org/tiny2 (1 worker), tiny1 (1 worker)" in fleet.penstock(
+        "status", "held"
+    )

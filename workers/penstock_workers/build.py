@@ -55,9 +55,7 @@ Consume = Callable[[Sequence[str]], None]  # makes the worker take messages of m
 class WorkerEngine:
     """The items of a worker with all that they need, opened and closed together. Implements ``bridge.ItemEngine``."""
 
-    def __init__(
-        self, settings: WorkerSettings, lane: Lane | None = None, *, consume: Consume | None = None
-    ) -> None:
+    def __init__(self, settings: WorkerSettings, lane: Lane | None = None, *, consume: Consume | None = None) -> None:
         self._settings = settings
         self._consume = consume
         self._served: Served | None = None  # in lanes that host a model, once it is up
@@ -127,6 +125,7 @@ class WorkerEngine:
         await self._lane.start()
         if models is not None:
             models.open(self._take_up_model())
+            await asyncio.to_thread(self._note_queues)  # before the first claim: what is held there must be found
         starts.start()
         settler.start()
         causes.start()
@@ -198,7 +197,7 @@ class WorkerEngine:
         return served
 
     def _note_queues(self) -> None:
-        """In a thread, with each heartbeat: the control loop looks after the queues that are noted."""
+        """In a thread, now and with each heartbeat: the control loop looks after the queues that are noted."""
         if self._served is not None and self._hot is not None:
             lane = self._settings.lane
             self._hot.queues.note(queue_name(lane), self._served.queues(lane), by_worker=True)

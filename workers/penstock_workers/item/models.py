@@ -64,6 +64,8 @@ class ModelGate:
             queue = self._bound.get(job_id)
             if queue is None:
                 queue = await self._reads.of_fleet(lambda: asyncio.to_thread(self._bind, job_id))
+                if not self._hot.queues.is_of(self._own, queue):
+                    raise TurnedAway(Parked(_strange(queue), pauses=True))
                 self._bound[job_id] = queue
                 if len(self._bound) > JOBS_KEPT:
                     self._bound.popitem(last=False)
@@ -77,7 +79,7 @@ class ModelGate:
 
     def _bind(self, job_id: str) -> str:
         bound = self._hot.bound(job_id)
-        if bound is not None and self._hot.queues.is_of(self._own, bound):
+        if bound is not None:
             return bound
         found = serving_of(self._hot.workers(), self._lane)
         fleet = Serving(self._lane, (*found.workers, self._served))
@@ -91,6 +93,13 @@ class ModelGate:
         for served in fleet.workers:
             common = common & set(served.names) or common
         return min(common, key=lambda name: (len(name), name))
+
+
+def _strange(queue: str) -> str:
+    return (
+        f"something other than Penstock has written that queue {queue[:SHOWN_CHARS]!r} answers this job, which is none of its "
+        "lane; find out what can write to Redis, then cancel the job and submit it again"
+    )
 
 
 def _several(serving: Serving) -> str:

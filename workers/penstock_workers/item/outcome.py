@@ -39,12 +39,11 @@ class Released:
     """Not tried, or stopped by this worker: the message goes back to its queue at once and no attempt is counted.
 
     ``crashed`` when the item was in flight as its engine died: its start stays counted, as after the death of a worker.
-    ``to``: another queue than the one it came from, that of the model which the item names.
     """
 
     why: str
     crashed: bool = False
-    to: str | None = None
+    to: str | None = None  # another queue than it came from: that of the model which it names
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,8 +131,8 @@ class ItemRunner:
             await self.models.check(attempt)
         prepared = await self.lane.prepare(request_of(attempt))
         if prepared.refused is not None:
-            if self.models is not None:
-                await self.models.check(attempt)  # it may be refused because it is another worker's
+            if self.models is not None:  # it may be refused because it is another worker's
+                await self.models.check(attempt)
             raise TurnedAway(decide(attempt, self._name(attempt, prepared.refused), self.policy))
         return prepared
 
