@@ -245,15 +245,15 @@ class Fleet:
 
     def penstock(self, *arguments: str) -> str:
         """What a command of ours says, with the settings of this fleet."""
-        done = subprocess.run(
-            [*PENSTOCK, *arguments],
-            env=self._environment({}),
-            capture_output=True,
-            text=True,
-            timeout=START_S,
-            check=True,
-        )
+        done = self.run(*arguments)
+        done.check_returncode()
         return done.stdout
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The same for a command that may fail."""
+        return subprocess.run(
+            [*PENSTOCK, *arguments], env=self._environment({}), capture_output=True, text=True, timeout=START_S
+        )
 
     def heard_of(self) -> set[int]:
         """Pids of workers that have beaten their heart at least once."""

@@ -17,10 +17,12 @@ from penstock_producer.queues import model_queues, queue_name
 if TYPE_CHECKING:
     from penstock_ledger import WorkerSeen
 
-__all__ = ["NAMES_MAX", "SERVES", "Served", "Serving", "missing_model", "serving_of", "unserved_queues"]
+__all__ = ["HOME", "NAMES_MAX", "SERVES", "Served", "Serving", "missing_model", "serving_of", "unserved_queues"]
 
 SERVES: Final = "serves"
 """The field of a heartbeat."""
+HOME: Final = "home"
+"""The field with the queue under whose name a worker keeps what it holds."""
 NAMES_MAX: Final = 256
 """Names of one worker, adapters included: each is a queue that it looks into at every claim."""
 NAME_CHARS: Final = 512

@@ -157,6 +157,23 @@ def test_metrics_say_what_waits_for_which_model(house: House) -> None:
     assert value(page, "penstock_queue_depth", lane="gpu") >= 5
 
 
+def test_commands_say_what_is_served_and_what_waits(house: House) -> None:
+    """`doctor` lists the models and the jobs that wait for one; `submit` warns of a model that no worker serves, and refuses
+    a prompt without a model where several are served."""
+    fleet = house.fleet
+    said = fleet.penstock("doctor", "--accept", "database", "--accept", "aof")
+    assert "lane gpu serves org/tiny2 (1 worker), tiny1 (1 worker)" in said
+    assert "job held: no worker serves gone" in said
+    prompt = ("submit", str(fleet.source(3)), "--lane", "gpu", "--prompt", "{text}")
+    warned = fleet.run(*prompt, "--model", "missing", "--job", "warned")
+    assert warned.returncode == 0
+    assert "no worker serves missing; served here: org/tiny2 (1 worker), tiny1 (1 worker)" in warned.stderr
+    refused = fleet.run(*prompt, "--job", "refused")
+    assert refused.returncode != 0
+    assert "serve several models" in refused.stderr
+    assert "name one with --model" in refused.stderr
+
+
 def test_strangers_in_the_heartbeats_harm_no_reader(house: House) -> None:
     """Whatever stands where workers announce themselves, the fleet is fed, and `status` and its sentences stay right."""
     fleet = house.fleet

@@ -26,8 +26,9 @@ from penstock_producer.served import (
 )
 from penstock_producer.spec import JobSpec
 from penstock_workers.broker.queue_order import FIRST, QueueOrder
-from penstock_workers.celery_app.app import create_app, home_queue
+from penstock_workers.celery_app.app import create_app
 from penstock_workers.errors import TooManyNames
+from penstock_workers.lanes.registry import home_queue
 from penstock_workers.settings import WorkerSettings
 
 MODELS = st.one_of(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
 from penstock_producer.queues import queue_name
-from penstock_producer.served import SERVES, Served
+from penstock_producer.served import HOME, SERVES, Served
 from penstock_workers.backlog import Backlog
 from penstock_workers.celery_app.bridge import Bridge, Delivery, ItemEngine
 from penstock_workers.celery_app.heartbeat import Heartbeat
@@ -35,7 +35,7 @@ from penstock_workers.item.runs import Runs
 from penstock_workers.item.settle import Durable, Settler
 from penstock_workers.item.slots import Waits
 from penstock_workers.item.starts import Starts
-from penstock_workers.lanes.registry import lane_row, served_by
+from penstock_workers.lanes.registry import home_queue, lane_row, served_by
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.lane_figures import bound_figures, engine_figures
 from penstock_workers.metrics.samples import Sample
@@ -196,6 +196,12 @@ class WorkerEngine:
             self._consume(served.queues(self._settings.lane))
         return served
 
+    def _announcement(self) -> dict[str, str]:
+        """What others must know of the model, in each heartbeat."""
+        if self._served is None:
+            return {}
+        return {SERVES: self._served.to_text(), HOME: home_queue(self._settings)}
+
     def _note_queues(self) -> None:
         """In a thread, now and with each heartbeat: the control loop looks after the queues that are noted."""
         if self._served is not None and self._hot is not None:
@@ -227,7 +233,7 @@ class WorkerEngine:
             "lane": self._settings.lane,
             "concurrency": str(self._settings.concurrency),
             "in_flight": str(self.stats().get("in-flight", 0)),
-            **({} if self._served is None else {SERVES: self._served.to_text()}),
+            **self._announcement(),
         } | {
             name: f"{value:.6g}" if isinstance(value, float) else str(value)
             for name, value in self._lane.gauges().items()

@@ -61,6 +61,7 @@ def _examine(state: Path | None, *, knock: bool, migrate: bool) -> Iterator[Find
         yield Finding(Verdict.GOOD, "redis", "the private Redis is not running; `penstock run` starts it")
     else:
         yield from _redis(redis_url, private=state is not None)
+        yield from _models(redis_url, database_url)
     if broker_url is not None:
         yield from _rabbitmq(broker_url)
     yield _disk(state)
@@ -255,6 +256,12 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
         yield Finding(Verdict.BAD, "redis", f"{without_password(url)}: {said}", fix_for(said, REDIS_FIXES, fix))
     finally:
         client.close()
+
+
+def _models(redis_url: str, database_url: str) -> Iterator[Finding]:
+    from penstock_cli.doctor.models import models
+
+    return models(redis_url, database_url)
 
 
 def _rabbitmq(url: str) -> Iterator[Finding]:

@@ -27,10 +27,16 @@
 {{- if eq .kind "embed" }}
 - name: PENSTOCK_EMBED__MODEL
   value: {{ include "penstock.modelName" . | quote }}
+{{- with include "penstock.servedNames" . | fromJsonArray }}
+- name: PENSTOCK_EMBED__NAMES
+  value: {{ toJson . | quote }}
+{{- end }}
 {{- include "penstock.cacheEnv" . }}
 {{- else if .sidecar }}
 - name: PENSTOCK_GPU__UPSTREAM_URL
   value: {{ printf "http://127.0.0.1:%d/v1" (int64 .vllm.port) | quote }}
+- name: PENSTOCK_GPU__NAMES
+  value: {{ include "penstock.modelNames" . | quote }}
 {{- else if eq .kind "gpu" }}
 - name: PENSTOCK_GPU__MODEL
   value: {{ include "penstock.modelName" . | quote }}

@@ -24,7 +24,7 @@ from penstock_workers.broker.lease_scripts import Keys
 from penstock_workers.broker.leases import Leases
 from penstock_workers.celery_app.bridge import ItemEngine
 from penstock_workers.doors.tasks import door_tasks
-from penstock_workers.lanes.registry import served_by
+from penstock_workers.lanes.registry import home_queue, served_by
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
 EngineFactory = Callable[["PenstockApp", "WorkerSettings"], ItemEngine]
@@ -175,12 +175,6 @@ def consume(app: Celery, settings: WorkerSettings, queues: Sequence[str]) -> Non
     for name in queues:
         if name not in known:
             known.select_add(_queue(settings, name))
-
-
-def home_queue(settings: WorkerSettings) -> str:
-    """Under whose name a worker keeps what it holds: that of its model, or of its lane where it hosts none."""
-    served = served_by(settings)
-    return queue_name(settings.lane) if served is None else served.home(settings.lane)
 
 
 def _transport_options(parts: Parts) -> dict[str, Any]:

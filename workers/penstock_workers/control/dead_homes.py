@@ -15,7 +15,7 @@ import redis
 from penstock_ledger import RedisLedger
 from penstock_producer.lanes import LANES, has_own_model
 from penstock_producer.queues import queue_name
-from penstock_producer.served import SERVES, Served
+from penstock_producer.served import HOME
 from penstock_workers.broker.lease_scripts import LeaseScripts, queue_keys
 
 log = logging.getLogger(__name__)
@@ -44,10 +44,10 @@ class DeadHomes:
 
     def _sweep(self, lane: str) -> None:
         """Homes of workers that were heard of in the last minute are left to them: their timeout may be a longer one."""
-        alive = {queue_name(lane)} | {
-            served.home(lane)
+        alive = {
+            seen.info.get(HOME, queue_name(lane))  # workers of earlier releases have the lane's
             for seen in self._hot.workers()
-            if (served := Served.read(seen.info.get(SERVES))) is not None
+            if seen.info.get("lane") == lane
         }
         for queue in self._hot.queues.of(queue_name(lane)):
             if queue in alive:

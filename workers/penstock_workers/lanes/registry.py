@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from penstock_producer.queues import queue_name
 from penstock_producer.served import NAMES_MAX, Served
 from penstock_workers.errors import TooManyNames, UnknownLane
 from penstock_workers.item.lane import Lane
@@ -47,6 +48,12 @@ def served_by(settings: WorkerSettings) -> Served | None:
     if len(served.every_name) > NAMES_MAX:
         raise TooManyNames(settings.lane, len(served.every_name), NAMES_MAX)
     return served
+
+
+def home_queue(settings: WorkerSettings) -> str:
+    """Under whose name a worker keeps what it holds: that of its model, or of its lane where it hosts none."""
+    served = served_by(settings)
+    return queue_name(settings.lane) if served is None else served.home(settings.lane)
 
 
 def make_lane(settings: WorkerSettings) -> Lane:
