@@ -20,6 +20,8 @@ FIELDS = [
     *("job", "state", "total", "succeeded", "succeeded_after_retry", "dead", "skipped", "calls", "retries"),
     *("rate_limited", "prompt_tokens", "completion_tokens", "cost_usd", "seconds", "items_per_second"),
     "dead_by_reason",
+    "provider_cost_usd",
+    "gpu_cost_usd",
 ]
 
 

@@ -20,10 +20,12 @@ from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.hooks.job_code import JobCode
+from penstock_workers.item.admission import Admission
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.bodies import Bodies
 from penstock_workers.item.causes import Causes
 from penstock_workers.item.fates import RetryPolicy
+from penstock_workers.item.gpu_cost import PricedAdmission, SharedTime
 from penstock_workers.item.host import ItemHost
 from penstock_workers.item.jobs import JobBook, read_job
 from penstock_workers.item.lane import Lane
@@ -67,6 +69,7 @@ class WorkerEngine:
         self._host: ItemHost | None = None
         self._heartbeat: Heartbeat | None = None
         self._tally = Tally(tuple(settings.providers))
+        self._computing = SharedTime()
         self._held_at_drain: int | None = None  # None before it
         self._ended_before = 0
         self._hot: RedisLedger | None = None
@@ -95,7 +98,7 @@ class WorkerEngine:
         )
         starts = Starts(stores.hot, outcomes, jobs)
         causes = Causes(stores.hot.failing.note)
-        admission = self._row.admission(settings, self._lane)
+        admission = self._priced(self._row.admission(settings, self._lane))
         code = JobCode(
             ChildPool(start_child, settings.hook_processes), ChildPool(start_child, settings.hook_processes), suspects
         )
@@ -183,9 +186,18 @@ class WorkerEngine:
             yield from self._tracing.sink.figures()
         gauges = self._lane.gauges()
         yield from engine_figures(lane, gauges)
+        if self._row.serves is not None:
+            yield catalogue.ENGINE_BUSY(self._computing.busy_s, lane)
+            yield catalogue.ENGINE_COST(self._tally.engine_cost_usd, lane)
         yield from bound_figures(lane, str(gauges.get("bound") or self._host.bound()))
         if self._control is not None:
             yield from self._control.figures()
+
+    def _priced(self, admission: Admission) -> Admission:
+        """Charged by time in lanes that host a model, where its price is known."""
+        if self._row.serves is None or not self._settings.cost.usd_per_hour:
+            return admission
+        return PricedAdmission(admission, self._settings.cost, self._computing)
 
     def _take_up_model(self) -> Served:
         """What the lane serves, now that it is up; its queues are consumed from here on."""

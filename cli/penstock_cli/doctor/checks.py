@@ -21,6 +21,7 @@ from penstock_ledger.redaction import redact
 if TYPE_CHECKING:
     import redis
 
+    from penstock_cli.doctor.lane import AskedLane
     from penstock_ledger import Database, RedisAddress
     from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -31,18 +32,24 @@ REDIS_TIMEOUT_S = 5.0
 
 
 def examine(
-    state: Path | None, *, knock: bool, migrate: bool = False, accept: Collection[str] = ()
+    state: Path | None,
+    *,
+    knock: bool,
+    migrate: bool = False,
+    accept: Collection[str] = (),
+    lane: AskedLane | None = None,
 ) -> Iterator[Finding]:
     """All checks, in the order in which to repair what they find. ``migrate`` brings the tables up to date on the way.
 
-    What is found bad of a subject in ``accept`` is a warning. No finding shows a secret.
+    What is found bad of a subject in ``accept`` is a warning. With ``lane`` this machine is looked at as one that a worker of
+    it is to run on. No finding shows a secret.
     """
-    for found in _examine(state, knock=knock, migrate=migrate):
+    for found in _examine(state, knock=knock, migrate=migrate, lane=lane):
         verdict = Verdict.WARNING if found.verdict is Verdict.BAD and found.subject in accept else found.verdict
         yield Finding(verdict, found.subject, redact(found.seen), redact(found.fix))
 
 
-def _examine(state: Path | None, *, knock: bool, migrate: bool) -> Iterator[Finding]:
+def _examine(state: Path | None, *, knock: bool, migrate: bool, lane: AskedLane | None = None) -> Iterator[Finding]:
     yield _python()
     yield _embedded()
     try:
@@ -67,7 +74,10 @@ def _examine(state: Path | None, *, knock: bool, migrate: bool) -> Iterator[Find
     yield _disk(state)
     if settings.results_url is not None and state is None:
         yield _results(settings.results_url, settings.s3_endpoint_url)
-    yield from _lanes(settings, knock=knock)
+    if lane is None:
+        yield from _lanes(settings, knock=knock)
+    else:
+        yield from _inspected(lane)
     if knock:
         for name, provider in settings.providers.items():
             if _is_configured(provider):
@@ -82,6 +92,12 @@ def _lanes(settings: WorkerSettings, *, knock: bool) -> Iterator[Finding]:
         for found in () if row.check is None else row.check(settings, knock=knock):
             verdict = Verdict.GOOD if found.is_good else Verdict.WARNING
             yield Finding(verdict, row.name, safe(found.seen), safe(found.fix))
+
+
+def _inspected(lane: AskedLane) -> Iterator[Finding]:
+    from penstock_cli.doctor.lane import inspect
+
+    return inspect(lane)
 
 
 def _configuration(state: Path | None) -> tuple[WorkerSettings, str | None, str, str | None]:

@@ -23,7 +23,24 @@
 {{- toJson (uniq $names) -}}
 {{- end -}}
 
+{{/* What the worker's hours cost; nothing where that is not known. */}}
+{{- define "penstock.costEnv" -}}
+{{- $price := .gpu.usdPerHour -}}
+{{- if and .onSpot (not (kindIs "invalid" .gpu.spotUsdPerHour)) -}}
+{{- $price = .gpu.spotUsdPerHour -}}
+{{- end -}}
+{{- if and (has .kind (list "gpu" "embed")) (not (kindIs "invalid" $price)) }}
+- name: PENSTOCK_COST__USD_PER_GPU_HOUR
+  value: {{ $price | toString | quote }}
+- name: PENSTOCK_COST__GPUS
+  value: {{ max 1 (int64 .gpu.count) | toString | quote }}
+- name: PENSTOCK_COST__ON_SPOT
+  value: {{ .onSpot | quote }}
+{{- end }}
+{{- end -}}
+
 {{- define "penstock.engineEnv" -}}
+{{- include "penstock.costEnv" . }}
 {{- if eq .kind "embed" }}
 - name: PENSTOCK_EMBED__MODEL
   value: {{ include "penstock.modelName" . | quote }}

@@ -29,16 +29,20 @@ The queues of a pool, named as penstock_producer/queues.py names them: a test ho
 
 {{/*
 What KEDA counts for a pool, as JSON of trigger name to key. Of a pool that hosts a model: the queues of its names, the lane's
-own, in which jobs wait that name no model, and what its workers hold.
+own, in which jobs wait that name no model, and what its workers hold. KEDA's formula takes names of letters.
 */}}
 {{- define "penstock.triggers" -}}
 {{- $pool := . -}}
 {{- $keys := dict "queued" (printf "penstock.%s" .kind) -}}
 {{- $home := .kind -}}
+{{- $abc := "abcdefghijklmnopqrstuvwxyz" -}}
 {{- if has .kind (list "gpu" "embed") -}}
 {{- range $at, $name := include "penstock.modelNames" . | fromJsonArray -}}
 {{- $queue := include "penstock.modelQueue" (dict "kind" $pool.kind "model" $name) -}}
-{{- $_ := set $keys (printf "queued%d" $at) (printf "penstock.%s" $queue) -}}
+{{- $first := div $at 26 | int -}}
+{{- $second := mod $at 26 | int -}}
+{{- $letters := printf "%s%s" (substr $first (add1 $first | int) $abc) (substr $second (add1 $second | int) $abc) -}}
+{{- $_ := set $keys (printf "queued%s" $letters) (printf "penstock.%s" $queue) -}}
 {{- if eq $at 0 -}}
 {{- $home = $queue -}}
 {{- end -}}

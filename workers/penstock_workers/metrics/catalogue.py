@@ -102,6 +102,14 @@ PREEMPTIONS = _worker("penstock_engine_preemptions_total", "Requests put back be
 QUEUE_WAIT = _worker("penstock_engine_wait_seconds", "Recent mean time in the engine's queue.", "lane", unit="seconds")
 PROMPT_RATE = _worker("penstock_engine_prompt_tokens_per_second", "Recent rate of prompt tokens computed.", "lane")
 GENERATION_RATE = _worker("penstock_engine_generation_tokens_per_second", "Recent rate of tokens generated.", "lane")
+ENGINE_BUSY = _worker(
+    "penstock_engine_busy_seconds_total", "Time in which the worker computed at least one item; counted where it has a price.",
+    "lane", unit="seconds",
+)  # fmt: skip
+ENGINE_COST = _worker(
+    "penstock_engine_cost_usd_total", "What items cost by the price of the worker's hour and the time that they computed.",
+    "lane", unit="USD",
+)  # fmt: skip
 EMBED_RATE = _worker("penstock_embed_tokens_per_second", "Recent rate of tokens embedded.", "lane")
 EMBED_BATCH = _worker("penstock_embed_batch_items", "Recent mean of texts per batch.", "lane")
 EMBED_PADDING = _worker(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock_producer.served import Served
 from penstock_workers.lanes.embed.check import check
+from penstock_workers.lanes.embed.inspection import inspect
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.row import Gauge, LaneRow
 from penstock_workers.metrics import catalogue
@@ -53,5 +54,6 @@ EMBED: LaneRow[EmbedLane] = LaneRow(
         "token_budget": Gauge(catalogue.EMBED_BUDGET),
     },
     engine="sentence_transformers",
+    inspect=inspect,
     check=check,
 )

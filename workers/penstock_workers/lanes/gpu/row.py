@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock_producer.served import Served
 from penstock_workers.lanes.gpu.check import check
+from penstock_workers.lanes.gpu.inspection import inspect
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.row import Gauge, LaneRow
 from penstock_workers.metrics import catalogue
@@ -79,5 +80,6 @@ GPU: LaneRow[GpuLane | SidecarLane] = LaneRow(
     waits_for="room",
     engine="vllm",
     engine_url=_engine_url,
+    inspect=inspect,
     check=check,
 )
