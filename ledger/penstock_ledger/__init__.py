@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from penstock_ledger.postgres import Waits as Waits
     from penstock_ledger.purge import purge_job as purge_job
     from penstock_ledger.queue_book import QueueBook as QueueBook
+    from penstock_ledger.redis_address import REDIS_CONNECT_TIMEOUT_S as REDIS_CONNECT_TIMEOUT_S
+    from penstock_ledger.redis_address import REDIS_TIMEOUT_S as REDIS_TIMEOUT_S
     from penstock_ledger.redis_address import RedisAddress as RedisAddress
     from penstock_ledger.redis_address import without_secrets as without_secrets
     from penstock_ledger.redis_health import is_cluster as is_cluster
@@ -106,7 +108,7 @@ else:
             "penstock_ledger.postgres": "POOL_SIZE Waits",
             "penstock_ledger.purge": "purge_job",
             "penstock_ledger.queue_book": "QueueBook",
-            "penstock_ledger.redis_address": "RedisAddress without_secrets",
+            "penstock_ledger.redis_address": "REDIS_CONNECT_TIMEOUT_S REDIS_TIMEOUT_S RedisAddress without_secrets",
             "penstock_ledger.redis_health": "is_cluster",
             "penstock_ledger.redis_ledger": "RedisLedger",
             "penstock_ledger.spool": "Spool SpoolRow",

@@ -7,6 +7,7 @@ than the database does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, literal_column, select
@@ -20,18 +21,27 @@ from penstock_ledger.tallies import add_rows
 
 KEYS_MAX: Final = 500  # ids per look-up
 ROWS_MAX: Final = 1_000  # rows per PostgreSQL statement
-BYTES_MAX: Final = (
-    16 * 1024 * 1024
-)  # of bodies per PostgreSQL statement: as literals they take twice that, here and there
+BYTES_MAX: Final = 16 * 1024 * 1024  # of bodies per statement, which takes some copies of them, here and there
 
-_BLOBS: Final = (COLUMNS.index("request"), COLUMNS.index("body"))
+_REQUEST: Final = COLUMNS.index("request")
+_BODY: Final = COLUMNS.index("body")
 
-# A worker that was frozen may come back with outcomes of a job that has been purged meanwhile: its rows go nowhere.
-_SQLITE_INSERT: Final = (
-    f"INSERT INTO outcomes ({', '.join(COLUMNS)})"  # noqa: S608  # made of column names
-    f" SELECT {', '.join(f'?{place}' for place in range(1, len(COLUMNS) + 1))}"
-    " WHERE EXISTS (SELECT 1 FROM jobs WHERE jobs.job_id = ?1) ON CONFLICT DO NOTHING"
-)
+# Rows per SQLite statement, the largest that fits first. Python's driver lets go of the interpreter for each statement that it
+# runs, so one per row is fought over with every other thread.
+SQLITE_ROWS: Final = (64, 16, 4, 1)
+
+
+def _sqlite_insert(rows: int) -> str:
+    """A worker that was frozen may come back with outcomes of a job that has been purged meanwhile: its rows go nowhere."""
+    row = f"({', '.join('?' * len(COLUMNS))})"
+    return (
+        f"INSERT INTO outcomes ({', '.join(COLUMNS)})"  # noqa: S608  # made of column names
+        f" SELECT * FROM (VALUES {', '.join([row] * rows)}) AS new"
+        " WHERE EXISTS (SELECT 1 FROM jobs WHERE jobs.job_id = new.column1) ON CONFLICT DO NOTHING"
+    )
+
+
+_SQLITE_INSERTS: Final = {rows: _sqlite_insert(rows) for rows in SQLITE_ROWS}
 
 
 def insert_outcomes(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
@@ -67,7 +77,15 @@ def _insert_sqlite(connection: Connection, rows: Sequence[OutcomeRow]) -> set[It
     A savepoint to undo and look first would cost a copy of every page that the rows touch.
     """
     highest = connection.exec_driver_sql("SELECT coalesce(max(rowid), 0) FROM outcomes").scalar_one()
-    if connection.exec_driver_sql(_SQLITE_INSERT, list(rows)).rowcount == len(rows):
+    won = 0
+    for chunk in _statements(rows, SQLITE_ROWS[0]):
+        at = 0
+        for size, insert in _SQLITE_INSERTS.items():
+            while len(chunk) - at >= size:
+                values = tuple(chain.from_iterable(chunk[at : at + size]))
+                won += connection.exec_driver_sql(insert, values).rowcount
+                at += size
+    if won == len(rows):
         return set()
     keys = {key_of(row) for row in rows}
     return keys - terminal_keys(connection, keys, literal_column("rowid") > highest)
@@ -85,13 +103,13 @@ def _insert_arrays(connection: Connection, rows: Sequence[OutcomeRow]) -> set[It
     return {key_of(row) for row in rows if row[:KEY_COLUMNS] not in winners}
 
 
-def _statements(rows: Sequence[OutcomeRow]) -> Iterator[list[OutcomeRow]]:
+def _statements(rows: Sequence[OutcomeRow], most: int = ROWS_MAX) -> Iterator[list[OutcomeRow]]:
     """``rows`` in stretches that fit one statement; one row may be larger than that by itself."""
     chunk: list[OutcomeRow] = []
     size = 0
     for row in rows:
-        row_size = sum(len(row[place]) for place in _BLOBS if row[place])
-        if chunk and (len(chunk) == ROWS_MAX or size + row_size > BYTES_MAX):
+        row_size = len(row[_REQUEST] or b"") + len(row[_BODY] or b"")
+        if chunk and (len(chunk) == most or size + row_size > BYTES_MAX):
             yield chunk
             chunk, size = [], 0
         chunk.append(row)

@@ -6,7 +6,7 @@ not atomic. Reads that walk over large keys do so in bounded steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -221,6 +221,13 @@ class RedisLedger:
         found = self._client.hgetall(_stats(job_id))
         return {name.decode(): max(0, int(value)) for name, value in found.items()}
 
+    def finished_of(self, job_ids: Collection[str]) -> list[int]:
+        """Documents of each job that have an outcome, as its counters say, in one round trip."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hmget(_stats(job_id), "succeeded", "dead")
+            return [sum(max(0, int(count or 0)) for count in counts) for counts in pipe.execute()]
+
     def reset_stats(self, job_id: str, stats: Mapping[str, int]) -> None:
         """Replace the counters by what SQL knows; those that SQL does not know stay."""
         kept = {name: value for name, value in self.stats(job_id).items() if name in FOREIGN_TO_SQL}
@@ -318,15 +325,12 @@ class RedisLedger:
             self._client.set(f"{keys.job_scope(job_id)}:state", seen_as)
 
     def see(self, jobs: Sequence[Job]) -> list[JobSeen]:
-        """What is held of each job, in its order, in one round trip."""
-        with self._client.pipeline(transaction=False) as pipe:
-            for job in jobs:
-                pipe.get(f"{keys.job_scope(job.job_id)}:state")
-                pipe.llen(f"{keys.job_scope(job.job_id)}:parked")
-                for generation in range(1, job.generation + 1):
-                    pipe.hlen(_window(job.job_id, generation))
-            answers = iter(pipe.execute())
-        return [_job_seen(job, answers) for job in jobs]
+        """What is held of each job, in its order; one script call for up to BATCH_MAX of them."""
+        seen: list[JobSeen] = []
+        for chunk in _chunks(jobs, BATCH_MAX):
+            answers = iter(self._scripts.see([(job.job_id, job.generation) for job in chunk]))
+            seen += [_job_seen(job, answers) for job in chunk]
+        return seen
 
     def forget(self, job_id: str) -> None:
         """Delete all keys of a job. Walks over the whole key space in small steps: for jobs that are over."""
@@ -353,7 +357,7 @@ class RedisLedger:
 
 
 def _job_seen(job: Job, answers: Iterator[Any]) -> JobSeen:
-    seen_as, parked = next(answers), next(answers)
+    seen_as, parked = next(answers) or None, next(answers)
     outstanding = tuple(int(length) for length in islice(answers, job.generation))
     return JobSeen(seen_as == _STATES.get(job.state), seen_as == _STATES[JobState.PAUSED], int(parked), outstanding)
 

@@ -16,7 +16,7 @@ from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item, item_tag
 from penstock_workers.broker.amqp.lane import LaneShovel
 from penstock_workers.broker.amqp.relay_scripts import Arrived, RelayScripts, TakeScript
-from penstock_workers.broker.claim import Claim, ClaimScript
+from penstock_workers.broker.claim_script import Claim, ClaimScript
 from penstock_workers.broker.lease_scripts import Lease, LeaseScripts, lane_keys
 
 QUEUE, CONTROL = "penstock.api", "penstock.control"
@@ -218,10 +218,9 @@ def test_one_shovel_leads_a_lane_until_it_resigns(client: redis.Redis) -> None:
 def test_what_lies_in_a_former_broker_comes_home(client: redis.Redis, relay: RelayScripts, taker: TakeScript) -> None:
     """After a switch back to Redis relayed messages return to their lists, once they are older than a lease."""
     arrived = relayed(client, relay, "a", "b")
-    shovel = LaneShovel(client, QUEUE, TIMEOUT_S, owner="home")
-    assert shovel.recall_unclaimed() == 0
+    assert relay.recall_unclaimed() == 0
     for tag in ("job:a", "job:b"):
         client.zincrby(RELAYED, -2 * TIMEOUT_S, tag)
-    assert shovel.recall_unclaimed() == 2
+    assert relay.recall_unclaimed() == 2
     assert listed(client) == ["job:a", "job:b"]
     assert taker.take(arrived).held == [False, False]

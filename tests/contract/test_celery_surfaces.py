@@ -154,13 +154,13 @@ class TestRequest:
         assert request.request_dict["kwargs"] == {"k": 1}
         assert request.delivery_info["redelivered"] is True
 
-    def test_its_acknowledgement_can_be_replaced(self, made: Any) -> None:
-        """`_on_ack` is called once, by `acknowledge`, when a late-acknowledged task succeeds."""
+    def test_it_shows_what_acknowledges_it(self, made: Any) -> None:
+        """`on_ack` is what it was made with, called once, by `acknowledge`, when a late-acknowledged task succeeds."""
         request, _, acks = made
-        request._on_ack = lambda *_: acks.append("ours")
+        request.on_ack("by its public name")
         request.on_success((0, None, 0.1))
         request.acknowledge()
-        assert acks == ["ours"]
+        assert acks == ["first", "first"]
         assert request.acknowledged
 
     @pytest.mark.parametrize("outcome", [dead("no"), Retry(1, "429")])

@@ -9,8 +9,8 @@ import pytest
 from limiter_fleet import QUOTA, Fleet, Play, now
 
 from penstock_ratelimit import NeverFits, PerSecond, Quota
-from penstock_ratelimit.shared.degraded import GRACE_S
 from penstock_ratelimit.shared.dispatcher import HEARTBEAT_S
+from penstock_ratelimit.shared.redis_outage import GRACE_S
 
 GONE = ConnectionError("the test took Redis away")
 

@@ -296,6 +296,27 @@ def test_no_limits_means_no_waiting_but_a_pause_still_holds(check: Check) -> Non
     check(FREE, body)
 
 
+@pytest.mark.parametrize("quota", [FREE, REQUESTS])
+def test_a_ticket_at_once_is_one_that_need_not_be_waited_for(check: Check, quota: Quota) -> None:
+    """A shared quota without limits gives one, and it counts like any other; none does while a pause holds requests."""
+
+    async def body(limiter: Limiter) -> None:
+        async with limiter.ticket("q", {"requests": 1}) as ticket:
+            ticket.answered()
+        at_once = limiter.at_once("q")
+        assert (at_once is not None) == (quota is FREE and isinstance(limiter, SharedLimiter))
+        if at_once is not None:
+            at_once.start()
+            at_once.answered()
+            assert limiter.stats()["q"].in_flight == 0
+        limiter.not_before("q", 2.0)
+        assert limiter.at_once("q") is None
+        [started] = await start_times(limiter, {"requests": 1})
+        assert started >= 2.0
+
+    check(quota, body)
+
+
 async def answered(limiter: Limiter, times: int) -> None:
     """So many good answers, one after the other."""
     for _ in range(times):

@@ -13,7 +13,7 @@ from limiter_fleet import Fleet, Play, now
 
 from penstock_ratelimit import PerMinute, PerSecond, Quota, QuotaHeld, SharedLimiter, Signal, Slope, Usage
 from penstock_ratelimit.concurrency.in_flight import PROBE_S
-from penstock_ratelimit.shared.dispatcher import ASK_AGAIN_S
+from penstock_ratelimit.shared.reserving import ASK_AGAIN_S
 
 FREE = Quota("q")
 PACED = Quota("q", {"requests": PerSecond(40)}, burst_s=0.5, horizon_s=1.0, margin=1.0)

@@ -13,8 +13,8 @@ from servers import RedisServer
 from penstock_ratelimit import Estimator, Learned, Quota
 from penstock_ratelimit.store.messages import Breaker, ProviderReport, Remaining
 from penstock_ratelimit.store.quota_hash import QuotaHash
-from penstock_ratelimit.store.watch import QuotaView, read_quotas
 from penstock_ratelimit.testing import BlockingScripts
+from penstock_ratelimit.watch import QuotaView, read_quotas
 
 
 def look(quota: Redis) -> QuotaView:

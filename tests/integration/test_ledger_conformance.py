@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import OperationalError
 
@@ -82,7 +83,7 @@ def key(doc: str, generation: int = 1, job_id: str = "job-a") -> ItemKey:
 
 def result(doc: str, generation: int = 1, **changes: Any) -> Result:
     made = Result(key(doc, generation), 200, b'{"n": "\xc3\xa9"}', "req_1", "m", "stop", 10, 20, 5, 100, 1, 1)
-    return replace(made, **changes)
+    return structs.replace(made, **changes)
 
 
 def letter(doc: str, reason: str = "http_400", generation: int = 1, **changes: Any) -> DeadLetter:

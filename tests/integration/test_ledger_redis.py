@@ -260,6 +260,20 @@ def test_one_item_twice_in_a_batch_is_counted_twice(hot: RedisLedger) -> None:
     assert [begun.crashes for begun in hot.begin([begin("a"), begin("b"), begin("a")])] == [0, 0, 1]
 
 
+def test_the_starts_of_many_items_become_a_table(hot: RedisLedger, client: Any) -> None:
+    """With many items in flight, counting a start costs as much as with few: Redis need not walk along a list (table.lua)."""
+    docs = [f"d{number}" for number in range(41)]
+    starts = f"penstock:{JOB}:1:starts"
+    feed(hot, *docs)
+    hot.begin([begin(doc) for doc in docs[:40]])
+    assert client.object("encoding", starts) in (b"listpack", b"ziplist"), "few were there when the call began"
+    hot.begin([begin(docs[40])])
+    assert client.object("encoding", starts) == b"hashtable"
+    assert set(client.hkeys(starts)) == {doc.encode() for doc in docs}, "nothing else is left in it"
+    hot.settle(SettleBatch(done=[done(doc) for doc in docs[:40]]))
+    assert client.hgetall(starts) == {b"d40": b"1"}
+
+
 def test_only_what_was_fed_begins(hot: RedisLedger, client: Any) -> None:
     """An item that no feed sent, or of a generation that none has fed, is not counted and hears that it is unknown (B6)."""
     feed(hot, "a")

@@ -19,7 +19,7 @@ from penstock_cli.show.text import aligned
 from penstock_ledger.model import ItemKey, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_ratelimit.store.messages import Breaker
-from penstock_ratelimit.store.watch import DimensionView, QuotaView
+from penstock_ratelimit.watch import DimensionView, QuotaView
 
 LOOK = Look(
     QuotaView(

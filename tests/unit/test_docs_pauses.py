@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock_ratelimit.shared.discovery import ABSURD, FORGET_S
-from penstock_ratelimit.shared.dispatcher import ASK_AGAIN_S
+from penstock_ratelimit.shared.reserving import ASK_AGAIN_S
 from penstock_workers.item.failures import ASTRAY
 from penstock_workers.item.fates import FATES
 from penstock_workers.item.outcome import Parked

@@ -134,22 +134,22 @@ def test_adapters_are_read(tmp_path: Path) -> None:
         adapters[name] = str(model(tmp_path / name, weights=("adapter_model.safetensors",)))
         (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
     settings = of_gpu(model=str(model(tmp_path / "m")), lora={**adapters, "gone": str(tmp_path / "gone")})
-    bad = sentences(inspect_gpu(settings, attempt=False), good=False)
+    bad = sentences(inspect_gpu(settings), good=False)
     assert "gpu.lora.large has rank 64, above max_lora_rank = 16 | set gpu.engine.max_lora_rank = 64" in bad
     assert "gpu.lora.odd: its adapter_config.json names no rank" in bad
     assert "gpu.lora.gone: there is no folder" in bad
-    assert "gpu.lora.small has rank 8" in sentences(inspect_gpu(settings, attempt=False), good=True)
+    assert "gpu.lora.small has rank 8" in sentences(inspect_gpu(settings), good=True)
 
 
 def test_what_cannot_be_seen_from_here_is_said() -> None:
     """A model on the hub, a server beside the worker, no model at all."""
-    assert "its files could not be seen" in sentences(inspect_gpu(of_gpu(model="org/model"), attempt=False), good=True)
-    assert "no model is configured" in sentences(inspect_gpu(of_gpu(), attempt=False), good=False)
-    beside = list(inspect_gpu(of_gpu(upstream_url="http://127.0.0.1:9/v1"), attempt=False))
+    assert "its files could not be seen" in sentences(inspect_gpu(of_gpu(model="org/model")), good=True)
+    assert "no model is configured" in sentences(inspect_gpu(of_gpu()), good=False)
+    beside = list(inspect_gpu(of_gpu(upstream_url="http://127.0.0.1:9/v1")))
     assert "does not answer" in beside[0].seen
     assert "cannot be seen from here" in beside[1].seen
     embed = WorkerSettings.load(lane="embed", embed={"model": "no-such-model"})
-    assert "no-such-model" in sentences(inspect_embed(embed, attempt=False), good=False)
+    assert "no-such-model" in sentences(inspect_embed(embed), good=False)
 
 
 def test_a_run_of_one_token_starts_the_lane_as_a_worker_does(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ import pytest
 
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.limits.charges import charge
-from penstock_simulate.limits.limits import Limits
+from penstock_simulate.limits.limits import KeyLimits
 from penstock_simulate.limits.meters import ContinuousBucket, FixedWindow, Meter
 
 
-def limited(**config: Any) -> Limits:
-    return Limits(SimulatorConfig(**config))
+def limited(**config: Any) -> KeyLimits:
+    return KeyLimits(SimulatorConfig(**config))
 
 
-def admitted(limits: Limits, times: list[float], tokens: int = 1) -> int:
+def admitted(limits: KeyLimits, times: list[float], tokens: int = 1) -> int:
     return sum(limits.admit(charge(1, tokens, 0), now) is None for now in times)
 
 

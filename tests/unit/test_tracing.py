@@ -25,7 +25,7 @@ from penstock_ledger.model import Feed, FeedKind, ItemKey, Job, JobState
 from penstock_producer import tracing, wire
 from penstock_producer.spec import JobSpec
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.attempt import Attempt, JobView, Marks, Settled
+from penstock_workers.item.attempt import Attempt, Item, JobView, Marks, Settled
 from penstock_workers.item.outcome import Outcome, Parked, Released, Retry
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 from penstock_workers.tracing.feeds import FeedSpans
@@ -140,10 +140,9 @@ def _attempt(header: object = None, **marks: int) -> Attempt:
     kwargs = {"v": 1, "job": KEY.job_id, "gen": KEY.generation, "doc": KEY.doc_id, "body": {}}
     headers = {} if header is None else {"traceparent": header}
     job = JobView(KEY.job_id, JobSpec(), ProviderSettings(), 1)
-    return Attempt(
-        Delivery("t", kwargs, headers, queue="penstock.api"), wire.decode_item(kwargs, {}), job, b"{}",
-        marks=_marks(read=1_000, **marks),
-    )  # fmt: skip
+    delivery = Delivery("t", kwargs, headers, queue="penstock.api")
+    item = Item.of(delivery, wire.decode_item(kwargs, {}), _marks(read=1_000, **marks))
+    return Attempt.at(item, job, b"{}")
 
 
 def _marks(**later: int) -> Marks:

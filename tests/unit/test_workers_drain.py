@@ -46,6 +46,9 @@ class PausedProvider:
     def known(self, job_id: str) -> JobView:
         return JobView(job_id, JobSpec(), ProviderSettings(), 1)
 
+    def at_once(self, attempt: Attempt) -> None:
+        """Never: the steps of waiting are what is looked at."""
+
     async def turn(self, attempt: Attempt, prepared: object) -> Any:
         await asyncio.Event().wait()
 

@@ -120,7 +120,7 @@ class Here:
     def __init__(self, timeout_s: float) -> None:
         self._calls = HookCalls(RunningCalls(new_file()), None, timeout_s)
 
-    async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.Reply:
+    async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.ChildReply:
         return await self._calls.answer(1, call)
 
 
@@ -417,7 +417,7 @@ class NoProcess(Here):
         super().__init__(10)
         self.left = times
 
-    async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.Reply:
+    async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.ChildReply:
         if self.left:
             self.left -= 1
             raise ChildBroken("no process could be started for hooks and schemas: out of memory")

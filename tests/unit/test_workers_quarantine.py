@@ -61,6 +61,9 @@ class Parts:
     def known(self, job_id: str) -> JobView:
         return self.job
 
+    def at_once(self, attempt: Attempt) -> None:
+        """Never: the steps of waiting are what is looked at."""
+
     async def turn(self, attempt: Attempt, prepared: Prepared) -> Any:
         self.books.steps.append("admit" if not self.books.open else "admit, counted")
         return self

@@ -41,7 +41,10 @@ class Job:
 
     async def _weigh(self, attempt: Attempt, happened: Failure | Reply) -> Parked | None:
         try:
-            await self._runs.weigh(attempt, happened)
+            if isinstance(happened, Failure) and happened.astray:
+                await self._runs.weigh(attempt, happened)
+            else:
+                self._runs.note(attempt, happened)
         except TurnedAway as away:
             return away.outcome if isinstance(away.outcome, Parked) else None
         return None

@@ -14,6 +14,8 @@ from penstock_workers.settings import WorkerSettings, process_name
 if TYPE_CHECKING:
     from penstock_workers.celery_app.app import PenstockApp
 
+__all__ = ["run_worker"]
+
 
 def run_worker(
     lane: str, *, concurrency: int | None = None, name: str | None = None, hosted: Mapping[str, Any] | None = None

@@ -67,6 +67,7 @@ class WorkerEngine:
         self._closing = contextlib.ExitStack()
         self._parts = contextlib.AsyncExitStack()  # of the items, on the item loop
         self._host: ItemHost | None = None
+        self._code: JobCode | None = None
         self._heartbeat: Heartbeat | None = None
         self._tally = Tally(tuple(settings.providers))
         self._computing = SharedTime()
@@ -102,6 +103,7 @@ class WorkerEngine:
         code = JobCode(
             ChildPool(start_child, settings.hook_processes), ChildPool(start_child, settings.hook_processes), suspects
         )
+        self._code = code
         waits = Waits(settings.concurrency)
         reads = Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others)
         models = None if served_by(settings) is None else ModelGate(settings.lane, stores.hot, reads)
@@ -241,7 +243,9 @@ class WorkerEngine:
         return self._host
 
     def _describe(self) -> dict[str, str]:
+        hooks = self._code.described() if self._code is not None else {}
         return {
+            **hooks,
             "lane": self._settings.lane,
             "concurrency": str(self._settings.concurrency),
             "in_flight": str(self.stats().get("in-flight", 0)),

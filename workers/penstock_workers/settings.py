@@ -23,6 +23,8 @@ from penstock_workers.broker.amqp.address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
 from penstock_workers.lanes.lane_fields import LaneFields, suitable_concurrency
 
+__all__ = ["CONTROL_LANE", "DEFAULT_BASE_URL", "DEFAULT_PROVIDER", "ProviderSettings", "WorkerSettings", "process_name"]
+
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
 DEFAULT_PROVIDER = "default"
 DEFAULT_BASE_URL = "https://api.openai.com/v1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from penstock_cli.doctor.finding import Finding, Verdict
@@ -36,12 +37,15 @@ def asked_lane(name: str | None, model: str | None, *, attempt: bool) -> AskedLa
 
 def inspect(asked: AskedLane) -> Iterator[Finding]:
     """By the settings of a worker of that lane."""
+    from penstock_workers.lanes.one_run import one_run
     from penstock_workers.lanes.registry import lane_row
     from penstock_workers.settings import WorkerSettings
 
     own = {} if asked.model is None else {asked.name: {"model": asked.model}}
     row = lane_row(asked.name)
     assert row.inspect is not None, "asked_lane has looked"
-    for found in row.inspect(WorkerSettings.load(lane=asked.name, **own), attempt=asked.attempt):
+    settings = WorkerSettings.load(lane=asked.name, **own)
+    tries = one_run(row, settings, row.tries) if asked.attempt else ()
+    for found in chain(row.inspect(settings), tries):
         verdict = Verdict.GOOD if found.is_good else Verdict.BAD
         yield Finding(verdict, asked.name, safe(found.seen), safe(found.fix))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock_cli.show.text import count, duration, one_line
@@ -60,6 +61,30 @@ def unserved_model(redis: RedisLedger, workers: Iterable[WorkerSeen], job: Job) 
         return None
     shown = ", ".join(queues[:QUEUES_SHOWN]) + (" and more" if len(queues) > QUEUES_SHOWN else "")
     return one_line(f"no worker serves the models of queue {shown}; served here: {serving.in_words()}", CAUSE_CHARS)
+
+
+def in_hooks(workers: Iterable[WorkerSeen], hooks: Iterable[str | None]) -> Iterator[str]:
+    """One sentence for each of a job's hooks that takes long in some worker."""
+    for hook in filter(None, hooks):
+        slow = [figures for seen in workers if (figures := _in_hook(seen, hook)) is not None]
+        if slow:
+            calls, seconds = sum(calls for calls, _ in slow), max(seconds for _, seconds in slow)
+            inside = "1 document is" if calls == 1 else f"{count(calls)} documents are"
+            yield (
+                f"{inside} in the hook {one_line(hook)}, the longest for {duration(seconds)}; after a minute it counts as "
+                "failed"
+            )
+
+
+def _in_hook(seen: WorkerSeen, hook: str | None) -> tuple[int, float] | None:
+    """Calls inside it and seconds of the longest, of a live worker that says so in a way that makes sense."""
+    if seen.info.get("hook") != hook or seen.seconds_ago >= ALIVE_S:
+        return None
+    try:
+        calls, seconds = int(seen.info["hook_calls"]), float(seen.info["hook_s"])
+    except (KeyError, ValueError):
+        return None
+    return (calls, seconds) if math.isfinite(seconds) else None
 
 
 def bound(view: QuotaView) -> str | None:

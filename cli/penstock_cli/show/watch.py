@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 from penstock_cli.show.engines import engines_of
 from penstock_cli.show.figures import MICRO, Counter, Figures, Speed
 from penstock_cli.show.quota import Look, lift_command, troubles
-from penstock_cli.show.reasons import bound, cause_line, latest_cause, unserved, unserved_model
+from penstock_cli.show.reasons import bound, cause_line, in_hooks, latest_cause, unserved, unserved_model
 from penstock_producer.lanes import has_own_model
 from penstock_producer.queues import queue_name
 
@@ -89,6 +89,7 @@ class Watch:
         cause = latest_cause(redis.failing.of(provider, self.job.job_id))
         line = None if cause is None else cause_line(cause)
         found = [None if served else unserved(seen, lane)]
+        found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
         if has_own_model(lane):
             found.append(unserved_model(redis, seen, self.job))
         else:

@@ -9,12 +9,14 @@
 --   penstock:<job>:<gen>:starts     hash: finished items leave it; retried and released ones give one start back
 --   penstock:delayed:<queue>        zset tag -> not before (seconds, this server's clock)
 --   penstock:delayed:<queue>:raw    hash tag -> raw message
--- ARGV[1..3] numbers of finished, retried and released items (at most 500 together), then
---   finished: job prefix, feed prefix, bucket, field, document id, "" or "!", after retry (1) or reason,
---             prompt tokens, completion tokens, microdollars, calls
+-- ARGV[1] msgpack list of the feeds of finished items, each {job prefix, feed prefix, {document id, ...}, {item, ...}} with
+--   item: {bucket number, completed-set field as in begin.lua, after retry (0|1) or the reason of a dead letter,
+--   prompt tokens, completion tokens, microdollars, calls}
+-- ARGV[2..3] numbers of retried and released items (with the finished ones at most 500), then
 --   retried:  job prefix, feed prefix, bucket, field, document id, delayed key, tag, raw, seconds from now,
 --             rate limited (0|1), prompt tokens, completion tokens, microdollars, calls
 --   released: feed prefix, document id
+-- then the fields of finished items that need an argument
 -- Returns {new in the completed set, new in the delayed set}
 
 -- A script whose first write needs no memory may go on in a full Redis, and settling is what frees memory.
@@ -44,30 +46,35 @@ local function give_back(feed, doc)
   end
 end
 
-local function count_spent(job, first)
-  count(job, 'prompt_tokens', tonumber(ARGV[first]))
-  count(job, 'completion_tokens', tonumber(ARGV[first + 1]))
-  count(job, 'cost_microusd', tonumber(ARGV[first + 2]))
-  count(job, 'calls', tonumber(ARGV[first + 3]))
+local function count_spent(job, prompt_tokens, completion_tokens, cost_microusd, calls)
+  count(job, 'prompt_tokens', prompt_tokens)
+  count(job, 'completion_tokens', completion_tokens)
+  count(job, 'cost_microusd', cost_microusd)
+  count(job, 'calls', calls)
 end
 
+local BUCKET, FIELD, WHY = 1, 2, 3 -- WHY: text in a dead letter
 local new, delayed, i = 0, 0, 4
-for _ = 1, tonumber(ARGV[1]) do
-  local job, feed, doc, mark = ARGV[i], ARGV[i + 1], ARGV[i + 4], ARGV[i + 5]
-  redis.call('HDEL', feed .. ':window', doc)
-  redis.call('HDEL', feed .. ':starts', doc)
-  if redis.call('HSETNX', feed .. ':done:' .. ARGV[i + 2], ARGV[i + 3], mark) == 1 then
-    new = new + 1
-    if mark == '' then
-      count(job, 'succeeded', 1)
-      count(job, 'succeeded_after_retry', tonumber(ARGV[i + 6]))
-    else
-      count(job, 'dead', 1)
-      count(job, 'dead:' .. ARGV[i + 6], 1)
+for _, feed in ipairs(cmsgpack.unpack(ARGV[1])) do
+  local job, scope, docs, items = unpack(feed)
+  redis.call('HDEL', scope .. ':window', unpack(docs))
+  redis.call('HDEL', scope .. ':starts', unpack(docs))
+  for at, item in ipairs(items) do
+    local why = item[WHY]
+    local is_dead = type(why) == 'string'
+    local field = item[FIELD] and ARGV[item[FIELD]] or docs[at]
+    if redis.call('HSETNX', scope .. ':done:' .. item[BUCKET], field, is_dead and '!' or '') == 1 then
+      new = new + 1
+      if is_dead then
+        count(job, 'dead', 1)
+        count(job, 'dead:' .. why, 1)
+      else
+        count(job, 'succeeded', 1)
+        count(job, 'succeeded_after_retry', why)
+      end
+      count_spent(job, unpack(item, WHY + 1))
     end
-    count_spent(job, i + 7)
   end
-  i = i + 11
 end
 
 for _ = 1, tonumber(ARGV[2]) do
@@ -78,7 +85,7 @@ for _ = 1, tonumber(ARGV[2]) do
     redis.call('HSET', queue .. ':raw', tag, ARGV[i + 7])
     count(job, 'retries', 1)
     count(job, 'rate_limited', tonumber(ARGV[i + 9]))
-    count_spent(job, i + 10)
+    count_spent(job, tonumber(ARGV[i + 10]), tonumber(ARGV[i + 11]), tonumber(ARGV[i + 12]), tonumber(ARGV[i + 13]))
     give_back(feed, doc)
   end
   i = i + 14

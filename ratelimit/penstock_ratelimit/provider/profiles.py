@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from penstock_ratelimit.rates import Slope
@@ -42,8 +42,7 @@ class Output(Enum):
     """Nothing, ever: only the prompt counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens that one answer took, as its provider reported. ``input_tokens`` excludes cache reads and writes."""
 
     input_tokens: float

@@ -8,111 +8,29 @@ every ``idle_poll_s``.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from queue import Empty
 from time import monotonic
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from kombu.transport import redis as kombu_redis
-from kombu.utils.json import dumps
 from redis.exceptions import NoScriptError
 
+from penstock_workers.broker.claim_script import Claim, Claimed, ClaimScript
 from penstock_workers.broker.connections import ConnectingChannel
 from penstock_workers.broker.held import BrokerAction
-from penstock_workers.broker.lease_scripts import PARKED_KEY, Keys, script_text
+from penstock_workers.broker.lease_scripts import PARKED_KEY
 from penstock_workers.broker.leases import BROKER_ERRORS
 from penstock_workers.broker.messages import Message, payload_of
+from penstock_workers.broker.qos import QoS
 
 log = logging.getLogger(__name__)
 
 BULK_MAX = 64  # messages per claim: about 5 ms of the hub, then control commands get their turn
 BULK_LIMIT = 500  # for the option `bulk_max`: a script may pass some thousand arguments at once
 IDLE_POLL_S = 0.05  # an idle worker costs Redis 20 small scripts per second
-
-
-class Claimed(NamedTuple):
-    """One message that was taken from its queue."""
-
-    queue: str
-    tag: str
-    raw: bytes  # as it lay in the queue
-
-
-class Claim(NamedTuple):
-    """The messages of one claim."""
-
-    score: str  # the lease time of all of them
-    dropped: int  # duplicates of messages that some worker holds
-    put_off: int  # retries that came before the earlier try was acknowledged
-    messages: list[Claimed]
-
-
-class ClaimScript:
-    """One claim at a time: ``command``, then ``read`` with its answer, or ``forget`` when the server lost the script."""
-
-    def __init__(self) -> None:
-        self._text = script_text("claim")
-        self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()  # how Redis names scripts
-        self._is_loaded = False
-        self._queues: list[str] = []
-
-    def command(
-        self, keys: Keys, lists: Sequence[tuple[str, str]], unrecorded: Collection[str], room: int
-    ) -> list[str | int]:
-        """Take up to ``room`` messages from ``lists``, pairs of queue and Redis list, in their order.
-
-        Messages of ``unrecorded`` queues need no acknowledgement.
-        """
-        self._queues = [queue for queue, _ in lists]
-        names = ["" if queue in unrecorded else str(dumps(queue)) for queue in self._queues]
-        paths = [keys.unacked, keys.unacked_index, keys.parked, *(keys.prefix + path for _, path in lists)]
-        script = ["EVALSHA", self._digest] if self._is_loaded else ["EVAL", self._text]
-        return [*script, len(paths), *paths, room, *names]
-
-    def read(self, reply: Any) -> Claim:
-        self._is_loaded = True
-        score, dropped, put_off, *found = reply
-        messages = [
-            Claimed(self._queues[number - 1], tag.decode(), raw)
-            for number, tag, raw in zip(found[::3], found[1::3], found[2::3], strict=True)
-        ]
-        return Claim(score.decode(), dropped, put_off, messages)
-
-    def forget(self) -> None:
-        """After a restart Redis has no scripts: the next command carries the text."""
-        self._is_loaded = False
-
-
-class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
-    """Counts and concludes messages through the leases, which outlive the channel."""
-
-    channel: Channel
-
-    def can_consume(self) -> bool:
-        return bool(self.channel._in_poll) or self.channel.room() > 0
-
-    def can_consume_max_estimate(self) -> int:
-        return max(0, self.channel.room())
-
-    def append(self, message: Message, delivery_tag: str) -> None:
-        """The claim has recorded it already."""
-
-    def ack(self, delivery_tag: str) -> None:
-        self.channel.leases.conclude([delivery_tag], BrokerAction.ACK)
-
-    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Without ``requeue`` the message is set aside: nothing is dropped here."""
-        self.channel.leases.conclude([delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE)
-
-    def restore_unacked_once(self, stderr: Any = None) -> None:
-        """A closed channel gives nothing back: what is in flight goes on, and is acknowledged through the leases."""
-        self._on_collect.cancel()
-
-    def restore_visible(self, *_: Any, **__: Any) -> None:
-        """The lease keeper sweeps."""
 
 
 class Channel(ConnectingChannel):

@@ -12,11 +12,12 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer.lanes import LANES
 from penstock_producer.queues import queue_name
 from penstock_producer.served import SERVES, Served
-from penstock_ratelimit import Flow
+from penstock_ratelimit import Flow, Priority
 from penstock_workers.celery_app.heartbeat import ALIVE_S
-from penstock_workers.control.shares import Share, shares
+from penstock_workers.control.shares import Share, parts_of_window, shares
 from penstock_workers.control.specs import Specs
 from penstock_workers.control.throughput import Throughput
+from penstock_workers.control.turns import TURNS, Turns
 from penstock_workers.item.jobs import flow_of
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ ACTIVE_S = 2.0  # a job with nothing outstanding for so long leaves its share to
 
 
 class FeedWindows:
-    """Computes how many more documents of a job may be published now. Each queue has slots of its own: a lane's, or a model's."""
+    """Computes how many more documents of a job may be published now. Each queue has slots of its own, a lane's or a model's."""
 
     def __init__(
         self, hot: RedisLedger, fixed_window: int | None, specs: Specs, clock: Callable[[], float] = time.monotonic
@@ -60,6 +61,7 @@ class FeedWindows:
         self._outstanding: Mapping[str, Sequence[int]] = {}  # by job and generation
         self._shares: dict[str, dict[str, Share]] = {}  # of this round, by queue and job
         self._rivals: defaultdict[str, dict[str, Flow]] = defaultdict(dict)  # queue -> flows of its active jobs, by job
+        self._turns: defaultdict[str, Turns] = defaultdict(Turns)  # by queue, for jobs of small shares
 
     def update(self, live: Collection[Job], outstanding: Mapping[str, Sequence[int]]) -> None:
         """Note which jobs share the queues now, in every round before ``for_feed``. ``outstanding``: documents by generation."""
@@ -81,6 +83,8 @@ class FeedWindows:
             queue, flow = self._known[job.job_id]
             if now - self._active[job.job_id] < ACTIVE_S:
                 self._rivals[queue][job.job_id] = flow
+        for queue in {*self._rivals, *self._turns}:
+            self._begin_turns(queue)
 
     def _note_active(self, running: Collection[Job], now: float) -> None:
         """Those with documents in the queue or with a worker, and, for a while, those that are new here."""
@@ -97,6 +101,8 @@ class FeedWindows:
         if self._full:
             return Share(0, False)
         queue, flow = self._known[job.job_id]
+        if self._takes_turns(queue, flow):
+            return Share(self._room_in_turn(queue, job.job_id), False)
         rivals = self._rivals[queue] | {job.job_id: flow}
         window = self._window(queue, SHARED_WINDOW_S if len(rivals) > 1 else WINDOW_S)
         share = self._shares_of(queue, rivals, window)[job.job_id]
@@ -107,6 +113,36 @@ class FeedWindows:
             room = min(room, max(STEP_MIN, self._step(queue) * share.documents // window))
         return Share(room, share.urgent)
 
+    def place(self, job: Job) -> float:
+        """The lower, the sooner a job is fed in this round. ``update`` has seen it."""
+        return self._turns[self._known[job.job_id][0]].place(job.job_id)
+
+    def note_fed(self, job: Job, documents: int) -> None:
+        """What a feed added after ``for_feed``."""
+        self._turns[self._known[job.job_id][0]].note(job.job_id, documents)
+
+    def _takes_turns(self, queue: str, flow: Flow) -> bool:
+        """A job that shares a queue with many, or that has had nothing to feed for a while and comes back to many."""
+        turns = self._turns[queue]
+        comes_back = flow.job not in self._rivals[queue] and flow.priority != Priority.URGENT
+        return turns.applies_to(flow.job) or (bool(turns) and comes_back)
+
+    def _room_in_turn(self, queue: str, job_id: str) -> int:
+        room = self._turns[queue].room()
+        if not room:
+            self._active[job_id] = self._now  # it waits for its turn, and is not idle
+        return room
+
+    def _begin_turns(self, queue: str) -> None:
+        """Jobs whose share of the window is less than a step of many take turns; the others keep to their shares."""
+        rivals, small = self._rivals[queue], dict[str, float]()
+        if len(rivals) > TURNS:
+            of_window = parts_of_window(list(rivals.values()), self._front(queue))
+            small = {job: part for job, part in of_window.items() if part < 1 / TURNS}
+        outstanding = {job: sum(generations) for job, generations in self._outstanding.items()} if small else {}
+        window, per_s = self._window(queue, SHARED_WINDOW_S), self._pace[queue].per_s
+        self._turns[queue].begin(small, outstanding, window, per_s, self._now)
+
     def _shares_of(self, queue: str, rivals: Mapping[str, Flow], window: int) -> Mapping[str, Share]:
         """Computed once per round and queue for its active jobs; anew for a job that joins them."""
         known = self._shares.get(queue, {})
@@ -115,7 +151,7 @@ class FeedWindows:
         return known
 
     def windows(self) -> dict[str, int]:
-        """Documents that may be outstanding at once, by queue."""
+        """Documents that may be outstanding at once, by lane."""
         return {lane: sum(map(self._window_now, self._queues_of(lane))) for lane in LANES}
 
     def _queues_of(self, lane: str) -> set[str]:
@@ -164,9 +200,8 @@ class FeedWindows:
 
     def _look_at_pace(self, now: float) -> None:
         finished: dict[str, dict[str, int]] = defaultdict(dict)
-        for job_id, (queue, _) in self._known.items():
-            stats = self._hot.stats(job_id)
-            finished[queue][job_id] = stats.get("succeeded", 0) + stats.get("dead", 0)
+        for (job_id, (queue, _)), number in zip(self._known.items(), self._hot.finished_of(self._known), strict=True):
+            finished[queue][job_id] = number
         for queue, by_job in finished.items():
             self._pace[queue].note(by_job, now)
 

@@ -58,6 +58,10 @@ class PricedAdmission:
         self._microusd_per_s = prices.usd_per_hour * MICROUSD_PER_USD / SECONDS_PER_HOUR
         self._shared = shared
 
+    def at_once(self, attempt: Attempt) -> Turn | None:
+        turn = self._inner.at_once(attempt)
+        return None if turn is None else PricedTurn(turn, attempt, self._shared, self._microusd_per_s)
+
     async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
         return PricedTurn(await self._inner.turn(attempt, prepared), attempt, self._shared, self._microusd_per_s)
 

@@ -86,7 +86,7 @@ def _pauses(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:
     """By job: why it pauses, and after how many seconds that ends by itself. What lasts longest counts."""
     found: dict[str, tuple[str, float | None]] = {}
     for item, outcome in group:
-        if isinstance(item, Item) and isinstance(outcome, Parked) and outcome.pauses:
+        if isinstance(outcome, Parked) and outcome.pauses and isinstance(item, Item):
             why = (outcome.why, outcome.ends_in_s)
             found[item.key.job_id] = max(found.get(item.key.job_id, why), why, key=_lasts_s)
     return found
@@ -109,6 +109,6 @@ def _parked(group: Iterable[Settled]) -> dict[str, list[bytes]]:
     """By job: the messages that wait until it is resumed."""
     raws: dict[str, list[bytes]] = defaultdict(list)
     for item, outcome in group:
-        if isinstance(item, Item) and isinstance(outcome, Parked):
+        if isinstance(outcome, Parked) and isinstance(item, Item):
             raws[item.key.job_id].append(message_again(item, item.retries))
     return raws

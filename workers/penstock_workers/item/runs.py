@@ -18,6 +18,8 @@ from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Parked
 from penstock_workers.item.turned_away import TurnedAway
 
+__all__ = ["to_check"]
+
 PROVEN_WAIT_S: Final = 2.0
 """An answer of a job that has succeeded here waits so long for another one; then it is the document's own."""
 UNPROVEN_WAIT_S: Final = 10.0
@@ -92,16 +94,17 @@ class Runs:
             raise TurnedAway(Parked("one document of its job is sent first, to see whether they are answered now"))
         run.probe_at = now + PROBE_S
 
-    async def weigh(self, attempt: Attempt, happened: Failure | Reply) -> None:
-        """Raises TurnedAway, which pauses the job, unless what happened is the document's own.
+    def note(self, attempt: Attempt, happened: Failure | Reply) -> None:
+        """What is not astray: a 200 shows that the job's requests arrive where they should."""
+        if self._pauses_at and happened.status == 200:
+            self._run(attempt).succeed(attempt.sent_at)
+
+    async def weigh(self, attempt: Attempt, happened: Failure) -> None:
+        """Of one that is astray. Raises TurnedAway, which pauses the job, unless it is the document's own fault.
 
         Waits for other answers where these decide.
         """
         if not self._pauses_at:
-            return
-        if not isinstance(happened, Failure) or not happened.astray:
-            if isinstance(happened, Reply) or happened.status == 200:
-                self._run(attempt).succeed(attempt.sent_at)
             return
         run = self._run(attempt)
         run.fail(attempt.sent_at, _what(happened))

@@ -129,11 +129,15 @@ class Starts:
         if finished:
             self._finish(begin for begin in doubtful if begin.key in finished)
         return [
-            _Answer(_FINISHED) if asked.begin.key in finished else _Answer(self._objection(asked, one), one.crashes)
+            _Answer(_FINISHED)
+            if finished and asked.begin.key in finished
+            else _Answer(self._objection(asked, one), one.crashes)
             for asked, one in zip(group, begun, strict=True)
         ]
 
     def _objection(self, asked: _Asked, begun: Begun) -> Outcome | None:
+        if begun.reply is BeginReply.GO:
+            return None
         if begun.reply in _NOT_FED:
             return self._not_fed(asked.begin.key, rebuilt=begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT)
         return _MUST_NOT.get(begun.reply)

@@ -67,7 +67,9 @@ def find_cards(found: list[Card] | str) -> Iterator[LaneFinding]:
         yield LaneFinding(False, "nvidia-smi lists no card", "give this container one (--gpus all, nvidia.com/gpu: 1)")
     else:
         for card in found:
-            seen = f"card {card.number}: {card.name}, {_gib(card.free)} of {_gib(card.total)} free, driver {card.driver}"
+            seen = (
+                f"card {card.number}: {card.name}, {_gib(card.free)} of {_gib(card.total)} free, driver {card.driver}"
+            )
             yield LaneFinding(True, seen)
 
 

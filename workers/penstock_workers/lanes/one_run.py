@@ -12,6 +12,8 @@ from penstock_workers.item.lane import Lane, Request
 from penstock_workers.lanes.row import LaneFinding, LaneRow
 from penstock_workers.settings import DEFAULT_PROVIDER, WorkerSettings
 
+__all__ = ["one_run"]
+
 START_MAX_S: Final = 1_800.0
 """As long as a pod may take to start: weights are read, kernels are compiled."""
 RUN_MAX_S: Final = 120.0

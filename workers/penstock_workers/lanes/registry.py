@@ -19,6 +19,8 @@ from penstock_workers.lanes.gpu.row import GPU
 from penstock_workers.lanes.row import LaneRow
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
+__all__ = ["REGISTRY", "check_lane", "home_queue", "lane_row", "make_lane", "served_by"]
+
 REGISTRY: Final[Mapping[str, LaneRow[Any]]] = {row.name: row for row in (API, GPU, EMBED)}
 
 

@@ -45,14 +45,6 @@ class LaneCheck(Protocol):
         ...
 
 
-class LaneInspection(Protocol):
-    """What `penstock doctor --lane` asks of the machine that it runs on."""
-
-    def __call__(self, settings: WorkerSettings, *, attempt: bool) -> Iterator[LaneFinding]:
-        """Everything that a worker with these settings needs here; with ``attempt`` it is started, for a run of one token."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneRow(Generic[L]):
     """One lane. ``make`` reads settings and opens nothing; it raises WorkerError where the lane cannot work.
@@ -77,7 +69,8 @@ class LaneRow(Generic[L]):
     waits_for: str | None = None  # what an item with a slot waits for, in traces
     engine: str | None = None  # OpenTelemetry's `gen_ai.provider.name` of what answers; None = the item's provider
     engine_url: Callable[[WorkerSettings], str | None] | None = None  # where that is, should it be a server
-    inspect: LaneInspection | None = None  # None: it needs nothing of its machine
+    inspect: Callable[[WorkerSettings], Iterator[LaneFinding]] | None = None  # the machine that this is run on
+    tries: tuple[tuple[str, bytes], ...] = ()  # endpoints and bodies of one token, of which a model answers one
     check: LaneCheck | None = None  # None: its settings hold nothing to look at
 
     def place_of_suspects(self, lane: L, children: ChildPool) -> Quarantine:

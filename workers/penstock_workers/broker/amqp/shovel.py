@@ -129,13 +129,10 @@ class Shovel:
 
 
 @contextlib.contextmanager
-def start_shovel(settings: WorkerSettings) -> Iterator[None]:
-    """Run a shovel in a thread of its own until the block ends; none where Redis is the broker."""
-    if settings.broker_url is None:
-        yield
-        return
+def start_shovel(settings: WorkerSettings, broker_url: str) -> Iterator[None]:
+    """Run a shovel to this RabbitMQ in a thread of its own until the block ends."""
     stop = threading.Event()
-    shovel = Shovel(settings, AmqpAddress.parse(settings.broker_url))
+    shovel = Shovel(settings, AmqpAddress.parse(broker_url))
     thread = threading.Thread(target=shovel.run, args=(stop,), name="shovel", daemon=True)
     thread.start()
     try:

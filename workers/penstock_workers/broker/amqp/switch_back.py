@@ -8,8 +8,8 @@ from time import monotonic
 import redis
 
 from penstock_workers.broker.amqp.fleet_queues import FleetQueues
-from penstock_workers.broker.amqp.lane import LaneShovel
-from penstock_workers.settings import WorkerSettings, process_name
+from penstock_workers.broker.amqp.relay_scripts import RelayScripts
+from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,6 @@ class SwitchBack:
             return
         self._next_at = monotonic() + self._each_s
         for queue in self._queues.now():
-            returned = LaneShovel(self._client, queue, self._each_s, owner=process_name()).recall_unclaimed()
+            returned = RelayScripts(self._client, queue, self._each_s).recall_unclaimed()
             if returned:
                 log.warning("%d messages of %s were still in RabbitMQ; they are back in Redis", returned, queue)

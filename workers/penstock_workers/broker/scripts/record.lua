@@ -16,9 +16,12 @@ end
 
 -- A lease is the caller's when its score is the one the caller saw last, or a renewal of the caller's whose answer got
 -- lost. No other worker's can be that near: to be claimed again it must first have gone `timeout` seconds without renewal.
-local function is_held(index, tag, seen, timeout)
-  local score = redis.call('ZSCORE', index, tag)
+local function is_near(score, seen, timeout)
   return score and math.abs(tonumber(score) - tonumber(seen)) < tonumber(timeout)
+end
+
+local function is_held(index, tag, seen, timeout)
+  return is_near(redis.call('ZSCORE', index, tag), seen, timeout)
 end
 
 local function drop(unacked, index, tag)

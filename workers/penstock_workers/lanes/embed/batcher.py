@@ -15,10 +15,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 
 from penstock_producer.spec import Priority
-from penstock_workers.lanes.embed.buckets import Buckets, Row, TokenIds, Vector, padded_tokens
+from penstock_workers.lanes.embed.buckets import Buckets, TextRow, TokenIds, Vector, padded_tokens
 from penstock_workers.lanes.embed.budget import TokenBudget
 from penstock_workers.lanes.embed.encoder import Encoder, OutOfMemory
-from penstock_workers.lanes.embed.figures import Computed, Figures
+from penstock_workers.lanes.embed.figures import BatchFigures, Computed
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Batcher:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.figures = Figures(self._loop.time)
+        self.figures = BatchFigures(self._loop.time)
 
     async def encode(self, texts: Sequence[TokenIds], priority: Priority = "normal") -> list[Vector]:
         """The vectors of these texts, in their order. Raises NoRoom and EncodingFailed.
@@ -64,7 +64,7 @@ class Batcher:
         if len(self._buckets) and len(self._buckets) + len(texts) > MAX_WAITING_ROWS:
             raise NoRoom(f"{len(self._buckets)} texts wait already")
         now = self._loop.time()
-        rows = [Row(ids, now, priority, self._loop.create_future()) for ids in texts]
+        rows = [TextRow(ids, now, priority, self._loop.create_future()) for ids in texts]
         for row in rows:
             self._buckets.add(row)
         self._look_soon()
@@ -122,7 +122,7 @@ class Batcher:
             self._next_look.cancel()
             self._next_look = None
 
-    async def _compute(self, rows: list[Row]) -> None:
+    async def _compute(self, rows: list[TextRow]) -> None:
         try:
             await self._encode_rows(rows)
         finally:
@@ -131,7 +131,7 @@ class Batcher:
             self._computing = None
             self._look_soon()
 
-    async def _encode_rows(self, rows: list[Row]) -> None:
+    async def _encode_rows(self, rows: list[TextRow]) -> None:
         rows = [row for row in rows if not row.future.done()]
         if not rows:
             return
@@ -146,7 +146,7 @@ class Batcher:
             if not row.future.done():
                 row.future.set_result(vector)
 
-    async def _halve(self, rows: list[Row], error: Exception) -> None:
+    async def _halve(self, rows: list[TextRow], error: Exception) -> None:
         if isinstance(error, OutOfMemory):
             self._budget.out_of_memory(padded_tokens(rows))
         if len(rows) == 1:
@@ -165,7 +165,7 @@ class Batcher:
             raise RuntimeError(f"the encoder gave {len(vectors)} vectors for {len(ids)} texts")
         return vectors, time.perf_counter() - started
 
-    def _note(self, rows: Sequence[Row], waited_s: float, seconds: float) -> None:
+    def _note(self, rows: Sequence[TextRow], waited_s: float, seconds: float) -> None:
         tokens = sum(row.length for row in rows)
         if len(self._buckets):
             self._budget.computed(tokens, seconds)

@@ -16,7 +16,7 @@ PACKAGES: Final = ("sentence-transformers", "torch")
 TRIES: Final = (("/v1/embeddings", b'{"input":"doctor"}'),)
 
 
-def inspect(settings: WorkerSettings, *, attempt: bool) -> Iterator[LaneFinding]:
+def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
     """In the order in which a start needs it."""
     for name in PACKAGES:
         yield _package(name)
@@ -36,11 +36,6 @@ def inspect(settings: WorkerSettings, *, attempt: bool) -> Iterator[LaneFinding]
         yield from machine.find_model("embed.model", weights)
     else:
         yield LaneFinding(True, f"embed.model is in {folder}, in a form whose files were not looked at")
-    if attempt:
-        from penstock_workers.lanes.one_run import one_run
-        from penstock_workers.lanes.registry import lane_row
-
-        yield from one_run(lane_row(settings.lane), settings, TRIES)
 
 
 def _package(name: str) -> LaneFinding:

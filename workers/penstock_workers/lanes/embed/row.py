@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock_producer.served import Served
 from penstock_workers.lanes.embed.check import check
-from penstock_workers.lanes.embed.inspection import inspect
+from penstock_workers.lanes.embed.inspection import TRIES, inspect
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.row import Gauge, LaneRow
 from penstock_workers.metrics import catalogue
@@ -55,5 +55,6 @@ EMBED: LaneRow[EmbedLane] = LaneRow(
     },
     engine="sentence_transformers",
     inspect=inspect,
+    tries=TRIES,
     check=check,
 )

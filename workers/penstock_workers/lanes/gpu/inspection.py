@@ -24,7 +24,7 @@ TRIES: Final = (
 )
 
 
-def inspect(settings: WorkerSettings, *, attempt: bool) -> Iterator[LaneFinding]:
+def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
     """In the order in which a start needs it."""
     gpu = settings.gpu
     if gpu.upstream_url is not None:
@@ -34,12 +34,9 @@ def inspect(settings: WorkerSettings, *, attempt: bool) -> Iterator[LaneFinding]
     elif gpu.model is None:
         fix = "give --model, set gpu.model, or set gpu.upstream_url for a server beside the worker"
         yield LaneFinding(False, "no model is configured, so none was looked at", fix)
-        return
     else:
         yield from _version()
         yield from _hosted(gpu)
-    if attempt:
-        yield from _attempt(settings)
 
 
 def _hosted(gpu: GpuSettings) -> Iterator[LaneFinding]:
@@ -91,13 +88,6 @@ def _adapter(name: str, folder: Path, most: int) -> LaneFinding:
         fix = f"set gpu.engine.max_lora_rank = {rank}"
         return LaneFinding(False, f"{setting} has rank {rank}, above max_lora_rank = {most}", fix)
     return LaneFinding(True, f"{setting} has rank {rank}, in {folder}")
-
-
-def _attempt(settings: WorkerSettings) -> Iterator[LaneFinding]:
-    from penstock_workers.lanes.one_run import one_run
-    from penstock_workers.lanes.registry import lane_row
-
-    yield from one_run(lane_row(settings.lane), settings, TRIES)
 
 
 def _cards_used(gpu: GpuSettings) -> int:

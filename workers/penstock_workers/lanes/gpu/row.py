@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock_producer.served import Served
 from penstock_workers.lanes.gpu.check import check
-from penstock_workers.lanes.gpu.inspection import inspect
+from penstock_workers.lanes.gpu.inspection import TRIES, inspect
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.row import Gauge, LaneRow
 from penstock_workers.metrics import catalogue
@@ -81,5 +81,6 @@ GPU: LaneRow[GpuLane | SidecarLane] = LaneRow(
     engine="vllm",
     engine_url=_engine_url,
     inspect=inspect,
+    tries=TRIES,
     check=check,
 )

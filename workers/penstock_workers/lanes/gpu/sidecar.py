@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
+from msgspec import structs
 
 from penstock_producer.served import NAMES_MAX, Served
 from penstock_workers.errors import BadEngineSettings, EngineAway
@@ -77,7 +78,7 @@ class SidecarLane:
         body = request.body
         if b'"model"' not in body and body[:1] == b"{" and body[1:2] != b"}":
             body = b'{"model":' + self._model + b"," + body[1:]
-        request = replace(request, provider=SERVER, body=body)
+        request = structs.replace(request, provider=SERVER, body=body)
         return Prepared(request, refused=_refused(body) if b"chat_template" in body or b"\\u" in body else None)
 
     async def infer(self, prepared: Prepared) -> Tried:
