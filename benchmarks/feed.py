@@ -105,7 +105,7 @@ def send(server: RunningRedis, calls: int) -> Rate:
 
 def _lease(database: Database, job_id: str) -> Feed:
     leased = JobStore(database).lease_feed(job_id, 1, "bench", LEASE_S)
-    assert leased is not None, "nobody else feeds in this database"
+    assert leased is not None, "no other process feeds from this database"
     return leased
 
 

@@ -48,7 +48,7 @@ class JobCost:
 
     @property
     def all_ms(self) -> float:
-        """Every process of ours: the workers once they are under way, and the whole of Redis, control and submit."""
+        """Every Penstock process: the workers once they are under way, and the whole of Redis, control and submit."""
         return self.steady_ms + self.redis_ms + self.control_ms + self.submit_ms
 
 

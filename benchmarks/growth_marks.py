@@ -2,7 +2,7 @@
 
 One fleet works off one job of no-op documents, and at each mark (10,000, 100,000, … documents done) a row is printed at once:
 CPU per document since the mark before, sizes, memory, and the price of writing all answers so far. So a run that is stopped
-(Ctrl-C, SIGTERM) has told what it measured. A second fleet runs a job of 10,000 every now and then: what else the machine
+(Ctrl-C, SIGTERM) has printed what it measured. A second fleet runs a job of 10,000 every now and then: what else the machine
 does meets both, and each stretch is held against the small jobs of its own time.
 """
 
@@ -13,8 +13,6 @@ import contextlib
 import statistics
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,21 +45,14 @@ class Point(NamedTuple):
 
 
 class SmallJobs:
-    """A second fleet that runs small jobs, one after the other with rests, in a thread, until the block ends."""
+    """A second fleet that runs small jobs, one after the other with rests, in a thread that ends with this process."""
 
     def __init__(self, running: Fleet) -> None:
         self._running = running
         self._costs: list[JobCost] = []
-        self._stop = threading.Event()
 
-    @contextlib.contextmanager
-    def beside(self) -> Iterator[SmallJobs]:
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(self._run)
-            try:
-                yield self
-            finally:
-                self._stop.set()
+    def start(self) -> None:
+        threading.Thread(target=self._run, daemon=True).start()
 
     def take(self) -> float:
         """Mean microseconds of CPU per document since the last call; 0 where no job has ended since."""
@@ -69,10 +60,10 @@ class SmallJobs:
         return 1000 * statistics.mean(_cpu_ms(cost) for cost in costs) if costs else 0.0
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while True:
             cost = self._running.run(SMALL)
             self._costs.append(cost)
-            self._stop.wait(REST * cost.wall_s)
+            time.sleep(REST * cost.wall_s)
 
 
 def measure(size: int, *, postgres: bool) -> None:
@@ -80,20 +71,22 @@ def measure(size: int, *, postgres: bool) -> None:
     with (
         running_fleet(postgres) as (place, running, database),
         running_fleet(postgres) as (_, other, _),
-        SmallJobs(other).beside() as small,
-        ThreadPoolExecutor(1) as thread,
     ):
+        small = SmallJobs(other)
+        small.start()
         idle = redis_memory(running)
         running.last_job = ""
-        job = thread.submit(running.run, size)
-        before = _point(running, 0)
+        job = threading.Thread(target=running.run, args=(size,), daemon=True)
+        job.start()
+        while job.is_alive() and not running.done():  # an idle fleet has a price per second, and the survey takes long
+            time.sleep(LOOK_EACH_S)
+        before = _point(running, running.done())
         for mark in [*(mark for mark in MARKS if mark < size), size]:
-            while not job.done() and running.done() < mark:
+            while job.is_alive() and running.done() < mark:
                 time.sleep(LOOK_EACH_S)
             point = _point(running, running.done())
             _show(before, point, small.take(), redis_memory(running) - idle, database, running, place)
             before = _point(running, running.done())
-        print(f"submit and survey: {1000 * job.result().submit_ms:.1f} us per document")
 
 
 def _show(

@@ -28,7 +28,7 @@ def main() -> None:
     os.environ["TIKTOKEN_CACHE_DIR"] = str(_tokenizers())
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")  # curator prints to stdout
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    from bespokelabs import curator
+    from bespokelabs import curator  # type: ignore[import-not-found,unused-ignore]  # in an environment of its own
 
     class Calls(curator.LLM):  # type: ignore[misc,unused-ignore]  # a peer is not installed where this is checked
         def prompt(self, row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -22,10 +22,13 @@ def main() -> None:
     url, concurrency = sys.argv[1], int(sys.argv[2])
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")  # ray prints to stdout
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    import ray
-    from ray.data.llm import HttpRequestProcessorConfig, build_processor
+    import ray  # type: ignore[import-not-found,unused-ignore]  # in an environment of its own
+    from ray.data.llm import HttpRequestProcessorConfig, build_processor  # type: ignore[import-not-found,unused-ignore]
 
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
+    ray.init(
+        address="local", include_dashboard=False, log_to_driver=False, num_cpus=2, _node_ip_address="127.0.0.1",
+        _temp_dir=os.environ["HOME"],
+    )  # fmt: skip
     ray.data.DataContext.get_current().enable_progress_bars = False
     processor = build_processor(
         HttpRequestProcessorConfig(url=f"{url}/chat/completions", batch_size=concurrency, concurrency=1),

@@ -3,7 +3,7 @@
     python -m benchmarks.peers --curator PYTHON --ray PYTHON [--items 5000] [--rounds 3]
 
 PYTHON is the interpreter of an environment that has the peer; see README.md for how to make one. Each contender makes the
-same calls to the same simulated provider in each round, with 256 at once where it can be told so, and is warm before it is
+same calls to the same simulated provider in each round, with 256 at once where that can be set, and is warm before it is
 measured. Nothing but loopback is spoken to.
 """
 
@@ -33,8 +33,8 @@ NOWHERE = "http://127.0.0.1:9"  # nothing listens there
 # machine all the same is sent to a proxy that is not there.
 QUIET = {
     "TELEMETRY_ENABLED": "false", "RAY_USAGE_STATS_ENABLED": "0", "DO_NOT_TRACK": "1",
-    "BESPOKE_CURATOR_TRACKER_DISABLED": "1", "CURATOR_VIEWER": "0", "CURATOR_DISABLE_RICH_DISPLAY": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "BESPOKE_CURATOR_TRACKER_DISABLED": "1", "CURATOR_VIEWER": "0", "CURATOR_DISABLE_RICH_DISPLAY": "1",
+    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "HTTP_PROXY": NOWHERE, "HTTPS_PROXY": NOWHERE, "http_proxy": NOWHERE, "https_proxy": NOWHERE,
     "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost",
 }  # fmt: skip

@@ -244,7 +244,7 @@ class Fleet:
         return process
 
     def penstock(self, *arguments: str) -> str:
-        """What a command of ours says, with the settings of this fleet."""
+        """What a Penstock command prints, with the settings of this fleet."""
         done = self.run(*arguments)
         done.check_returncode()
         return done.stdout

@@ -1,7 +1,7 @@
 """One document through a real worker in this process, with the code that it enters written down.
 
 Run as a program: `one_item.py <redis url> <folder>` writes `entered.json` there, three lists, `feed`, `item` and `idle`. Each
-entry is "file:function", of Python code of ours, entered while the feeder published the document, from then until the
+entry is "file:function", of Penstock's Python code, entered while the feeder published the document, from then until the
 worker had acknowledged it, and in a while before that in which the worker had nothing to do.
 """
 
@@ -25,7 +25,7 @@ from penstock_ledger import Meta, OutcomeStore, RedisAddress, RedisLedger, open_
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.feeder import Feeder
 from penstock_workers.__main__ import _worker_main
-from penstock_workers.broker.claim import Channel
+from penstock_workers.broker.channel import Channel
 from penstock_workers.celery_app.app import create_app
 from penstock_workers.control.loop import Control
 from penstock_workers.settings import WorkerSettings

@@ -7,6 +7,7 @@ than the database does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain
 from typing import Final
 
@@ -26,11 +27,12 @@ BYTES_MAX: Final = 16 * 1024 * 1024  # of bodies per statement, which takes some
 _REQUEST: Final = COLUMNS.index("request")
 _BODY: Final = COLUMNS.index("body")
 
-# Rows per SQLite statement, the largest that fits first. Python's driver lets go of the interpreter for each statement that it
-# runs, so one per row is fought over with every other thread.
-SQLITE_ROWS: Final = (64, 16, 4, 1)
+# Rows per SQLite statement. Python's driver lets go of the interpreter for each statement that it runs, so one per row is
+# fought over with every other thread. There is one text for each number of rows: the driver keeps the last 128 prepared.
+SQLITE_ROWS: Final = 64
 
 
+@cache
 def _sqlite_insert(rows: int) -> str:
     """A worker that was frozen may come back with outcomes of a job that has been purged meanwhile: its rows go nowhere."""
     row = f"({', '.join('?' * len(COLUMNS))})"
@@ -39,9 +41,6 @@ def _sqlite_insert(rows: int) -> str:
         f" SELECT * FROM (VALUES {', '.join([row] * rows)}) AS new"
         " WHERE EXISTS (SELECT 1 FROM jobs WHERE jobs.job_id = new.column1) ON CONFLICT DO NOTHING"
     )
-
-
-_SQLITE_INSERTS: Final = {rows: _sqlite_insert(rows) for rows in SQLITE_ROWS}
 
 
 def insert_outcomes(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
@@ -78,13 +77,8 @@ def _insert_sqlite(connection: Connection, rows: Sequence[OutcomeRow]) -> set[It
     """
     highest = connection.exec_driver_sql("SELECT coalesce(max(rowid), 0) FROM outcomes").scalar_one()
     won = 0
-    for chunk in _statements(rows, SQLITE_ROWS[0]):
-        at = 0
-        for size, insert in _SQLITE_INSERTS.items():
-            while len(chunk) - at >= size:
-                values = tuple(chain.from_iterable(chunk[at : at + size]))
-                won += connection.exec_driver_sql(insert, values).rowcount
-                at += size
+    for chunk in _statements(rows, SQLITE_ROWS):
+        won += connection.exec_driver_sql(_sqlite_insert(len(chunk)), tuple(chain.from_iterable(chunk))).rowcount
     if won == len(rows):
         return set()
     keys = {key_of(row) for row in rows}

@@ -6,6 +6,7 @@ not atomic. Reads that walk over large keys do so in bounded steps.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -25,6 +26,7 @@ from penstock_ledger.batches import (
     Publish,
     PublishReport,
     SettleBatch,
+    SettledCrash,
     SettleReport,
     WorkerSeen,
 )
@@ -101,13 +103,21 @@ class RedisLedger:
         return [begun for chunk in _chunks(items, BATCH_MAX) for begun in self._scripts.begin(chunk, self._epoch)]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
-        """Conclude items. Works in a full Redis too, because it is what frees memory."""
+        """Conclude items, then put others off. Works in a full Redis too, because it is what frees memory."""
         new = delayed = 0
         for chunk in settle_chunks(batch, BATCH_MAX):
-            report = self._scripts.settle(chunk)
-            new += report.new
-            delayed += report.delayed
+            if chunk.done or chunk.dead:
+                new += self._scripts.settle(chunk.done, chunk.dead)
+            if chunk.retries or chunk.released:
+                delayed += self._scripts.put_off(chunk.retries, chunk.released)
+        self._count_crashed(batch.crashed)
         return SettleReport(new, delayed)
+
+    def _count_crashed(self, crashed: Sequence[SettledCrash]) -> None:
+        """Their starts stay counted, so nothing else is written of them."""
+        counts = Counter((_stats(key.job_id), f"{keys.RETRIED}{reason}") for key, reason in crashed)
+        for (stats, name), count in counts.items():
+            self._client.hincrby(stats, name, count)
 
     def promote(self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S) -> int:
         """Queue up to ``limit`` messages of each queue of a lane whose time has come; returns how many moved.
@@ -230,7 +240,7 @@ class RedisLedger:
 
     def reset_stats(self, job_id: str, stats: Mapping[str, int]) -> None:
         """Replace the counters by what SQL knows; those that SQL does not know stay."""
-        kept = {name: value for name, value in self.stats(job_id).items() if name in FOREIGN_TO_SQL}
+        kept = {name: value for name, value in self.stats(job_id).items() if _only_here(name)}
         with self._client.pipeline(transaction=True) as pipe:
             pipe.delete(_stats(job_id))
             if kept or stats:
@@ -375,6 +385,10 @@ def _info(found: Any) -> dict[str, str]:
 
 def _window(job_id: str, generation: int) -> str:
     return f"{keys.feed_scope(job_id, generation)}:window"
+
+
+def _only_here(counter: str) -> bool:
+    return counter in FOREIGN_TO_SQL or counter.startswith(keys.RETRIED)
 
 
 def _stats(job_id: str) -> str:

@@ -19,14 +19,17 @@ from penstock_ledger.batches import (
     Begun,
     Publish,
     PublishReport,
-    SettleBatch,
+    SettledDead,
+    SettledDone,
     SettledRetry,
-    SettleReport,
 )
 from penstock_ledger.model import ItemKey
 
 BATCH_MAX: Final = 500  # items per call: other clients wait a few milliseconds at most; Lua's stack ends near 8,000
-URGENT_AWARE: Final = frozenset({"publish", "promote", "unpark"})  # scripts that urgent.lua is put before
+# What is put before a script: functions that several have.
+SHARED: Final = {
+    "begin": "table", "publish": "urgent", "promote": "urgent", "unpark": "urgent", "settle": "sums", "put_off": "sums",
+}  # fmt: skip
 TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
 
 _REPLIES: Final = tuple(BeginReply)  # by their numbers
@@ -41,6 +44,7 @@ class Scripts:
         self._publish = _registered(client, "publish")
         self._begin = _registered(client, "begin")
         self._settle = _registered(client, "settle")
+        self._put_off = _registered(client, "put_off")
         self._promote = _registered(client, "promote")
         self._unpark = _registered(client, "unpark")
         self._tags = _registered(client, "tags")
@@ -85,20 +89,26 @@ class Scripts:
         found = sorted(zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True))
         return [Begun(_REPLIES[reply], crashes) for _, reply, crashes in found]
 
-    def settle(self, batch: SettleBatch) -> SettleReport:
-        more: list[Argument] = [len(batch.retries), len(batch.released)]
-        for retry in batch.retries:
-            more += _retry(retry)
-        for key in batch.released:
-            more += (keys.feed_scope(key.job_id, key.generation), key.doc_id)
-        fields = _Fields(before=1 + len(more))
+    def settle(self, done: Sequence[SettledDone], dead: Sequence[SettledDead]) -> int:
+        """Returns how many are new in the completed set."""
         by_feed: dict[tuple[str, int], tuple[list[str], list[tuple[Any, ...]]]] = {}
-        for key, buckets, why, *figures in chain(batch.done, batch.dead):
+        fields = _Fields(before=1)
+        finished: Iterable[tuple[Any, ...]] = chain(done, dead)
+        for key, buckets, why, *figures in finished:
             docs, items = by_feed.setdefault((key.job_id, key.generation), ([], []))
             docs.append(key.doc_id)
-            items.append((*fields.place(key.doc_id, buckets), int(why) if isinstance(why, bool) else why, *figures))
+            items.append((*fields.place(key.doc_id, buckets), why if isinstance(why, str) else int(why), *figures))
         feeds = [(*_scopes(feed), docs, items) for feed, (docs, items) in by_feed.items()]
-        return SettleReport(*self._settle([keys.EPOCH], [_packed(feeds), *more, *fields.arguments]))
+        return int(self._settle([keys.EPOCH], [_packed(feeds), *fields.arguments]))
+
+    def put_off(self, retries: Sequence[SettledRetry], released: Sequence[ItemKey]) -> int:
+        """Returns how many are new in the delayed set."""
+        arguments: list[Argument] = [len(retries), len(released)]
+        for retry in retries:
+            arguments += _retry(retry)
+        for key in released:
+            arguments += (keys.feed_scope(key.job_id, key.generation), key.doc_id)
+        return int(self._put_off([keys.EPOCH], arguments))
 
     def promote(self, queue: str, queues: Sequence[str], limit: int, held_s: float, longest_s: float) -> int:
         """``queues`` are those whose workers may hold the messages, here and below."""
@@ -207,6 +217,7 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
         retry.raw,
         retry.after_s,
         int(retry.rate_limited),
+        retry.reason,
         retry.prompt_tokens,
         retry.completion_tokens,
         retry.cost_microusd,
@@ -215,7 +226,7 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
 
 
 def _registered(client: redis.Redis, name: str) -> Any:
-    before = _source("urgent") if name in URGENT_AWARE else _source("table") if name == "begin" else ""
+    before = _source(SHARED[name]) if name in SHARED else ""
     return client.register_script(before + _source(name))
 
 

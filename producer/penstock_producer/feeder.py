@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from dataclasses import replace
+from typing import Final
 
-from penstock_ledger import JobStore, OutcomeStore, Publish, PublishReport, RedisLedger, buckets_for
+from penstock_ledger import Publish, PublishReport, buckets_for
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
+from penstock_producer.feed_step import FeedStep, FeedStores
 from penstock_producer.prefix_order import in_prefix_order
 from penstock_producer.refusals import refused
 from penstock_producer.routes import Routes
@@ -21,40 +22,12 @@ from penstock_producer.rows import BadRow, Cursor, Document, Source
 from penstock_producer.tracing import SendSpans
 from penstock_producer.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now
 
-__all__ = ["FeedStep", "FeedStores", "Feeder"]
+__all__ = ["Feeder"]
 
 # Rows that are read before they are published: what a job in prefix order sorts together, and what the feeder holds in
 # memory. The ledger cuts them into calls of the size that Redis takes at once.
 ROWS_READ: Final = 5_000
 BYTES_READ: Final = 16 * 1024 * 1024  # of request bodies; the sort keys of a job in prefix order are as much again
-
-
-@dataclass(frozen=True, slots=True)
-class FeedStep:
-    """What one step did."""
-
-    read: int = 0  # rows, good and bad
-    published: int = 0  # new in the queue
-    skipped: int = 0  # finished or in the window already
-    refused: int = 0  # rows that are no documents
-    exhausted: bool = False
-
-    def plus(self, later: FeedStep) -> FeedStep:
-        return FeedStep(
-            self.read + later.read,
-            self.published + later.published,
-            self.skipped + later.skipped,
-            self.refused + later.refused,
-            later.exhausted,
-        )
-
-
-class FeedStores(NamedTuple):
-    """The parts of the ledger that a feeder works with."""
-
-    jobs: JobStore
-    outcomes: OutcomeStore
-    hot: RedisLedger
 
 
 # Takes documents, returns how many of them were published and how many were skipped.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from penstock_ledger import Database, JobStore, OutcomeStore, RedisLedger
 from penstock_ledger.model import Feed, FeedKind, Job
-from penstock_producer.feeder import Feeder, FeedStores
+from penstock_producer.feed_step import FeedStores
+from penstock_producer.feeder import Feeder
 from penstock_producer.prefix_order import wants_order
 from penstock_producer.routes import Routes
 from penstock_producer.settings import ProducerSettings

@@ -17,32 +17,15 @@ from typing import Any, NamedTuple
 import orjson
 
 from penstock_ledger.model import ItemKey
+from penstock_producer import wire_checks
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
 from penstock_producer.queues import queue_name
 from penstock_producer.tracing import TRACEPARENT_HEADER
-from penstock_producer.wire_checks import (
-    COUNT_MAX,
-    SAFE_ID,
-    SECONDS_MAX,
-    checked_body,
-    checked_doc,
-    checked_job,
-    checked_number,
-    checked_ref,
-)
 
 __all__ = [
-    "CALLS_HEADER",
-    "FED_HEADER",
-    "SPENT_HEADER",
-    "TASK_NAME",
-    "URGENT_HEADER",
-    "ItemMessage",
-    "decode_item",
-    "encode_item",
-    "item_tag",
-    "queue_name",
-]
+    "CALLS_HEADER", "FED_HEADER", "SPENT_HEADER", "TASK_NAME", "URGENT_HEADER", "ItemMessage", "decode_item", "encode_item",
+    "item_tag", "queue_name",
+]  # fmt: skip
 
 TASK_NAME = "penstock.item"
 MESSAGE_VERSION = 1
@@ -60,7 +43,11 @@ MAX_INLINE_BODY_BYTES = 16 * 1024
 _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
 _FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent, fed) combinations whose constant parts stay built
 
-_HEADER_MAX = {RETRIES_HEADER: COUNT_MAX, CALLS_HEADER: COUNT_MAX, FED_HEADER: SECONDS_MAX}
+_HEADER_MAX = {
+    RETRIES_HEADER: wire_checks.COUNT_MAX,
+    CALLS_HEADER: wire_checks.COUNT_MAX,
+    FED_HEADER: wire_checks.SECONDS_MAX,
+}
 _TRACEPARENT = b',"%b":%%b' % TRACEPARENT_HEADER.encode()
 _SPENT = b',"%b":%%b' % SPENT_HEADER.encode()
 _EMBED = b'},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
@@ -77,7 +64,7 @@ class ItemMessage(NamedTuple):
 def item_tag(key: ItemKey) -> str:
     """The Celery task id and kombu delivery tag of an item: readable when the id is safe, a digest otherwise."""
     job_id, generation, doc_id = key
-    if SAFE_ID.fullmatch(doc_id) is None or doc_id.startswith("sha256-"):
+    if wire_checks.SAFE_ID.fullmatch(doc_id) is None or doc_id.startswith("sha256-"):
         doc_id = "sha256-" + hashlib.sha256(doc_id.encode()).hexdigest()
     tag = f"{job_id}:{doc_id}"
     return tag if generation == 1 else f"{tag}~g{generation}"
@@ -141,18 +128,18 @@ def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
         raise UnknownMessageVersion(version)
     for name, most in _HEADER_MAX.items():
         if headers.get(name) is not None:
-            checked_number(f"headers.{name}", headers[name], 0, most)
+            wire_checks.number(f"headers.{name}", headers[name], 0, most)
     key = ItemKey(
-        checked_job(kwargs.get("job")),
-        checked_number("kwargs.gen", kwargs.get("gen"), 1, COUNT_MAX),
-        checked_doc(kwargs.get("doc")),
+        wire_checks.job(kwargs.get("job")),
+        wire_checks.number("kwargs.gen", kwargs.get("gen"), 1, wire_checks.COUNT_MAX),
+        wire_checks.doc(kwargs.get("doc")),
     )
     body, ref = kwargs.get("body"), kwargs.get("ref")
     if ref is not None and body is None:
-        return ItemMessage(key, None, checked_ref(ref))
+        return ItemMessage(key, None, wire_checks.ref(ref))
     if ref is not None or not isinstance(body, dict):
         raise BadMessage(f"item {key}: body={seen(body)}, ref={seen(ref)}; a message holds a JSON object or a ref")
-    return ItemMessage(key, checked_body(body), None)
+    return ItemMessage(key, wire_checks.body(body), None)
 
 
 class _Frame(NamedTuple):

@@ -17,20 +17,20 @@ MAX_REF_CHARS = 1024  # a byte range, a row's number, or a document id
 SAFE_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}", re.ASCII)
 
 
-def checked_job(value: Any) -> str:
+def job(value: Any) -> str:
     if not isinstance(value, str) or SAFE_ID.fullmatch(value) is None:
         raise BadMessage(f"kwargs.job is {seen(value)}; it must be the id of a job, such as job_2f5k7c3q")
     return value
 
 
-def checked_doc(value: Any) -> str:
+def doc(value: Any) -> str:
     fault = id_fault(value) if isinstance(value, str) else (f"It is {type(value).__name__}, not text.", "")
     if fault is not None:
         raise BadMessage(f"kwargs.doc is {seen(value)}, which is no document id. {fault[0]}")
     return str(value)
 
 
-def checked_ref(value: Any) -> str:
+def ref(value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_REF_CHARS or not value.isprintable():
         raise BadMessage(
             f"kwargs.ref is {seen(value)}; it must be a position, 1 to {MAX_REF_CHARS} printable characters"
@@ -38,13 +38,13 @@ def checked_ref(value: Any) -> str:
     return value
 
 
-def checked_number(name: str, value: Any, least: int, most: int) -> int:
+def number(name: str, value: Any, least: int, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise BadMessage(f"{name} is {seen(value)}; it must be an integer from {least} to {most}")
     return value
 
 
-def checked_body(body: dict[str, Any]) -> bytes:
+def body(body: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(body)
     except TypeError:  # integers beyond 64 bit, from another producer than Penstock's

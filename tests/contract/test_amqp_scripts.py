@@ -188,7 +188,7 @@ def test_a_worker_of_a_lane_takes_from_the_control_queue_into_its_own_record(cli
 
 
 def test_messages_that_clients_sent_to_rabbitmq_are_recorded(client: redis.Redis, taker: TakeScript) -> None:
-    """They come without a record of ours; with it they are leased, and given back to the list, like any other."""
+    """They come without a record in Redis; once they have one they are leased, and given back to the list, like any other."""
     raw = encode_item(ItemKey("job", 1, "a"), queue=QUEUE, body=b"{}", ref=None)
     arrived = Arrived(QUEUE, "job:a", raw, f'[{raw.decode()},"","{QUEUE}"]')
     taken = taker.take([arrived, arrived])

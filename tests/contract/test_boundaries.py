@@ -230,7 +230,7 @@ def test_no_rooms_import_one_another_in_a_circle(package: str) -> None:
 
 
 def test_importing_the_producer_is_light() -> None:
-    """A service that only enqueues loads no engine, no web framework and no broker client of ours."""
+    """A service that only enqueues loads no engine, no web framework and no broker client."""
     code = f"import sys, penstock_producer; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == []

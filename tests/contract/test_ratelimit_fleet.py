@@ -55,7 +55,7 @@ def test_idle_processes_leave_the_whole_to_the_busy_one(play: Callable[[Play], N
 
 
 def test_a_429_in_one_process_stops_all(play: Callable[[Play], None]) -> None:
-    """When one process is told to wait, the others stop as soon as they next ask, and none starts with a burst after it."""
+    """When the provider asks one process to wait, the others stop as they next ask, and none starts with a burst then."""
 
     async def body(fleet: Fleet) -> None:
         limiters = [fleet.process() for _ in range(4)]

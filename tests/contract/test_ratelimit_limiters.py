@@ -257,7 +257,7 @@ def test_all_dimensions_are_charged_at_the_start_or_none(check: Check) -> None:
 
 
 def test_a_pause_holds_everybody_and_then_the_pace_goes_on(check: Check) -> None:
-    """After a 429, those who wait start no sooner than told, and then with no more than one burst."""
+    """After a 429, those who wait start no sooner than the provider said, and then with no more than one burst."""
 
     async def body(limiter: Limiter) -> None:
         waiting = asyncio.create_task(start_times(limiter, *[{"requests": 1}] * 10))
@@ -359,7 +359,7 @@ def test_a_stray_429_holds_back_nobody_else(
 
 
 def test_a_large_flight_may_have_several_stray_429s(check: Check) -> None:
-    """With 100 under way five refusals are one in twenty; the sixth stops everybody (E3)."""
+    """With 100 under way five refusals are one in twenty; the sixth stops all of them (E3)."""
 
     async def body(limiter: Limiter) -> None:
         flight = [await limiter.acquire("q", {"requests": 1}) for _ in range(206)]
@@ -413,7 +413,7 @@ def test_costs_without_a_limit_are_free(check: Check) -> None:
 
 @pytest.mark.parametrize("cost", [-1.0, math.nan])
 def test_a_cost_that_is_no_cost_is_refused(check: Check, cost: float) -> None:
-    """A negative cost or NaN would poison the quota that everybody shares."""
+    """A negative cost or NaN would make the shared quota wrong for all who use it."""
 
     async def body(limiter: Limiter) -> None:
         with pytest.raises(BadCost, match="tokens"):

@@ -1,4 +1,4 @@
-"""What always holds: no interval gets too much, no request overtakes an earlier one or starves, and what a disaster may cost.
+"""What always holds: no interval gets too much, no request overtakes an earlier one or starves, and what a fault may cost.
 
 Random histories on a real Redis with the clock set. Derandomised: the same histories in every run.
 """

@@ -1,4 +1,4 @@
-"""The Lua scripts on a real Redis, with the time passed in: what they guarantee to everybody who shares a quota."""
+"""The Lua scripts on a real Redis, with the time passed in: what they guarantee to all who share a quota."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_a_margin_declared_low_stays(redis_server: RedisServer) -> None:
 
 
 def test_starts_keep_to_the_margin_in_force(redis_server: RedisServer) -> None:
-    """After a refusal the rate is lower for everybody: a hundred starts take a hundredth longer."""
+    """After a refusal the rate is lower for all: a hundred starts take a hundredth longer."""
     redis = Redis(redis_server, tokens())
     redis.sleep(10)
     redis.report(ProviderReport(throttled=1))

@@ -148,7 +148,7 @@ def test_the_figures_of_the_living_are_summed(redis_server: RedisServer) -> None
 
 
 def test_what_was_learned_is_seen(redis_server: RedisServer) -> None:
-    """The busiest key first; a field that is not ours is passed over."""
+    """The busiest key first; a field of other software is passed over."""
     quota = Redis(redis_server, both())
     estimator = Estimator()
     learned = Learned(BlockingScripts(quota.raw), quota.quota.id, estimator, clock_us=quota.clock)

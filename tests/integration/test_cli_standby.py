@@ -20,7 +20,9 @@ from penstock_cli.run.standby import ForkedWorker, Standby
 SERVER = """
 import os, sys, time
 from penstock_cli.run.fork_server import ForkServer
-name = ForkServer().serve()
+server = ForkServer()
+print("as some modules do while they are imported", flush=True)
+name = server.serve()
 if name is None:
     sys.exit(7)
 print(name, "lease", os.environ.get("PENSTOCK_VISIBILITY_TIMEOUT_S"), "old", os.environ.get("PENSTOCK_REDIS_URL"), flush=True)
@@ -59,6 +61,10 @@ def text_of(log: Path) -> str:
     return ""
 
 
+def running(worker: ForkedWorker, log: Path) -> bool:
+    return worker.poll() is None and worker.pid is not None and "local-1" in text_of(log)
+
+
 def gone(pid: int) -> bool:
     """Whether a process has ended; one that was not waited for yet has, too."""
     with contextlib.suppress(OSError):
@@ -78,13 +84,12 @@ def test_a_worker_gets_exactly_the_settings_that_are_ordered(tmp_path: Path, mon
 
 @pytest.mark.usefixtures("server")
 def test_one_process_forks_all_workers_and_those_that_replace_them(tmp_path: Path) -> None:
-    """What was imported once serves every worker, also those started again; how each ended is told as by the system."""
+    """What was imported once serves every worker, also those started again; how each ended is reported as the system does."""
     with Standby("api") as standby:
         killed = taken(standby, 1, "wait", tmp_path / "1.log")
         failed = taken(standby, 2, "3", tmp_path / "2.log")
         assert failed.wait() == 3
-        eventually(lambda: "local-1" in text_of(tmp_path / "1.log"))
-        assert killed.poll() is None
+        eventually(lambda: running(killed, tmp_path / "1.log"))
         killed.kill()
         assert killed.wait() == -signal.SIGKILL
         killed.terminate()  # of one that has ended: nothing is signalled
@@ -98,8 +103,7 @@ def test_nothing_is_left_when_the_command_ends(tmp_path: Path) -> None:
     """Whether workers were ordered or not, the server and they end with the command."""
     with Standby("api") as standby:
         worker = taken(standby, 1, "wait", tmp_path / "1.log")
-        eventually(lambda: "local-1" in text_of(tmp_path / "1.log"))
-        assert worker.poll() is None
+        eventually(lambda: running(worker, tmp_path / "1.log"))
     assert worker.poll() is not None
     assert worker.pid is not None
     eventually(lambda: gone(worker.pid or 0))
@@ -113,12 +117,24 @@ def test_workers_of_a_killed_server_end_and_are_counted_as_ended(tmp_path: Path)
     """The supervisor then starts new ones by themselves: a dead server forks none."""
     with Standby("api") as standby:
         worker = taken(standby, 1, "wait", tmp_path / "1.log")
-        eventually(lambda: "local-1" in text_of(tmp_path / "1.log"))
-        assert worker.poll() is None
+        eventually(lambda: running(worker, tmp_path / "1.log"))
         os.kill(standby._process.pid, signal.SIGKILL)
         assert worker.wait() == -signal.SIGTERM
         eventually(lambda: gone(worker.pid or 0))
         assert standby.take(1, {}, tmp_path / "1.log") is None
+
+
+@pytest.mark.usefixtures("server")
+def test_a_server_that_hangs_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that must end ends, although the process that would end it does not answer."""
+    monkeypatch.setattr(subject, "KILLED_WITHIN_S", 0.2)
+    with Standby("api") as standby:
+        worker = taken(standby, 1, "wait", tmp_path / "1.log")
+        eventually(lambda: running(worker, tmp_path / "1.log"))
+        os.kill(standby._process.pid, signal.SIGSTOP)
+        worker.kill()
+        assert worker.wait() == -signal.SIGTERM
+        eventually(lambda: gone(worker.pid or 0))
 
 
 def test_a_server_without_a_command_ends_by_itself() -> None:

@@ -22,6 +22,7 @@ from penstock_ledger import (
     RedisLedger,
     RedisUnfit,
     SettleBatch,
+    SettledCrash,
     SettledDead,
     SettledDone,
     SettledRetry,
@@ -229,8 +230,24 @@ def test_a_clean_life_counts_no_crash(hot: RedisLedger) -> None:
     assert hot.begin([begin("a")]) == [Begun(DONE, 0)]
     assert hot.stats(JOB) == {
         "succeeded": 1, "succeeded_after_retry": 1, "calls": 3, "retries": 2, "rate_limited": 1, "skipped": 1,
-        "prompt_tokens": 5, "completion_tokens": 7, "cost_microusd": 11,
+        "prompt_tokens": 5, "completion_tokens": 7, "cost_microusd": 11, "retried:unknown": 2,
     }  # fmt: skip
+
+
+def test_attempts_that_were_followed_by_another_are_counted_by_reason(hot: RedisLedger) -> None:
+    """A retry by its reason, and what was given back as its engine died; the latter's start stays counted (H6)."""
+    feed(hot, "a", "b")
+    hot.begin([begin("a"), begin("b")])
+    crashed = [SettledCrash(key("b"), "engine_died")]
+    hot.settle(SettleBatch(retries=[retry("a", reason="timeout")], crashed=crashed))
+    assert hot.begin([begin("b")]) == [Begun(GO, 1)]
+    stats = hot.stats(JOB)
+    assert {name: stats[name] for name in stats if name.startswith("retried:")} == {
+        "retried:timeout": 1,
+        "retried:engine_died": 1,
+    }
+    hot.reset_stats(JOB, {"succeeded": 5})
+    assert hot.stats(JOB)["retried:timeout"] == 1
 
 
 def test_a_start_that_nobody_concluded_is_a_crash(hot: RedisLedger) -> None:
@@ -289,8 +306,19 @@ def test_only_what_was_fed_begins(hot: RedisLedger, client: Any) -> None:
     assert hot.begin([begin("a")])[0].reply is GO, "a retry stays in the window"
 
 
+def test_items_of_several_feeds_begin_in_one_call(hot: RedisLedger) -> None:
+    """Each item gets its own answer, in the order in which they were asked, however their feeds are mixed."""
+    long = "x" * 100
+    hot.publish(QUEUE, [publish("a"), publish("a", 2), publish("b"), publish("b", 2), publish(long)], BUCKETS)
+    hot.begin([begin("b", 2), begin("b", 2), begin("b")])
+    hot.settle(SettleBatch(done=[done(long), done("a")]))
+    asked = [begin("b", 2), begin("a"), begin("a", 2), begin(long), begin("b"), begin("b", 2)]
+    assert hot.begin(asked) == [Begun(GO, 2), Begun(DONE, 0), Begun(GO, 0), Begun(DONE, 0), Begun(GO, 1), Begun(GO, 3)]
+    assert hot.stats(JOB)["skipped"] == 2
+
+
 def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client: Any) -> None:
-    """Items that workers hold while Redis is emptied go on, as their windows cannot vouch for anybody (B6)."""
+    """Items that workers hold while Redis is emptied go on, as no window is left to look them up in (B6)."""
     client.flushall()
     assert hot.begin([begin("a")]) == [Begun(GO, 0)]
     hot.install_epoch()
@@ -392,7 +420,7 @@ def test_a_retry_waits_for_its_time_on_the_servers_clock(hot: RedisLedger, clien
 
 
 def test_a_clock_that_steps_back_delays_no_retry(hot: RedisLedger, client: Any) -> None:
-    """After an hour's step back retries keep the wait they had left, and none waits longer than an honest one (A12)."""
+    """After an hour's step back retries keep the wait they had left, and none waits longer than it was asked to (A12)."""
     now = client.time()[0]
     hot.settle(SettleBatch(retries=[retry("soon", after_s=3_598), retry("later", after_s=3_610)]))
     client.set(f"penstock:delayed:{QUEUE}:clock", now + 3_600)  # promoting has seen a clock that was an hour ahead

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock_cli.show.figures import Figures
-from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel
+from penstock_cli.show.figures import Figures, retried_by_reason
+from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel, reason_lines
 from penstock_cli.show.quota import Look, lines, troubles
-from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, in_hooks, latest_cause, unserved
+from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, in_hooks, latest_cause, retried_line, unserved
 from penstock_cli.show.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Cause, WorkerSeen
 from penstock_ratelimit.store.messages import Breaker
@@ -27,6 +27,18 @@ VIEW = QuotaView(
     breaker=Breaker.CLOSED, open_left_s=0.0, probes_won=0, hold="", held_s=0.0, pause_left_s=0.0, answered_ago_s=1.0,
     retry_budget=100.0, learned=(),
 )  # fmt: skip
+
+
+def test_why_attempts_were_followed_by_others_is_one_line() -> None:
+    """The most frequent reasons first, few of them, with figures; nothing where nothing was retried (H6)."""
+    stats = {"retries": 90, "retried:engine_died": 3, "retried:timeout": 87, "retried:odd": 0}
+    assert retried_line(retried_by_reason(stats)) == "retried: timeout 87, engine_died 3"
+    assert retried_line(retried_by_reason({"retries": 0})) is None
+    many = {f"retried:reason{n}": 10 - n for n in range(9)}
+    assert str(retried_line(retried_by_reason(many))).endswith("reason5 5, and 3 more reasons")
+    assert "retried: timeout 87, engine_died 3" in reason_lines(
+        Figures(total=1, retried_by_reason=retried_by_reason(stats))
+    )
 
 
 def test_a_cause_tells_class_count_since_when_and_the_words() -> None:

@@ -1,4 +1,4 @@
-"""Who goes with whom: neighbours in length, within the budget, the most urgent first, and each one in the end."""
+"""Which texts make a batch: those next in length, within the budget, the most urgent first, and each one in the end."""
 
 from __future__ import annotations
 

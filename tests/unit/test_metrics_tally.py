@@ -100,7 +100,7 @@ def test_buckets_are_cumulative_and_take_their_own_bound() -> None:
 def test_what_a_gpu_engine_says_has_names() -> None:
     """All that the engine tells of itself is on the page, in base units, whatever release of vLLM it is."""
     now = [0.0]
-    figures = EngineFigures(lambda _state: None, clock=lambda: now[0])
+    figures = EngineFigures(lambda _state: None, lambda _engine, _state: None, clock=lambda: now[0])
     cache = SimpleNamespace(queries=100, hits=25)
     scheduler = SimpleNamespace(num_running_reqs=7, num_waiting_reqs=2, kv_cache_usage=0.5, prefix_cache_stats=cache)
     finished = [SimpleNamespace(queued_time=2.0)]

@@ -88,7 +88,7 @@ def test_azures_headers_show_the_window_that_is_enforced() -> None:
 
 @pytest.mark.parametrize("like", ["bedrock", "gemini", "vllm"])
 def test_some_tell_nothing(like: str) -> None:
-    """Limits that are there and are not told."""
+    """Limits that hold and are in no header."""
     assert headers_after(1, 100, 0, like=like, rpm=600, tpm=60_000) == {}
 
 

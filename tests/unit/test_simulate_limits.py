@@ -68,7 +68,7 @@ def test_requests_and_tokens_are_taken_together_or_not_at_all() -> None:
 
 
 def test_a_request_above_the_limit_never_fits() -> None:
-    """More tokens than the bucket can ever hold is told apart from a wait."""
+    """More tokens than the bucket can ever hold is refused for good, and not asked to wait."""
     assert ContinuousBucket(1_000, 1).wait_s(1_001, 0.0) == math.inf
     assert FixedWindow(100, 10).wait_s(1_001, 0.0) == math.inf
 

@@ -217,7 +217,7 @@ def test_the_wait_is_named_by_its_longest_part(seated: int, prepared: int, waits
     ],
 )
 def test_errors_are_named_and_not_quoted(outcome: Retry | Parked, name: str) -> None:
-    """The name of a failure is told; what a provider, a setting or a hook said with it is not."""
+    """The name of a failure is in the span; what a provider, a setting or a hook said with it is not."""
     spans = _spans_of(_attempt(), outcome)
     process = spans[-1]
     assert process.error
@@ -226,7 +226,7 @@ def test_errors_are_named_and_not_quoted(outcome: Retry | Parked, name: str) -> 
 
 
 def test_a_feed_tells_of_what_it_traces() -> None:
-    """Of a group only traced documents are told, as children of nothing; one that was lost and sent again hangs below."""
+    """Of a group only traced documents have spans, without a parent; one that was lost and sent again is a child of its first."""
     told: list[Span] = []
     job = Job("job_a", "k", {}, {}, "d", JobState.RUNNING, None, 1, None, 0.0, None)
     feed = Feed("job_a", 1, FeedKind.SOURCE, {}, False, 1)

@@ -122,7 +122,7 @@ async def test_hooks_run_in_another_process(pool: ChildPool) -> None:
 
 @pytest.mark.parametrize("name", ["exits", "exits_later", "exits_in_a_task"])
 async def test_a_call_that_ends_its_process_is_found_and_its_neighbours_live(pool: ChildPool, name: str) -> None:
-    """The marks say which call it was; it is tried once more, alone, and is guilty then (A1, B7)."""
+    """The marks say which call it was; it is tried once more, alone, and is named as the cause then (A1, B7)."""
     ended = await beside(pool, name)
     assert isinstance(ended, CallEndedChild)
     assert (ended.cause, ended.deaths) == (LossCause.DIED, DEATHS_ALLOWED)
@@ -231,7 +231,7 @@ async def test_a_module_that_ends_its_process_at_import_is_found(pool: ChildPool
 
 
 async def test_a_cancelled_call_frees_its_child(pool: ChildPool) -> None:
-    """The item's lease is lost: the hook is told, and the next call is answered (A13)."""
+    """The item's lease is lost: the hook is cancelled, and the next call is answered (A13)."""
     asked = asyncio.create_task(pool.ask(after("blocks")))
     await pool.ask(after("pid"))
     asked.cancel()
@@ -250,7 +250,7 @@ async def test_only_allowed_modules_are_imported(modules: Path) -> None:
 
 
 async def test_a_child_that_cannot_start_is_no_fault_of_a_call(modules: Path) -> None:
-    """It says so, and no document is blamed (A1)."""
+    """It says so, and no document gets the failure (A1)."""
     pool = pool_of(modules, hook_s="not a number")
     with pytest.raises(ChildBroken, match="did not start"):
         await pool.ask(after("pid"))

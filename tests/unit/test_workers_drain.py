@@ -105,6 +105,34 @@ def test_a_document_whose_job_cannot_be_read_waits_for_the_database() -> None:
     run_virtual(main())
 
 
+class FreeProvider(PausedProvider):
+    """Nothing is limited, but what is done before an item's turn takes its time."""
+
+    def at_once(self, attempt: Attempt) -> None:
+        raise AssertionError("a draining worker asked for a turn")
+
+    async def prepare(self, request: object) -> Any:
+        await asyncio.sleep(5)
+        return await super().prepare(request)
+
+    async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
+        return outcome
+
+
+def test_an_item_that_was_prepared_as_the_drain_began_is_released() -> None:
+    """It has not begun, so it goes back, even where its turn would come at once."""
+    parts = FreeProvider()
+
+    async def main() -> None:
+        host = make_host(cast(Any, parts), concurrency=5)
+        host.accept(Delivery("j:d", KWARGS, {}))
+        await asyncio.sleep(1)
+        await host.drain(DRAIN_S)
+        assert [type(outcome) for outcome in parts.outcomes] == [Released]
+
+    run_virtual(main())
+
+
 class EndlessLook(PausedProvider):
     """A provider whose account is held, and a ledger that never says whether the item was fed."""
 

@@ -139,7 +139,7 @@ def test_groups_are_wide_until_deaths_from_outside_are_unlikely() -> None:
 
 
 class Crowd:
-    """Suspects who enter cells and stay until they are told to leave."""
+    """Suspects who enter cells and stay until the test lets them leave."""
 
     def __init__(self, *widths: int) -> None:
         self.cells = Cells(widths)

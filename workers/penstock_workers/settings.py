@@ -57,7 +57,7 @@ class ProviderSettings(ProviderFacts):
     )
     allow_plain_http: bool = False  # send the key over http:// to another machine, in a network of one's own
     proxy: str | None = None  # http://[user:password@]host:port for calls; variables such as HTTPS_PROXY do not count
-    profile: ProfileName | None = None  # how it meters; None = told from the host of base_url
+    profile: ProfileName | None = None  # how it meters; None = found by the host of base_url
     rpm: PerMinuteLimit = None  # requests per minute shared by the fleet; None = as its headers tell, or unlimited
     tpm: PerMinuteLimit = None  # tokens per minute, input and output together
     itpm: PerMinuteLimit = None  # input tokens per minute, for providers that limit them apart
@@ -153,6 +153,12 @@ class CostSettings(BaseModel):
         spot = self.spot_usd_per_gpu_hour if self.on_spot else None
         each = self.usd_per_gpu_hour if spot is None else spot
         return (each or 0.0) * self.gpus
+
+
+def proxy_variables() -> list[str]:
+    """Variables that name a proxy and are set; a program may read either spelling."""
+    names = [name for kind in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY") for name in (kind, kind.lower())]
+    return [name for name in names if os.environ.get(name)]
 
 
 def is_open_to_others(url: str) -> bool:

@@ -59,7 +59,7 @@ def run(
         from penstock_cli.run.local import dry_run as show
 
         raise typer.Exit(show(request))
-    with Standby(flags["lane"]) as standby:  # first of all: its imports take as long as all of ours
+    with Standby(flags["lane"]) as standby:  # first of all: its imports take as long as all of this command's
         from penstock_cli.run.local import run_local
 
         raise typer.Exit(run_local(request, standby))

@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from typing import Any, Self
 from penstock_cli.settings import child_environment
 
 READ_BYTES = 65_536
+KILLED_WITHIN_S = 5.0  # from the order to the report of a worker's end, which takes milliseconds
 
 
 def worker_command(lane: str, number: int) -> list[str]:
@@ -59,7 +61,15 @@ class ForkedWorker:
         self._server.signal(self._order, signal.SIGTERM)
 
     def kill(self) -> None:
+        """A server that does not do it in time is killed itself: its workers end with it."""
         self._server.signal(self._order, signal.SIGKILL)
+        until = time.monotonic() + KILLED_WITHIN_S
+        while self.poll() is None:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                self._server.kill()
+                return
+            self._server.await_report(left_s)
 
 
 class Standby:
@@ -79,6 +89,7 @@ class Standby:
         self._orders, self._reports = self._process.stdin, self._process.stdout
         os.set_blocking(self._reports.fileno(), False)
         self._unread = b""
+        self._ready = False
         self._workers: dict[int, ForkedWorker] = {}
 
     def take(self, number: int, variables: Mapping[str, str], log: Path) -> ForkedWorker | None:
@@ -93,8 +104,8 @@ class Standby:
     def signal(self, order: int, number: signal.Signals) -> None:
         """Through the server, which knows whether the process is still that worker."""
         self.read_reports()
-        if self._workers[order].pid is None:
-            self._process.kill()  # it still imports: nothing was forked yet
+        if not self._ready:
+            self.kill()  # it still imports: nothing was forked yet
         else:
             self._send({"order": order, "signal": int(number)})
 
@@ -109,8 +120,13 @@ class Standby:
         if chunk == b"":
             self._lost()
 
-    def await_report(self) -> None:
-        select.select([self._reports], [], [])
+    def await_report(self, limit_s: float | None = None) -> None:
+        select.select([self._reports], [], [], limit_s)
+
+    def kill(self) -> None:
+        """End the server, and so its workers, at once."""
+        self._process.kill()
+        self._lost()
 
     def __enter__(self) -> Self:
         return self
@@ -118,10 +134,12 @@ class Standby:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._lost()
+        self.kill()
 
     def _note(self, report: Mapping[str, Any]) -> None:
+        if "ready" in report:
+            self._ready = True
+            return
         worker = self._workers[report["order"]]
         if "pid" in report:
             worker.pid = report["pid"]

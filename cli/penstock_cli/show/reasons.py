@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock_cli.show.text import count, duration, one_line
@@ -19,6 +19,7 @@ CAUSE_FRESH_S = 600.0  # a failure from before says nothing of now
 ALIVE_S = 15.0  # three heartbeats: a worker that is silent for longer says nothing of now
 CAUSE_CHARS = 300
 QUEUES_SHOWN = 5  # of models that no worker serves
+RETRIED_SHOWN = 6
 USED = 0.9  # of what may be in flight: more than that is all of it
 
 
@@ -35,6 +36,16 @@ def cause_line(cause: Cause, now: float | None = None) -> str:
     times = "once" if cause.count == 1 else f"{count(cause.count)} times since {since}"
     ago = duration(max(0.0, at - cause.last))
     return f"{one_line(cause.name)} ({times}, last {ago} ago): {one_line(cause.text, CAUSE_CHARS)}"
+
+
+def retried_line(by_reason: Mapping[str, int]) -> str | None:
+    """Why attempts were followed by another, the most frequent reasons first; None where none was."""
+    if not by_reason:
+        return None
+    shown = list(by_reason.items())[:RETRIED_SHOWN]
+    more = len(by_reason) - len(shown)
+    words = [f"{one_line(name)} {count(number)}" for name, number in shown]
+    return "retried: " + ", ".join([*words, f"and {more} more reasons"] if more else words)
 
 
 def unserved(workers: Iterable[WorkerSeen], lane: str) -> str | None:

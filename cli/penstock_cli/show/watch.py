@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from penstock_cli.show.engines import engines_of
-from penstock_cli.show.figures import MICRO, Counter, Figures, Speed
+from penstock_cli.show.figures import MICRO, Counter, Figures, Speed, retried_by_reason
 from penstock_cli.show.quota import Look, lift_command, troubles
 from penstock_cli.show.reasons import bound, cause_line, in_hooks, latest_cause, unserved, unserved_model
 from penstock_producer.lanes import has_own_model
@@ -57,6 +57,7 @@ class Watch:
             succeeded_after_retry=counts.succeeded_after_retry,
             dead=dead,
             retries=stats.get("retries", 0),
+            retried_by_reason=retried_by_reason(stats),
             rate_limited=stats.get("rate_limited", 0),
             prompt_tokens=counts.prompt_tokens + moved.get("prompt_tokens", 0),
             completion_tokens=counts.completion_tokens + moved.get("completion_tokens", 0),

@@ -6,7 +6,7 @@
 --   penstock:<job>:state            string: paused | cancelled | missing
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
---   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; settle.lua takes them back
+--   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; put_off.lua takes them back
 --   penstock:<job>:<gen>:window     hash: a finished item leaves it; only what is in it may start
 -- ARGV[1] epoch
 -- ARGV[2] msgpack list of feeds, each {job prefix, feed prefix, {document id, ...}, {bucket number, ...}, {completed-set field,

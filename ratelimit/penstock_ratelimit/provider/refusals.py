@@ -262,7 +262,7 @@ def _by_class(status: int) -> Meaning:
 
 
 def _answer(body: bytes | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The body as a mapping; empty for HTML, rubbish and nothing. Gemini's OpenAI endpoint wraps it in a list."""
+    """The body as a mapping; empty for HTML, for other text, and for nothing. Gemini's OpenAI endpoint wraps it in a list."""
     parsed: object = body
     if isinstance(body, bytes):
         try:

@@ -33,7 +33,7 @@ BULK_LIMIT = 500  # for the option `bulk_max`: a script may pass some thousand a
 IDLE_POLL_S = 0.05  # an idle worker costs Redis 20 small scripts per second
 
 
-class Channel(ConnectingChannel):
+class ClaimingChannel(ConnectingChannel):
     """Claims in bulk where stock kombu pops one."""
 
     QoS = QoS
@@ -55,44 +55,7 @@ class Channel(ConnectingChannel):
         most = min(self.bulk_max, BULK_LIMIT)
         return min(most, limit - len(self.leases)) if limit else most
 
-    # -- consuming ---------------------------------------------------------------------------------------------------
-
-    def basic_consume(self, queue: str, no_ack: bool = False, *args: Any, **options: Any) -> Any:
-        if no_ack:
-            self._unrecorded.add(queue)
-        else:
-            self._unrecorded.discard(queue)
-            self.leases.open(self._connect_keeper, self.broker_keys())
-        return super().basic_consume(queue, no_ack, *args, **options)
-
-    def _basic_cancel(self, consumer_tag: str) -> Any:
-        cancelled = super()._basic_cancel(consumer_tag)
-        if not self.active_queues:
-            self._take_back_claim()
-        return cancelled
-
-    def close(self) -> None:
-        self._take_back_claim()
-        super().close()
-
-    def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
-        message = super().basic_get(queue, no_ack=False, **options)
-        if message is not None and no_ack:
-            self.qos.ack(message.delivery_tag)
-        return message
-
-    def _get(self, queue: str) -> dict[str, Any]:
-        """One message, without waiting. Raises queue.Empty."""
-        self.leases.open(self._connect_keeper, self.broker_keys())
-        script = ClaimScript()
-        with self.conn_or_acquire() as client:
-            claim = script.read(client.execute_command(*self._claim_command(script, [queue], 1)))
-        self._note(claim)
-        if not claim.messages:
-            raise Empty
-        return payload_of(claim.messages[0].raw)
-
-    # -- claiming: kombu's poller calls these two in place of BRPOP ---------------------------------------------------
+    # -- kombu's poller calls these two in place of BRPOP --------------------------------------------------------------
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         room = self.room()
@@ -155,13 +118,3 @@ class Channel(ConnectingChannel):
         except Exception:
             log.exception("message %s of queue %s cannot be taken; kept in %s", claimed.tag, claimed.queue, PARKED_KEY)
             self.leases.conclude([claimed.tag], BrokerAction.SET_ASIDE)
-
-    def _take_back_claim(self) -> None:
-        """Messages of a claim that ends after the last consumer was cancelled return to their queues at once."""
-        if not self._in_poll:
-            return
-        try:
-            messages = self._read_claim()
-        except BROKER_ERRORS:
-            return  # its messages return when their lease ends
-        self.leases.conclude([claimed.tag for claimed in messages], BrokerAction.GIVE_BACK)

@@ -13,7 +13,7 @@ from penstock_workers.broker.messages import Message
 class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
     """Counts and concludes messages through the leases, which outlive the channel."""
 
-    channel: Any  # the ``Channel`` of claim.py
+    channel: Any  # a ``ClaimingChannel``
 
     def can_consume(self) -> bool:
         return bool(self.channel._in_poll) or self.channel.room() > 0

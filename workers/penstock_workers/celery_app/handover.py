@@ -1,9 +1,8 @@
 """The hand-over: a claimed message becomes a delivery on the item loop, and an outcome becomes the broker's action.
 
 The way in: ``item_strategy`` makes the message Celery's request, and ``HandOver.accept`` a ``Delivery``, which the item
-loop gives to its engine. The way back: ``conclude`` on the item loop,
-``deliver`` on the hub thread, which tells Celery and acknowledges. What crosses goes through deques with one wake-up each:
-many items per thread switch when the worker is busy.
+loop gives to its engine. The way back: ``conclude`` on the item loop, ``deliver`` on the hub thread, which tells Celery and
+acknowledges. What crosses goes through deques with one wake-up each: many items per thread switch when the worker is busy.
 """
 
 from __future__ import annotations

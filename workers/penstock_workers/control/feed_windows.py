@@ -96,7 +96,7 @@ class FeedWindows:
     def for_feed(self, job: Job, generation: int, *, ordered: bool = False) -> Share:
         """Documents that one feed of a job may add now, and where. ``update`` has seen the job.
 
-        ``ordered`` feeds are told to wait until there is room for a step that is worth putting into order.
+        ``ordered`` feeds wait until there is room for a step that is worth putting into order.
         """
         if self._full:
             return Share(0, False)

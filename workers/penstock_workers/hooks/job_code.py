@@ -175,9 +175,9 @@ class JobCode:
                 words = f"the check took longer than {CHECK_S:g} s; simplify the schema, its patterns above all"
                 return Failure("schema_mismatch", words, reply.status)
             return Failure("worker_crashed", f"the check against the schema: {_end(ended)}", reply.status)
-        return (
-            Failure("schema_mismatch", said.words[:DETAIL_CHARS], reply.status) if isinstance(said, CallFault) else None
-        )
+        if not isinstance(said, CallFault):
+            return None
+        return Failure("schema_mismatch", (_cut_short(reply) + said.words)[:DETAIL_CHARS], reply.status)
 
     async def _try_schema(self, attempt: Attempt) -> None:
         try:
@@ -230,6 +230,16 @@ class JobCode:
         self._usable[name] = None
         if len(self._usable) > KEPT:
             self._usable.popitem(last=False)
+
+
+def _cut_short(reply: Reply) -> str:
+    """Before what the schema says of an answer that was cut: nothing else is wrong with it, mostly."""
+    if reply.finish_reason != "length":
+        return ""
+    tokens = "" if reply.completion_tokens is None else f" after {reply.completion_tokens} tokens"
+    return (
+        f"the answer was cut{tokens} (finish_reason length): raise max_tokens, or ask for a shorter answer; as it is: "
+    )
 
 
 def _end(ended: CallEndedChild) -> str:

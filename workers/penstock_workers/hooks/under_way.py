@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from time import monotonic
 
-SHOWN_FROM_S = 2.0  # most calls take milliseconds, and are not worth a word
+SHOWN_FROM_S = 5.0  # most calls take milliseconds, and are not worth a word
 
 
 class HooksUnderWay:

@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         return answer
 
     def _expect(self, deadline: float) -> asyncio.Future[None]:
-        """The timer stays from request to request: to set and clear one for each takes the loop 2 us.
+        """The timer stays from request to request: to set and clear one for each takes a microsecond or two.
 
         So it may have been set for an earlier request. Then it rings too early for this one, and is set again.
         """

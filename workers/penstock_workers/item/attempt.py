@@ -89,10 +89,6 @@ class Item(Struct, eq=False):
             return self.spent  # headers come from outside
         return Spent(*(now + before for now, before in zip(self.spent, earlier, strict=True)))
 
-    def count_call(self) -> None:
-        """One more request of this attempt begins: whatever becomes of the process, it may be billed."""
-        self.calls += 1
-
     def mark(self, name: Mark) -> None:
         if self.marks is not None:
             self.marks[name] = time_ns()

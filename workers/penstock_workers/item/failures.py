@@ -88,6 +88,14 @@ def name_failure(tried: Tried, now: float) -> Failure | Reply:
     return _read_reply(tried, parsed)
 
 
+# Finish reasons of answers that are none, with the name and the words of the failure. vLLM's server says `abort` as it ends.
+_STOPPED: Mapping[str | None, tuple[str, str]] = {
+    "content_filter": ("content_filter", "the provider stopped the answer: finish_reason content_filter"),
+    "abort": ("engine_aborted", "the server ended the request before its end: finish_reason abort"),
+    "error": ("error_in_answer", "the server gave the request up: finish_reason error"),
+}
+
+
 def _failure(name: str, detail: str, status: int | None) -> Failure:
     return Failure(name, detail, status, _SIGNALS.get(name, Signal.REFUSED))
 
@@ -121,8 +129,8 @@ def _read_reply(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
         if choice is None:
             return _useless("empty_answer", f"200 without choices: {_cut(answer.body)}", usage)
         finish_reason, content, empty = _read_choice(choice)
-        if finish_reason == "content_filter":
-            return _useless("content_filter", "the provider stopped the answer: finish_reason content_filter", usage)
+        if finish_reason in _STOPPED:
+            return _useless(*_STOPPED[finish_reason], usage)
         if empty:
             return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", usage)
     model = parsed.get("model")

@@ -13,7 +13,7 @@ from penstock_workers.item.attempt import Attempt
 
 
 class Request(Struct, frozen=True):
-    """One call to be made. ``tag`` names the item to the provider, so that its logs and ours can be matched."""
+    """One call to be made. ``tag`` names the item to the provider, so that its logs and Penstock's can be matched."""
 
     tag: str
     provider: str

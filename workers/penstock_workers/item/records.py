@@ -13,6 +13,7 @@ from penstock_ledger import (
     OutcomeStore,
     RedisLedger,
     SettleBatch,
+    SettledCrash,
     SettledDead,
     SettledDone,
     SettledRetry,
@@ -20,7 +21,14 @@ from penstock_ledger import (
 from penstock_ledger.model import JobState
 from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Unreadable
-from penstock_workers.item.rows import message_again, message_to, settled_dead, settled_done, settled_retry
+from penstock_workers.item.rows import (
+    message_again,
+    message_to,
+    reason_of,
+    settled_dead,
+    settled_done,
+    settled_retry,
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +73,7 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
     dead: list[SettledDead] = []
     retries: list[SettledRetry] = []
     released = []
+    crashed: list[SettledCrash] = []
     for attempt, outcome in group:
         if not isinstance(attempt, Attempt):
             continue  # it has not begun
@@ -75,11 +84,13 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
                 dead.append(settled_dead(attempt, letter))
             case Retry():
                 retries.append(settled_retry(attempt, outcome))
-            case Released(crashed=False) | Parked() if attempt.begun:
+            case Released(crashed=True):
+                crashed.append(SettledCrash(attempt.key, reason_of(outcome)))
+            case Released() | Parked() if attempt.begun:
                 released.append(attempt.key)
             case _:
                 pass
-    return SettleBatch(done, dead, retries, released)
+    return SettleBatch(done, dead, retries, released, crashed)
 
 
 def _pauses(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:

@@ -81,11 +81,10 @@ class ItemRunner:
                     raise
                 place.leave()  # waiting for its place apart, it must not keep others from their turn
                 happened = await self._try_apart(attempt)
-        if isinstance(happened, Failure) and happened.astray:
+        if self.runs.note(attempt, happened):
             await self.runs.weigh(attempt, happened)
-        else:
-            self.runs.note(attempt, happened)
-        return decide(attempt, happened, self.policy, put_off=not self.admission.may_retry(attempt))
+        put_off = isinstance(happened, Failure) and not self.admission.may_retry(attempt)
+        return decide(attempt, happened, self.policy, put_off=put_off)
 
     async def _try(self, attempt: Attempt) -> Failure | Reply:
         attempt.mark("seated")

@@ -94,18 +94,19 @@ class Runs:
             raise TurnedAway(Parked("one document of its job is sent first, to see whether they are answered now"))
         run.probe_at = now + PROBE_S
 
-    def note(self, attempt: Attempt, happened: Failure | Reply) -> None:
-        """What is not astray: a 200 shows that the job's requests arrive where they should."""
-        if self._pauses_at and happened.status == 200:
-            self._run(attempt).succeed(attempt.sent_at)
-
-    async def weigh(self, attempt: Attempt, happened: Failure) -> None:
-        """Of one that is astray. Raises TurnedAway, which pauses the job, unless it is the document's own fault.
-
-        Waits for other answers where these decide.
-        """
+    def note(self, attempt: Attempt, happened: Failure | Reply) -> bool:
+        """Take in what one call came to. True where other answers decide what this one means: ``weigh`` waits for them."""
         if not self._pauses_at:
-            return
+            return False
+        if isinstance(happened, Failure) and happened.astray:
+            return True
+        if happened.status == 200:
+            self._run(attempt).succeed(attempt.sent_at)
+        return False
+
+    async def weigh(self, attempt: Attempt, happened: Failure | Reply) -> None:
+        """Raises TurnedAway, which pauses the job, unless what happened is the document's own."""
+        assert isinstance(happened, Failure), "a reply is never in doubt"
         run = self._run(attempt)
         run.fail(attempt.sent_at, _what(happened))
         if not run.is_long and attempt.sent_at > run.proven_at:

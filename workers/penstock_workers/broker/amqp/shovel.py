@@ -52,7 +52,7 @@ class Shovel:
                 wait_s = 0.0 if self._turn() else IDLE_S
             except (*BROKER_ERRORS, *AMQP_ERRORS) as error:
                 wait_s = self._fail(error)
-            except Exception:  # a bug of ours: messages wait in their lists meanwhile, and nothing is lost
+            except Exception:  # a defect of the shovel: messages wait in their lists meanwhile, and nothing is lost
                 log.exception("the shovel failed by an error of Penstock, which it survives; please report this")
                 wait_s = self._fail(None)
             stop.wait(wait_s)

@@ -9,30 +9,6 @@ local LARGEST = 32 * 1024 * 1024 -- above the arguments of a door task, in base6
 local room, started = tonumber(ARGV[1]), now()
 local reply, leases, dropped, put_off = {started, 0, 0}, {}, 0, {}
 
--- How the producer ends a message. Read this way it need not be parsed, body and all, to find one id. The quotes around
--- "properties" are a key's (inside a JSON string they would follow a backslash), and the two braces close it and the message.
--- The plain search comes first because Lua's patterns are slow to find where they begin.
-local BEGINS = '"properties":{"correlation_id":"'
-local ENDING = '^"properties":{"correlation_id":"[^"\\]*","delivery_mode":2,"delivery_info":{"exchange":"",'
-  .. '"routing_key":"[^"\\]*"},"priority":0,"delivery_tag":"([^"\\]+)"}}$'
-local ENDING_MAX = 1024 -- bytes; what has longer ids is parsed
-
-local function tag_of(raw)
-  local from = string.find(raw, BEGINS, -ENDING_MAX, true)
-  local tag = from and string.match(raw, ENDING, from)
-  if tag then return tag end
-  local read, message = pcall(cjson.decode, raw)
-  if not read or type(message) ~= 'table' or type(message.properties) ~= 'table' then return nil end
-  tag = message.properties.delivery_tag
-  return type(tag) == 'string' and tag or nil
-end
-
-local function retries_of(raw)
-  local read, message = pcall(cjson.decode, raw or '')
-  local headers = read and type(message) == 'table' and message.headers
-  return type(headers) == 'table' and tonumber(headers.retries) or 0
-end
-
 -- The tag is held already. A later try of the same item can only exist once the earlier one is settled, so its holder is
 -- about to acknowledge it: the later one waits at the far end of its queue. Anything else is a hint we have: drop it.
 local function meet_holder(list, raw, held)

@@ -6,13 +6,13 @@ import contextlib
 import hashlib
 
 from penstock_ledger import REDIS_TIMEOUT_S, RedisAddress
-from penstock_ratelimit import Limiter, PerMinute, Quota, SharedLimiter, Ticket
+from penstock_ratelimit import Limiter, PerMinute, Quota, SharedLimiter, Ticket, profile_for
 from penstock_workers.item.answer import Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.fates import explain
 from penstock_workers.item.lane import Prepared
-from penstock_workers.lanes.api.costs import Costs, metering
+from penstock_workers.lanes.api.costs import Costs
 from penstock_workers.lanes.api.gauges import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -28,7 +28,7 @@ def _quota(name: str, provider: ProviderSettings, concurrency: int) -> Quota:
     return Quota(
         name,
         limits,
-        profile=metering(provider).name,
+        profile=profile_for(provider.base_url, provider.profile).name,
         discover=provider.discover,
         probe=True,
         concurrency=concurrency if adaptive else None,

@@ -8,7 +8,7 @@ pass the time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from typing import Any
@@ -22,7 +22,12 @@ MIN_EFFICIENCY = 0.75  # a fuller batch gains a CPU nothing beyond a few rows, a
 HANDICAPS_S: Mapping[Priority, float] = {"urgent": 0.0, "normal": 5.0, "low": 60.0}
 
 TokenIds = Sequence[int]
+Tell = Callable[[bool], None]  # told that the encoder has the row now, and that it has not any more
 Vector = Any  # a row of float32: numpy's from a real encoder, any sequence of floats from another
+
+
+def ignored(_: bool) -> None:
+    """For rows that are not waited for by the clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +38,7 @@ class TextRow:
     arrived: float  # seconds on the batcher's clock
     priority: Priority
     future: asyncio.Future[Vector]
+    tell: Tell = ignored
 
     @property
     def length(self) -> int:

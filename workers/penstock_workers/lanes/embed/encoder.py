@@ -37,6 +37,8 @@ class Encoder(Protocol):
     dimensions: int
     vocabulary: int  # token ids are below this
     matryoshka: bool  # trained so that the first part of a vector is a vector, too
+    parameters: int  # of the model: with them it is known how long a batch may take
+    on_cpu: bool
 
     def tokenise(self, texts: Sequence[str]) -> Sequence[TokenIds]:
         """With special tokens, and as long as the text is."""
@@ -88,6 +90,8 @@ class SentenceTransformersEncoder:
         self.max_tokens: int = settings.max_tokens or own_limit
         self.dimensions: int = self._model.get_embedding_dimension()
         self.vocabulary: int = getattr(config, "vocab_size", len(self._tokenizer))
+        self.parameters = sum(part.numel() for part in self._model.parameters())
+        self.on_cpu = self._model.device.type == "cpu"
         self.matryoshka = bool(
             getattr(config, "is_matryoshka", False) or getattr(config, "matryoshka_dimensions", None)
         )
@@ -100,19 +104,22 @@ class SentenceTransformersEncoder:
 
     def encode(self, ids: Sequence[TokenIds]) -> Sequence[Vector]:
         try:
-            with self._torch.inference_mode():
-                features = self._rectangle(ids)
-                vectors = self._model(features)["sentence_embedding"]
-                if not bool(self._torch.isfinite(vectors).all()):
-                    raise NotFinite(
-                        "a vector is not finite; float32 may do where a smaller dtype overflows (embed.dtype)"
-                    )
-                return [*vectors.to("cpu", self._torch.float32).numpy()]
+            return self._computed(ids)
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
-                self._give_memory_back()
-                raise OutOfMemory(str(error).partition("\n")[0]) from None
-            raise
+            if not _is_out_of_memory(error):
+                raise
+            said = str(error).partition("\n")[0]
+        # Here and not above: while the error lives, its frames hold the tensors of the batch that did not fit.
+        self._give_memory_back()
+        raise OutOfMemory(said)
+
+    def _computed(self, ids: Sequence[TokenIds]) -> Sequence[Vector]:
+        with self._torch.inference_mode():
+            features = self._rectangle(ids)
+            vectors = self._model(features)["sentence_embedding"]
+            if not bool(self._torch.isfinite(vectors).all()):
+                raise NotFinite("a vector is not finite; float32 may do where a smaller dtype overflows (embed.dtype)")
+            return [*vectors.to("cpu", self._torch.float32).numpy()]
 
     def _ids(self, texts: Sequence[str], **options: Any) -> list[TokenIds]:
         whole = [self._prompt + text for text in texts] if self._prompt else list(texts)
@@ -139,6 +146,10 @@ class SentenceTransformersEncoder:
     def _give_memory_back(self) -> None:
         if self._torch.cuda.is_available():
             self._torch.cuda.empty_cache()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def _no_progress_bars() -> None:

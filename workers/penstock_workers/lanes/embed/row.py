@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_producer.served import Served
+from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.embed.check import check
 from penstock_workers.lanes.embed.inspection import TRIES, inspect
 from penstock_workers.lanes.embed.settings import EmbedSettings
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def _make(settings: WorkerSettings) -> EmbedLane:
     from penstock_workers.lanes.embed.embed_lane import EmbedLane
 
-    return EmbedLane(settings.embed)
+    return EmbedLane(settings.embed, failpoints=Failpoints.parse(settings.failpoints))
 
 
 def _admission(_settings: WorkerSettings, _lane: EmbedLane) -> Admission:

@@ -16,8 +16,6 @@ from penstock_workers.settings import WorkerSettings
 OLDEST: Final = (0, 26)
 NEWEST: Final = (0, 33)
 """The versions of vLLM that the lane is for; it is tested with one of them."""
-DEFAULT_LORA_RANK: Final = 16
-"""vLLM's own `max_lora_rank`."""
 TRIES: Final = (
     ("/v1/completions", b'{"prompt":"doctor","max_tokens":1}'),
     ("/v1/embeddings", b'{"input":"doctor"}'),
@@ -53,7 +51,7 @@ def _hosted(gpu: GpuSettings) -> Iterator[LaneFinding]:
         seen = f"gpu.model is {gpu.model}, no folder: vLLM resolves it when it starts, so its files could not be seen"
         yield LaneFinding(True, seen)
     for name, adapter in gpu.lora.items():
-        yield _adapter(name, Path(adapter), _number(gpu.engine.get("max_lora_rank"), DEFAULT_LORA_RANK))
+        yield _adapter(name, Path(adapter), _number(gpu.engine.get("max_lora_rank"), default=0))
 
 
 def _version() -> Iterator[LaneFinding]:
@@ -73,6 +71,7 @@ def _version() -> Iterator[LaneFinding]:
 
 
 def _adapter(name: str, folder: Path, most: int) -> LaneFinding:
+    """``most``: the rank that the settings allow; 0 = the worker follows the adapters."""
     setting = f"gpu.lora.{name}"
     if not folder.is_dir():
         return LaneFinding(False, f"{setting}: there is no folder {folder} here", "mount it, or correct it")
@@ -84,8 +83,8 @@ def _adapter(name: str, folder: Path, most: int) -> LaneFinding:
     rank = read.get("r")
     if not isinstance(rank, int):
         return LaneFinding(False, f"{setting}: its adapter_config.json names no rank `r`", "copy the adapter again")
-    if rank > most:
-        fix = f"set gpu.engine.max_lora_rank = {rank}"
+    if most and rank > most:
+        fix = f"set gpu.engine.max_lora_rank = {rank}, or leave it out: it follows from the adapters"
         return LaneFinding(False, f"{setting} has rank {rank}, above max_lora_rank = {most}", fix)
     return LaneFinding(True, f"{setting} has rank {rank}, in {folder}")
 
