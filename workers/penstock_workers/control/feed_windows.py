@@ -63,8 +63,13 @@ class FeedWindows:
         self._rivals: defaultdict[str, dict[str, Flow]] = defaultdict(dict)  # queue -> flows of its active jobs, by job
         self._turns: defaultdict[str, Turns] = defaultdict(Turns)  # by queue, for jobs of small shares
 
-    def update(self, live: Collection[Job], outstanding: Mapping[str, Sequence[int]]) -> None:
-        """Note which jobs share the queues now, in every round before ``for_feed``. ``outstanding``: documents by generation."""
+    def update(
+        self, live: Collection[Job], outstanding: Mapping[str, Sequence[int]], led: Collection[str] | None = None
+    ) -> None:
+        """Note which jobs share the queues now, in every round before ``for_feed``. ``outstanding``: documents by generation.
+
+        ``led``: the jobs that this process feeds, by default all. Other processes feed theirs into parts of their own.
+        """
         now = self._clock()
         self._now, self._tick_s = now, now - self._now
         self._known = {job.job_id: self._known.get(job.job_id) or self._queue_and_flow(job) for job in live}
@@ -84,7 +89,7 @@ class FeedWindows:
             if now - self._active[job.job_id] < ACTIVE_S:
                 self._rivals[queue][job.job_id] = flow
         for queue in {*self._rivals, *self._turns}:
-            self._begin_turns(queue)
+            self._begin_turns(queue, led)
 
     def _note_active(self, running: Collection[Job], now: float) -> None:
         """Those with documents in the queue or with a worker, and, for a while, those that are new here."""
@@ -133,12 +138,13 @@ class FeedWindows:
             self._active[job_id] = self._now  # it waits for its turn, and is not idle
         return room
 
-    def _begin_turns(self, queue: str) -> None:
+    def _begin_turns(self, queue: str, led: Collection[str] | None) -> None:
         """Jobs whose share of the window is less than a step of many take turns; the others keep to their shares."""
         rivals, small = self._rivals[queue], dict[str, float]()
         if len(rivals) > TURNS:
             of_window = parts_of_window(list(rivals.values()), self._front(queue))
-            small = {job: part for job, part in of_window.items() if part < 1 / TURNS}
+            here = of_window.keys() if led is None else of_window.keys() & set(led)
+            small = {job: of_window[job] for job in here if of_window[job] < 1 / TURNS}
         outstanding = {job: sum(generations) for job, generations in self._outstanding.items()} if small else {}
         window, per_s = self._window(queue, SHARED_WINDOW_S), self._pace[queue].per_s
         self._turns[queue].begin(small, outstanding, window, per_s, self._now)

@@ -90,7 +90,7 @@ class JobSteps:
         self.leadership.renew(live)
         self.leadership.take(live)
         outstanding = {job.job_id: of_job.outstanding for (job, _), of_job in zip(live, seen, strict=True)}
-        self._windows.update([job for job, _ in live], outstanding)
+        self._windows.update([job for job, _ in live], outstanding, self.leadership.jobs(live))
 
     def place(self, live: LiveJob) -> float:
         """The lower, the sooner in a round a job has its step."""
