@@ -88,7 +88,7 @@ def broker_action(outcome: Outcome) -> BrokerAction:
         case Done() | Dead() | Retry() | Skipped() | Parked():
             return BrokerAction.ACK
         case Released():
-            return BrokerAction.GIVE_BACK
+            return BrokerAction.GIVE_BACK if outcome.to is None else BrokerAction.ACK
         case Unreadable():
             return BrokerAction.SET_ASIDE
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock_producer.served import Served
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.embed.check import check
+from penstock_workers.lanes.embed.inspection import TRIES, inspect
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.row import Gauge, LaneRow
 from penstock_workers.metrics import catalogue
@@ -29,11 +32,18 @@ def _admission(_settings: WorkerSettings, _lane: EmbedLane) -> Admission:
     return Unpaced()
 
 
+def _serves(settings: WorkerSettings) -> Served:
+    embed = settings.embed
+    own = () if embed.model is None else (embed.model, Path(embed.model).name)
+    return Served(tuple(dict.fromkeys((*own, *embed.names))), context=embed.max_tokens, dtype=embed.dtype)
+
+
 EMBED: LaneRow[EmbedLane] = LaneRow(
     name="embed",
     make=_make,
     admission=_admission,
     suspect_children=1,  # it loads the model once more
+    serves=_serves,
     settings=EmbedSettings,
     modules=("penstock_workers.lanes.embed.embed_lane",),
     gauges={
@@ -45,5 +55,7 @@ EMBED: LaneRow[EmbedLane] = LaneRow(
         "token_budget": Gauge(catalogue.EMBED_BUDGET),
     },
     engine="sentence_transformers",
+    inspect=inspect,
+    tries=TRIES,
     check=check,
 )

