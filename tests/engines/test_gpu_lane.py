@@ -329,7 +329,7 @@ async def test_a_bad_adapter_refuses_its_own_requests_only(tiny_llama: Path, tmp
         await hosted.close()
 
 
-def test_each_finish_reason_of_this_vllm_has_its_outcome() -> None:
+async def test_each_finish_reason_of_this_vllm_has_its_outcome() -> None:
     """The engine's own list and the table are the same: a release with a new reason fails here, before it fails silently."""
     from penstock_workers.lanes.gpu.outcomes import REASONS
 
