@@ -227,7 +227,7 @@ class Fleet:
         return self._start("control", ["control"], settings)
 
     def command(self, name: str, *arguments: str, **settings: object) -> Process:
-        """Another command of ours that runs until it is ended."""
+        """Another Penstock command that runs until it is ended."""
         return self._start(name, arguments, settings)
 
     def _start(self, lane: str, arguments: Sequence[str], settings: Mapping[str, object]) -> Process:
