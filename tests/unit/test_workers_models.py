@@ -84,6 +84,7 @@ async def test_every_name_of_the_model_is_served(model: str) -> None:
 async def test_an_item_of_another_model_goes_to_its_queue_uncounted() -> None:
     """It is released to the queue of the model, acknowledged here, and no attempt is counted."""
     outcome = await outcome_of(gate(Hot()), attempt(b'{"model":"tiny2"}'))
+    assert outcome is not None
     assert outcome == Released("this worker does not serve tiny2", to="penstock.gpu.tiny2")
     assert broker_action(outcome) is BrokerAction.ACK
     assert broker_action(Released("drain")) is BrokerAction.GIVE_BACK
