@@ -207,7 +207,7 @@ def test_nothing_of_an_engine_outlives_its_worker(engine: tuple[str, subprocess.
 
 
 def test_memory_of_an_engine_that_is_gone_already_is_freed(engine: tuple[str, subprocess.Popen[bytes], Path]) -> None:
-    """What the worker told its guard before is removed, though no process is left that could show it (H11)."""
+    """What the worker named to its guard before is removed, though no process is left that could show it (H11)."""
     mark, process, memory = engine
     assert str(memory) in processes.shared_memory(processes.marked(mark))
     guard = Guard(mark)

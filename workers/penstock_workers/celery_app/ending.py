@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Ending:
-    """Of this process. Celery's own exit status of a drain is 0, whoever asked for it."""
+    """Of this process. Celery's own exit status of a drain is 0, also where a signal asked for it."""
 
     def __init__(self) -> None:
         self._why: str | None = None

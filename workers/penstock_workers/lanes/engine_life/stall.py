@@ -12,7 +12,7 @@ COMPILING_S: Final = 600.0  # a step during which a compiler runs in the engine 
 LOOK_S: Final = 2.0
 MOST_S: Final = 3600.0
 FIRST_STEP_S: Final = 120.0  # kernels are compiled and tuned in the first one
-# Floating point operations per second that the slowest machine reaches on which anybody serves a model of the size.
+# Floating point operations per second of the slowest machine with which a model of the size is served.
 SLOW_GPU: Final = 2e13
 SLOW_CPU: Final = 1e10
 

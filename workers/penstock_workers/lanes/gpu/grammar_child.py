@@ -34,7 +34,7 @@ def named(wanted: Mapping[str, Any]) -> str:
 
 
 def serve() -> None:
-    """Say null once ready, or why not; then a verdict for each constraint, until the worker is gone."""
+    """Say null once ready, or why not; then an answer for each constraint, until the worker is gone."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print goes to the log
     logging.disable(logging.CRITICAL)  # vLLM logs each one that fails, with its traceback

@@ -1,7 +1,7 @@
 """JSON schemas, grammars and patterns that answers must follow are tried out in a child process, before the engine has them.
 
 One that cannot be compiled, that takes for ever or that no answer can satisfy would fail in the engine, or end it. The child
-does what the engine's own backend will do. Its verdicts are kept, since the documents of a job mostly share one.
+does what the engine's own backend will do. Its answers are kept, since the documents of a job mostly share one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ START_S: Final = 120.0  # it imports vLLM: seconds, on a machine that does nothi
 TRY_S: Final = 10.0  # one constraint; a usual one takes milliseconds
 TRIES: Final = 2  # a child can die for another reason
 IDLE_S: Final = 60.0  # after so long it is ended, to free its memory
-KEPT: Final = 1_000  # verdicts
+KEPT: Final = 1_000  # answers
 
 
 class NoChild(Exception):
@@ -123,7 +123,7 @@ class GrammarCheck:
 
 
 class _Child:
-    """The worker's end of the process: a line for each constraint, and a line for each verdict."""
+    """The worker's end of the process: a line for each constraint, and a line for each answer."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -1,6 +1,6 @@
 """The processes of an engine, found by a mark in their environment, and the shared memory that they would leave behind.
 
-vLLM's processes are not all children of each other, and whoever is killed outright cleans nothing up: a coordinator lives
+vLLM's processes are not all children of each other, and a process that is killed outright cleans nothing up: a coordinator lives
 on for minutes, and shared memory until the machine starts anew.
 """
 
