@@ -19,7 +19,8 @@ class FakeEncoder:
     max_tokens = 100
     dimensions = 4
     vocabulary = 1_000
-    matryoshka = False
+    matryoshka: bool | None = False
+    sizes: frozenset[int] = frozenset()
 
     def __init__(self, *, memory: int | None = None) -> None:
         self.memory = memory  # padded tokens that fit
@@ -35,7 +36,10 @@ class FakeEncoder:
     def trim(self, text: str) -> TokenIds:
         return [len(word) + 1 for word in text.split()][: self.max_tokens]
 
-    def encode(self, ids: Sequence[TokenIds]) -> list[Vector]:
+    def build(self, ids: Sequence[TokenIds]) -> list[TokenIds]:
+        return list(ids)
+
+    def encode(self, ids: list[TokenIds]) -> list[Vector]:
         self.batches.append(list(ids))
         if self.memory is not None and max(map(len, ids)) * len(ids) > self.memory:
             raise OutOfMemory("no memory left")

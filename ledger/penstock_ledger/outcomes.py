@@ -23,6 +23,7 @@ from penstock_ledger.outcome_rows import (
 )
 from penstock_ledger.tables import feeds, outcomes
 from penstock_ledger.tallies import counts_from, grouped, tallied
+from penstock_ledger.vectors import MAGIC, Vectors, unpack
 
 PAGE: Final = 1_000  # rows read at a time: with bodies of some kilobytes a page is some megabytes
 
@@ -92,6 +93,13 @@ class OutcomeStore:
         """Visible results by generation and document id."""
         query = select(*RESULT_COLUMNS).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
         return self._paged(query, page, result_from)
+
+    def vectors(self, job_id: str, page: int = PAGE) -> Iterator[tuple[ItemKey, Vectors]]:
+        """Visible results that are kept as vectors, in the order of ``results``, without the way over JSON."""
+        query = select(*RESULT_COLUMNS[:KEY_COLUMNS], outcomes.c.body).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
+        for key, body in self._paged(query, page, lambda row: (ItemKey(*row[:KEY_COLUMNS]), row.body)):
+            if body.startswith(MAGIC):
+                yield key, unpack(body)
 
     def dead_letters(
         self,

@@ -16,6 +16,7 @@ import orjson
 
 from penstock_ledger import POOL_SIZE, JobNotFound, JobStore, OutcomeStore, Spool, open_database
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
+from penstock_ledger.vectors import Vectors
 from penstock_producer.acceptance import check_acceptable
 from penstock_producer.borders import Borders
 from penstock_producer.documents import DocumentChecker
@@ -182,6 +183,14 @@ class Producer:
     def results(self, job: str) -> Iterator[Result]:
         """Every visible result so far, in flat memory, in no promised order."""
         return self._outcomes.results(self._jobs.get(job).job_id)
+
+    def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
+        """The embeddings of an embed job so far as they are stored, without JSON between; in the order of ``results``.
+
+        With numpy a row is ``numpy.frombuffer(vectors.rows()[0], "<f4")`` where ``vectors.dtype`` is float32. Answers of
+        providers are JSON, and only among ``results``.
+        """
+        return self._outcomes.vectors(self._jobs.get(job).job_id)
 
     def dead_letters(self, job: str, *, reason: str | None = None) -> Iterator[DeadLetter]:
         """Every visible dead letter so far, of one reason or all."""

@@ -19,7 +19,7 @@ class EmbedSettings(LaneSettings):
     dtype: Literal["float32", "float16", "bfloat16"] | None = None  # None = as the model is stored
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None  # of a CPU; None = all cores
     max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # of one text; None = as the model's files say
-    matryoshka: bool = False  # the model may be asked for fewer `dimensions`, though its files do not say so
+    matryoshka: bool | None = None  # whether it may be asked for fewer `dimensions`; None = unless its files deny it
     batch_items: Annotated[int, Field(ge=1, le=8_192)] = 512  # texts in a batch; tokens are what limits it, mostly
     token_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None  # of a batch, padded; None = found out
     window_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0  # how long an idle encoder waits for a fuller batch
