@@ -20,11 +20,12 @@ class FakeEncoder:
     dimensions = 4
     vocabulary = 1_000
     matryoshka: bool | None = False
-    sizes: frozenset[int] = frozenset()
+    short_sizes: frozenset[int] = frozenset()
 
     def __init__(self, *, memory: int | None = None) -> None:
         self.memory = memory  # padded tokens that fit
         self.batches: list[list[TokenIds]] = []
+        self.built: list[list[TokenIds]] = []
         self.calls: list[list[str]] = []  # texts tokenised together
 
     def tokenise(self, texts: Sequence[str]) -> list[TokenIds]:
@@ -37,6 +38,7 @@ class FakeEncoder:
         return [len(word) + 1 for word in text.split()][: self.max_tokens]
 
     def build(self, ids: Sequence[TokenIds]) -> list[TokenIds]:
+        self.built.append(list(ids))
         return list(ids)
 
     def encode(self, ids: list[TokenIds]) -> list[Vector]:

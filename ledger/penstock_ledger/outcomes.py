@@ -96,7 +96,9 @@ class OutcomeStore:
 
     def vectors(self, job_id: str, page: int = PAGE) -> Iterator[tuple[ItemKey, Vectors]]:
         """Visible results that are kept as vectors, in the order of ``results``, without the way over JSON."""
-        query = select(*RESULT_COLUMNS[:KEY_COLUMNS], outcomes.c.body).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
+        query = select(*RESULT_COLUMNS[:KEY_COLUMNS], outcomes.c.body).where(
+            outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT
+        )
         for key, body in self._paged(query, page, lambda row: (ItemKey(*row[:KEY_COLUMNS]), row.body)):
             if body.startswith(MAGIC):
                 yield key, unpack(body)

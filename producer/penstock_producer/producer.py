@@ -295,7 +295,7 @@ def _digest(spec: JobSpec, pin: Mapping[str, Any]) -> str:
     """What makes two submits the same job: the spec and the content, not the place of a file or its time."""
     skipped = _NOT_CONTENT | {"uri"} if "sha256" in pin else _NOT_CONTENT
     content = {name: value for name, value in pin.items() if name not in skipped}
-    return hashlib.sha256(orjson.dumps([spec.to_json(), content], option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(orjson.dumps([_given(spec), content], option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _check_key(job_key: object) -> None:
@@ -305,3 +305,11 @@ def _check_key(job_key: object) -> None:
     if job_key.startswith("job_"):
         fix = "choose a key of your own: ids of jobs start like that"
         raise SpecError([Problem("invalid_value", "/job_key", f"{seen(job_key)} looks like a job id", fix)])
+
+
+def _given(spec: JobSpec) -> dict[str, Any]:
+    """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
+    stored = spec.to_json()
+    if spec.embedding_dtype is None:
+        del stored["embedding_dtype"]
+    return stored

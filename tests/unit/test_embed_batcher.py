@@ -17,13 +17,15 @@ WINDOW_S = 2.0
 
 
 def batcher(encoder: FakeEncoder, thread: OnCall | None = None, *, budget: int = 100_000, items: int = 100) -> Batcher:
-    made = Batcher(encoder, TokenBudget(budget), batch_items=items, window_s=WINDOW_S, thread=thread or AtOnce())
+    made = Batcher(
+        encoder, TokenBudget(budget), batch_items=items, window_s=WINDOW_S, thread=thread or AtOnce(), builder=AtOnce()
+    )
     made.start()
     return made
 
 
 async def turns() -> None:
-    for _ in range(10):
+    for _ in range(30):
         await asyncio.sleep(0)
 
 
@@ -73,7 +75,7 @@ def test_a_full_batch_does_not_wait() -> None:
 
 
 async def test_while_it_computes_the_next_batch_gathers() -> None:
-    """One batch at a time; those who came meanwhile go together as soon as it is done, the window long past."""
+    """One batch is computed and at most one is built beside it; others wait for the end of the first."""
     encoder, thread = FakeEncoder(), OnCall()
     busy = batcher(encoder, thread, items=2)
     tasks = [asyncio.create_task(busy.encode([[n + 1] * 9])) for n in range(2)]
@@ -82,7 +84,8 @@ async def test_while_it_computes_the_next_batch_gathers() -> None:
     tasks += [asyncio.create_task(busy.encode([[n + 5] * 9])) for n in range(4)]
     await turns()
     assert thread.busy == 1
-    assert busy.gauges()["waiting"] == 4
+    assert encoder.built == [[[1] * 9, [2] * 9], [[5] * 9, [6] * 9]]
+    assert busy.gauges()["waiting"] == 2
     assert busy.gauges()["bound"] == "engine"
     for _ in range(3):
         thread.step()
@@ -112,7 +115,7 @@ async def test_a_cancelled_waiter_leaves_its_bucket() -> None:
 async def test_out_of_memory_the_halves_go_apart_and_the_budget_sinks() -> None:
     """A batch of sixteen that does not fit goes as four of four, and the next one is no larger than what fitted."""
     encoder = FakeEncoder(memory=1_024)
-    made = Batcher(encoder, TokenBudget(4_096), batch_items=16, window_s=0, thread=AtOnce())
+    made = Batcher(encoder, TokenBudget(4_096), batch_items=16, window_s=0, thread=AtOnce(), builder=AtOnce())
     made.start()
     await made.encode([[1] * 256 for _ in range(16)])
     assert encoder.sizes()[0] == [256] * 16
@@ -158,14 +161,15 @@ async def test_an_encoder_that_loses_a_vector_is_not_believed() -> None:
 
 
 async def test_too_many_waiting_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single request is always taken; beside others only what there is room for."""
+    """A single request is always taken; beside others only what there is room for, those in hand not counted."""
     monkeypatch.setattr(module, "MAX_WAITING_ROWS", 4)
     thread = OnCall()
     busy = batcher(FakeEncoder(), thread, items=1)
     tasks = [asyncio.create_task(busy.encode([[1] * 9]))]
-    await turns()  # it is being computed
-    tasks += [asyncio.create_task(busy.encode([[1] * 9])) for _ in range(4)]
-    await turns()
+    await turns()  # it is being computed, and one of the next is built
+    for _ in range(5):
+        tasks.append(asyncio.create_task(busy.encode([[1] * 9])))
+        await turns()
     with pytest.raises(NoRoom, match="4 texts wait"):
         await busy.encode([[1] * 9])
     while thread.busy:

@@ -14,6 +14,7 @@ import orjson
 import pytest
 from encoders import POISON, FakeEncoder, OnCall
 
+from penstock_ledger.vectors import as_json
 from penstock_workers.errors import ModelMissing, PackageMissing
 from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, Reply, name_failure
@@ -56,7 +57,7 @@ async def answered(lane: EmbedLane, asked: Request) -> dict[str, Any]:
     tried = await lane.infer(prepared)
     assert isinstance(tried, Answer), tried
     assert tried.status == 200
-    parsed: dict[str, Any] = orjson.loads(tried.body)
+    parsed: dict[str, Any] = orjson.loads(as_json(tried.body))
     return parsed
 
 

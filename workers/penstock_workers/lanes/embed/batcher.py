@@ -1,8 +1,8 @@
 """The dynamic batcher: texts wait in length buckets while the encoder computes, and go in batches of alike ones.
 
-The encoder has one thread of its own and computes one batch at a time. Everything else is on the event loop, where
-``_turn`` is the page to read. When a batch fails, each of its halves is tried by itself, and so on down to the row that is
-at fault.
+The encoder has one thread of its own and computes one batch at a time; a second thread builds the next one meanwhile, if
+enough texts wait to fill it. Everything else is on the event loop, where ``_turn`` is the page to read. When a batch fails,
+each of its halves is tried by itself, and so on down to the row that is at fault.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from penstock_producer.spec import Priority
 from penstock_workers.lanes.embed.buckets import Buckets, Row, TokenIds, Vector, padded_tokens
@@ -23,6 +24,8 @@ from penstock_workers.lanes.embed.figures import Computed, Figures
 log = logging.getLogger(__name__)
 
 MAX_WAITING_ROWS = 65_536  # a request above this is put off; some 100 MB of token ids at 500 each
+BATCHES_IN_HAND = 2  # one that is computed, and one that is built: rows of a third are better chosen later
+LOOK_AGAIN = 0.25  # batches that have to come before the next is looked for again, while its rows were too unlike
 
 
 class NoRoom(Exception):
@@ -44,12 +47,16 @@ class Batcher:
         batch_items: int,
         window_s: float,
         thread: Executor | None = None,
+        builder: Executor | None = None,
     ) -> None:
         self._encoder = encoder
         self._budget = budget
         self._buckets = Buckets(batch_items=batch_items, window_s=window_s)
         self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="penstock-encoder")
-        self._computing: asyncio.Task[None] | None = None
+        self._builder = builder or ThreadPoolExecutor(1, thread_name_prefix="penstock-batches")
+        self._encoder_free = asyncio.Lock()
+        self._in_hand: set[asyncio.Task[None]] = set()
+        self._ahead_from = 1.0  # batches that wait before one is taken while another is computed
         self._next_look: asyncio.Handle | None = None
 
     def start(self) -> None:
@@ -85,35 +92,58 @@ class Batcher:
             **self.figures.lately(),
             "token_budget": self._budget.limit,
             "waiting": waiting,
-            "bound": "engine" if waiting else "queue",
+            "bound": "engine" if waiting or len(self._in_hand) == BATCHES_IN_HAND else "queue",
         }
 
     async def close(self) -> None:
         for row in self._buckets.clear():
             row.future.cancel()
         self._stop_looking()
-        if self._computing is not None:
-            self._computing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._computing
+        for task in self._in_hand:
+            task.cancel()
+        await asyncio.gather(*self._in_hand, return_exceptions=True)
+        self._builder.shutdown(wait=False, cancel_futures=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     # -- the recipe --------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Give the encoder its next batch, if it is free and one is ready; else look again when the oldest is due."""
+        """Take the next batch, if the encoder is free and one is ready; else look again when the oldest is due.
+
+        While it computes, one more is taken, if it is full.
+        """
         self._next_look = None
-        if self._computing is not None or not len(self._buckets):
+        if not len(self._buckets) or not self._may_take():
             return
-        rows = self._buckets.take(self._loop.time(), self._budget.limit)
+        ahead, limit = bool(self._in_hand), self._budget.limit
+        rows = self._buckets.take(self._loop.time(), limit, only_full=ahead)
         if rows:
-            self._computing = self._loop.create_task(self._compute(rows), name="embed batch")
+            task = self._loop.create_task(self._encode_rows(rows), name="embed batch")
+            self._in_hand.add(task)
+            task.add_done_callback(partial(self._put_down, rows))
+            self._ahead_from = 1.0
+            self._look_soon()
+        elif ahead:
+            self._ahead_from = self._buckets.batches(limit) + LOOK_AGAIN
         else:
             self._next_look = self._loop.call_at(self._buckets.due(), self._turn)
 
+    def _may_take(self) -> bool:
+        """Looking costs as much as a batch has rows, so it is not done for each text that comes."""
+        if not self._in_hand:
+            return True
+        return len(self._in_hand) < BATCHES_IN_HAND and self._buckets.batches(self._budget.limit) >= self._ahead_from
+
+    def _put_down(self, rows: list[Row], task: asyncio.Task[None]) -> None:
+        """However it ended, even before it began."""
+        for row in rows:
+            row.future.cancel()  # futures that have ended stay as they are
+        self._in_hand.discard(task)
+        self._look_soon()
+
     def _look_soon(self) -> None:
         """Once for all that happens in this turn of the loop."""
-        if self._computing is None:
+        if self._may_take():
             self._stop_looking()
             self._next_look = self._loop.call_soon(self._turn)
 
@@ -122,22 +152,17 @@ class Batcher:
             self._next_look.cancel()
             self._next_look = None
 
-    async def _compute(self, rows: list[Row]) -> None:
-        try:
-            await self._encode_rows(rows)
-        finally:
-            for row in rows:
-                row.future.cancel()  # futures that have ended stay as they are
-            self._computing = None
-            self._look_soon()
-
     async def _encode_rows(self, rows: list[Row]) -> None:
         rows = [row for row in rows if not row.future.done()]
         if not rows:
             return
         waited_s = self._loop.time() - min(row.arrived for row in rows)
         try:
-            vectors, seconds = await self._loop.run_in_executor(self._thread, self._timed, [row.ids for row in rows])
+            built = await self._loop.run_in_executor(self._builder, self._encoder.build, [row.ids for row in rows])
+            async with self._encoder_free:
+                if all(row.future.done() for row in rows):
+                    return  # their requests were given up meanwhile
+                vectors, seconds = await self._loop.run_in_executor(self._thread, self._timed, built, len(rows))
         except Exception as error:
             await self._halve(rows, error)
             return
@@ -157,12 +182,12 @@ class Batcher:
         await self._encode_rows(rows[:middle])
         await self._encode_rows(rows[middle:])
 
-    def _timed(self, ids: Sequence[TokenIds]) -> tuple[Sequence[Vector], float]:
+    def _timed(self, built: Any, rows: int) -> tuple[Sequence[Vector], float]:
         """The encoder's thread."""
         started = time.perf_counter()
-        vectors = self._encoder.encode(ids)
-        if len(vectors) != len(ids):
-            raise RuntimeError(f"the encoder gave {len(vectors)} vectors for {len(ids)} texts")
+        vectors = self._encoder.encode(built)
+        if len(vectors) != rows:
+            raise RuntimeError(f"the encoder gave {len(vectors)} vectors for {rows} texts")
         return vectors, time.perf_counter() - started
 
     def _note(self, rows: Sequence[Row], waited_s: float, seconds: float) -> None:

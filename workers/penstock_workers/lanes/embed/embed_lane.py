@@ -142,7 +142,7 @@ class EmbedLane:
 def _short_vectors(encoder: Encoder, settings: EmbedSettings) -> ShortVectors:
     """What the operator says counts, then what the model's files say."""
     if settings.matryoshka is None:
-        return ShortVectors(encoder.dimensions, encoder.matryoshka, encoder.sizes)
+        return ShortVectors(encoder.dimensions, encoder.matryoshka, encoder.short_sizes)
     return ShortVectors(encoder.dimensions, settings.matryoshka)
 
 
