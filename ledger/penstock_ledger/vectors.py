@@ -74,7 +74,7 @@ def unpack(body: bytes) -> Vectors:
 
 def as_json(body: bytes) -> bytes:
     """A result's body for those who read JSON: OpenAI's embeddings object, or what it was already."""
-    return _answer(unpack(body)) if body[:1] == b"\0" else body
+    return _answer(unpack(body)) if body.startswith(MAGIC) else body
 
 
 def _answer(vectors: Vectors) -> bytes:
