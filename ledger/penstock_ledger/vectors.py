@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
-__all__ = ["MAGIC", "DamagedVectors", "VectorType", "Vectors", "as_json", "pack", "unpack"]
+__all__ = ["MAGIC", "DamagedVectors", "Form", "VectorType", "Vectors", "as_json", "pack", "unpack"]
 
 VectorType = Literal["float32", "float16", "int8", "binary", "ubinary"]
 Form = Literal["float", "base64"]

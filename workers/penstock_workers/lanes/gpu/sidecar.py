@@ -116,7 +116,7 @@ class SidecarLane:
         log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
         while (model := await self._serves()) is None:
             if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
-                raise EngineAway(self._url, self._wait_s)
+                raise EngineAway(self._url, self._wait_s, "gpu")
             await asyncio.sleep(ASK_AGAIN_S)
         self._model, self._is_up = orjson.dumps(model), True
         self.queue.open(self._max_seqs, 0)
