@@ -99,7 +99,7 @@ class OutcomeStore:
         query = select(*RESULT_COLUMNS[:KEY_COLUMNS], outcomes.c.body).where(
             outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT
         )
-        for key, body in self._paged(query, page, lambda row: (ItemKey(*row[:KEY_COLUMNS]), row.body)):
+        for key, body in self._paged(query, page, lambda row: (ItemKey(row[0], row[1], row[2]), row.body)):
             if body.startswith(MAGIC):
                 yield key, unpack(body)
 

@@ -29,17 +29,23 @@ def as_bytes(vector: Vector, dtype: VectorType, dimensions: int) -> bytes:
     numbers = numpy.asarray(vector, numpy.float32)
     if dimensions < len(numbers):
         numbers = _of_length_1(numbers[:dimensions])
+    return bytes(_as(dtype, numbers).data)
+
+
+def _as(dtype: VectorType, numbers: Any) -> Any:
+    import numpy
+
     match dtype:
         case "float32":
-            return numbers.astype("<f4", copy=False).tobytes()
+            return numpy.ascontiguousarray(numbers, "<f4")
         case "float16":
             return _halves(numbers)
         case "int8":
-            return numpy.rint(_of_length_1(numbers) * INT8_MOST).astype(numpy.int8).tobytes()
+            return numpy.rint(_of_length_1(numbers) * INT8_MOST).astype(numpy.int8)
         case "ubinary":
-            return numpy.packbits(numbers > 0).tobytes()
+            return numpy.packbits(numbers > 0)
         case "binary":  # the same bits, less 128, as sentence-transformers, Voyage and Cohere have it
-            return (numpy.packbits(numbers > 0) ^ 0x80).tobytes()
+            return numpy.packbits(numbers > 0) ^ 0x80
 
 
 def _of_length_1(numbers: Any) -> Any:
@@ -48,11 +54,11 @@ def _of_length_1(numbers: Any) -> Any:
     return numbers / (float(numpy.linalg.norm(numbers)) or 1.0)
 
 
-def _halves(numbers: Any) -> bytes:
+def _halves(numbers: Any) -> Any:
     import numpy
 
     with numpy.errstate(over="ignore"):
         halves = numbers.astype("<f2")
     if not numpy.isfinite(halves).all():
         raise NotRepresentable("a number of the vector is above 65,504, the most of float16; ask for float32")
-    return halves.tobytes()
+    return halves
