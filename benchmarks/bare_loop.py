@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks.ground import request_body
+from benchmarks.documents import request_body
 
 WARM_UP_CALLS = 1_000
 TIMEOUT_S = 300.0  # of the SDK, which by its own takes a busy machine for a server that is away

@@ -4,7 +4,7 @@
 
 In virtual time, so it takes seconds and every run is the same. Two servers: one like vLLM, which refuses nothing, serves
 48 at once and queues the rest; and shared capacity that refuses above 40 in flight, or 55 in every other two minutes. Beside
-ours: fixed limits, and additive increase with multiplicative decrease as llm-d's gateway has it (half, plus one).
+Penstock's: fixed limits, and additive increase with multiplicative decrease as llm-d's gateway has it (half, plus one).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Control(Protocol):
 
 @dataclass
 class Fixed:
-    """A number that somebody has set."""
+    """A number that a person has set."""
 
     limit: int
 
@@ -77,7 +77,7 @@ class Server(Protocol):
 
 
 class Queueing:
-    """Like vLLM: a token takes longer the more are served; whoever comes above that waits."""
+    """Like vLLM: a token takes longer the more are served; requests above that number wait."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(SERVED_AT_ONCE)

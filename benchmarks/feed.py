@@ -7,12 +7,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.ground import RunningRedis, folder, redis_server, request_body, usage, write_documents
+from benchmarks.documents import request_body
+from benchmarks.ground import RunningRedis, folder, redis_server, usage, write_documents
 from benchmarks.report import Report, Row, median
 from penstock_ledger import Database, JobStore, Meta, RedisLedger, open_database
 from penstock_ledger.model import Feed
 from penstock_producer import Producer
-from penstock_producer.feeder import open_feeder
+from penstock_producer.leased_feed import open_feeder
 
 STEP = 5_000  # documents between two moves of the durable cursor, as the control loop does
 LEASE_S = 600.0
@@ -104,7 +105,7 @@ def send(server: RunningRedis, calls: int) -> Rate:
 
 def _lease(database: Database, job_id: str) -> Feed:
     leased = JobStore(database).lease_feed(job_id, 1, "bench", LEASE_S)
-    assert leased is not None, "nobody else feeds in this database"
+    assert leased is not None, "no other process feeds from this database"
     return leased
 
 

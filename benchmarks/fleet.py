@@ -18,8 +18,8 @@ from penstock_ledger.model import Job
 from penstock_producer import Producer
 
 WARM_UP_DOCS = 1_000  # connections are open and every path has been walked before anything is counted
-READY_TIMEOUT_S = 60.0
-STALLED_S = 60.0  # without a single conclusion: something is broken, and waiting longer tells nothing
+READY_TIMEOUT_S = 240.0  # a machine with much else to do starts a fleet slowly
+STALLED_S = 120.0  # without a single conclusion: something is broken, and waiting longer tells nothing
 LOOK_EACH_S = 0.05
 STEADY = (0.2, 0.8)  # of a job's items: between these marks its start, its ramp and its end are over or yet to come
 
@@ -48,7 +48,7 @@ class JobCost:
 
     @property
     def all_ms(self) -> float:
-        """Every process of ours: the workers once they are under way, and the whole of Redis, control and submit."""
+        """Every Penstock process: the workers once they are under way, and the whole of Redis, control and submit."""
         return self.steady_ms + self.redis_ms + self.control_ms + self.submit_ms
 
 
@@ -81,7 +81,7 @@ class Fleet:
         self, place: Path, server: RunningRedis, worker_pids: Sequence[int], control_pid: int, database_url: str
     ) -> None:
         self.database_url = database_url
-        self.last_job = ""  # the id of the job that was run last
+        self.last_job = ""  # the id of the job that was submitted last
         self._place = place
         self._server = server
         self._worker_pids = worker_pids
@@ -97,9 +97,9 @@ class Fleet:
             own_cpu = time.thread_time()
             job = producer.submit(path, {})
             found.submit_s = time.thread_time() - own_cpu
+            self.last_job = job.job_id
             found.steady_ms = self._wait(producer, job, items)
             found.dead = int(self._client.hget(_stats(job), "dead") or 0)
-            self.last_job = job.job_id
         path.unlink()
         return found.cost()
 
@@ -114,6 +114,11 @@ class Fleet:
                 self._wait(producer, job, each)
         return found.cost()
 
+    def done(self) -> int:
+        """Documents of the last job that have an outcome; 0 while it is being submitted."""
+        counts = self._client.hmget(f"penstock:{self.last_job}:stats", ["succeeded", "dead"])
+        return sum(int(count or 0) for count in cast(list[bytes | None], counts))
+
     def redis_info(self, section: str) -> Mapping[str, Any]:
         info: Any = self._client.info(section)
         return cast(Mapping[str, Any], info)
@@ -125,9 +130,9 @@ class Fleet:
     @contextlib.contextmanager
     def _measured(self, items: int) -> Iterator[_Job]:
         self._client.config_resetstat()  # so that the peak is this job's
-        found = _Job(items, self._usages(), time.monotonic())
+        found = _Job(items, self.usages(), time.monotonic())
         yield found
-        found.wall_s, found.after = time.monotonic() - found.started, self._usages()
+        found.wall_s, found.after = time.monotonic() - found.started, self.usages()
 
     def wait_ready(self) -> None:
         with contextlib.closing(open_database(self.database_url)) as database:
@@ -155,7 +160,7 @@ class Fleet:
                 raise GroundError(f"{done} of {items} items after {STALLED_S:.0f} s of silence; see {self._place}")
             time.sleep(LOOK_EACH_S)
 
-    def _usages(self) -> tuple[Usage, Usage, Usage]:
+    def usages(self) -> tuple[Usage, Usage, Usage]:
         return self._workers(), usage(self._control_pid), usage(self._server.pid)
 
     def _workers(self) -> Usage:

@@ -35,7 +35,7 @@ GROWTH_MAX = 1.25  # of Flower's memory from the mark where its table is full to
 OFF = "events off"
 WAYS: dict[str, tuple[str, bool, dict[str, str]]] = {
     OFF: ("api", False, {}),
-    "Celery's own events, nobody reads": ("stock", True, {}),
+    "Celery's own events, not read": ("stock", True, {}),
     "grouped, of every item": ("api", True, {"PENSTOCK_EVENT_SAMPLE": "1"}),
     "grouped and sampled by pace (the default)": ("api", True, {}),
 }  # the worker's argument, whether task events are on, and settings
@@ -86,7 +86,7 @@ class Sizes:
         return self.neighbour * self.pairs + self.long * self.longs
 
 
-# -- each way of sending events, with nobody reading --------------------------------------------------------------------
+# -- each way of sending events, with no reader --------------------------------------------------------------------
 
 
 def _ways(place: Path, server: RunningRedis, sizes: Sizes) -> list[Row]:
@@ -151,7 +151,7 @@ def _attached(place: Path, server: RunningRedis, sizes: Sizes) -> Report:
 
 
 def _without(pid: int, server: RunningRedis, running: Fleet, items: int) -> JobCost:
-    """As if there were no Flower: it is held still, and nobody sends it anything."""
+    """As if there were no Flower: it is held still, and nothing is sent to it."""
     os.kill(pid, signal.SIGSTOP)
     try:
         _disable_events(server)
@@ -176,7 +176,7 @@ def _report(off: list[JobCost], on: list[JobCost], marks: list[Mark], publishes:
             f">= {PACE_TARGET}x", ratio >= PACE_TARGET),
         Row("CPU per item, worker", f"{cpus[1]:.3f} ms", f"{cpus[0]:.3f} ms", f"{cpu_ratio:.2f}x"),
         Row("task events and PUBLISHes per item", f"{events / total:.3f}, {publishes / total:.4f}"),
-        Row("dead letters that Flower was told of", f"{last.failed:,.0f}", f"{dead:,}", "", "all", last.failed == dead),
+        Row("dead letters that Flower shows", f"{last.failed:,.0f}", f"{dead:,}", "", "all", last.failed == dead),
         Row("Flower's memory at the end", f"{last.rss / MIB:.0f} MiB", f"{full.rss / MIB:.0f} MiB at {full.items:,}",
             f"{growth:.2f}x", f"<= {GROWTH_MAX}x", growth <= GROWTH_MAX),
         Row("Flower's CPU, share of one core", f"{cpu_s / wall_s:.0%}", "", f"{cpu_s / max(1, events) * 1e6:.0f} us per event"),

@@ -1,4 +1,4 @@
-"""What every benchmark stands on: a Redis and a simulated provider of its own, a temporary folder, and documents."""
+"""What every benchmark stands on: a Redis and a simulated provider of its own, a temporary folder, and a file of documents."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ import orjson
 import psutil
 import redis
 
+from benchmarks.documents import doc_id, request_body
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE_FOLDERS = ("producer", "workers", "ratelimit", "ledger", "gateway", "cli")
 START_TIMEOUT_S = 30.0
-TEXT = (
-    "The quick brown fox jumps over the lazy dog near the bank of the river. " * 6
-)  # 432 characters, a short document
 
 
 class GroundError(Exception):
@@ -117,16 +116,22 @@ def process(
     command: list[str],
     *,
     variables: Mapping[str, str] | None = None,
+    stdin: int | None = None,
     stdout: int | None = None,
     log: Path | None = None,
     checkout: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child that is ended with the block: asked first, then killed. It runs the code of ``checkout``."""
+    """A child that is ended with the block: asked first, then killed. It runs the code of ``checkout``.
+
+    ``log`` gets its stderr, and its stdout where no ``stdout`` is named.
+    """
     output = log.open("wb") if log is not None else None
     environment = {**os.environ, **(variables or {})}
     if checkout != ROOT:  # before what is installed in this environment
         environment["PYTHONPATH"] = os.pathsep.join(str(checkout / folder) for folder in PACKAGE_FOLDERS)
-    started = subprocess.Popen(command, env=environment, stdout=output or stdout, stderr=output, cwd=checkout)
+    started = subprocess.Popen(
+        command, env=environment, stdin=stdin, stdout=output if stdout is None else stdout, stderr=output, cwd=checkout
+    )
     try:
         yield started
     finally:
@@ -153,15 +158,6 @@ def write_documents(path: Path, number: int, *, first: int = 0) -> Path:
             line = {"custom_id": doc_id(n), "method": "POST", "url": "/v1/chat/completions", "body": request_body(n)}
             file.write(orjson.dumps(line) + b"\n")
     return path
-
-
-def doc_id(n: int) -> str:
-    return f"document-{n:07d}"
-
-
-def request_body(n: int) -> dict[str, object]:
-    message = {"role": "user", "content": f"Summarise in one sentence: [{n}] {TEXT}"}
-    return {"model": "sim-small", "messages": [message], "max_tokens": 32, "temperature": 0}
 
 
 def _first_line(running: subprocess.Popen[bytes]) -> bytes:

@@ -11,7 +11,7 @@ import argparse
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from benchmarks.fleet import Fleet, JobCost, fleet
 from benchmarks.ground import end_in_order, folder, redis_server, tests_on_path
 from benchmarks.noop_path import CONCURRENCY, WORKER
 from benchmarks.report import Report, Row, show
-from benchmarks.targets import met, target
+from benchmarks.targets import judge
 from penstock_ledger import OutcomeStore, open_database
 from penstock_producer.outputs import write_outputs
 
@@ -33,6 +33,13 @@ MANY_JOBS, EACH = 1_000, 100
 QUICK_JOBS = 50
 MIB = 2**20
 GROWTH = "CPU per item, largest job / jobs of 10,000"
+MANY = "CPU per item, many jobs of 100 / jobs of 10,000"
+PARTS: Mapping[str, Callable[[JobCost], float]] = {
+    "worker": lambda cost: cost.worker_ms,
+    "redis": lambda cost: cost.redis_ms,
+    "control and feeder": lambda cost: cost.control_ms,
+    "submit and survey": lambda cost: cost.submit_ms,
+}
 
 
 @dataclass(frozen=True)
@@ -81,30 +88,37 @@ def run(quick: bool) -> Report:
 
 def measure(sizes: Sequence[int], many: tuple[int, int] | None, *, postgres: bool) -> Report:
     rows: list[Row] = []
-    ratio = 1.0
+    ratios: dict[str, float] = {}
     for size in sizes:
         large, small = _beside_small_jobs(partial(_one_job, size, postgres=postgres), postgres=postgres)
-        ratio = large.cpu_us / small.cpu_us
+        ratios[GROWTH] = large.cpu_us / small.cpu_us
         rows += large.rows(small)
     if many is not None:
         jobs, small = _beside_small_jobs(partial(_many_jobs, *many, postgres=postgres), postgres=postgres)
-        rows += jobs.rows(small)
-    if sizes:
-        rows.append(Row(GROWTH, "", "", f"{ratio:.2f}x", target(GROWTH), met(GROWTH, ratio)))
+        ratios[MANY] = jobs.cpu_us / small.cpu_us
+        rows += [*jobs.rows(small), *_price_of_a_job(jobs, small, many[1])]
+    rows += [Row(name, "", "", f"{ratio:.2f}x").judged(judge(name, ratio)) for name, ratio in ratios.items()]
     database = "PostgreSQL" if postgres else "SQLite"
     title = f"(g) growth, no-op lane, {database}, one worker; beside: jobs of {SMALL:,} at the same time"
-    return Report(title, rows, ratios={GROWTH: ratio} if sizes else {})
+    return Report(title, rows, ratios=ratios)
+
+
+def _price_of_a_job(jobs: Grown, small: Grown, each: int) -> Iterator[Row]:
+    """What a job costs beside its documents: CPU of jobs of ``each`` beyond that of as many documents in ``small`` jobs."""
+    for what, cost_of in PARTS.items():
+        more = each * (cost_of(jobs.cost) - cost_of(small.cost))
+        yield Row(f"a job's own price: {what}", f"{more:.1f} ms")
 
 
 def _beside_small_jobs(run: Callable[[], Grown], *, postgres: bool) -> tuple[Grown, Grown]:
     """What ``run`` returns, and the mean of the jobs of ``SMALL`` that another fleet ran meanwhile."""
-    with ThreadPoolExecutor(1) as thread, _running(postgres) as (_, running, database):
+    with ThreadPoolExecutor(1) as thread, running_fleet(postgres) as (_, running, database):
         large = thread.submit(run)
-        before = _redis_memory(running)
+        before = redis_memory(running)
         costs: list[JobCost] = []
         while not large.done():
             costs.append(running.run(SMALL))
-        peak, after = running.redis_peak() - before, _redis_memory(running) - before
+        peak, after = running.redis_peak() - before, redis_memory(running) - before
         items = SMALL * len(costs)
         mean = replace(
             costs[-1], items=items, wall_s=sum(cost.wall_s for cost in costs),
@@ -116,23 +130,23 @@ def _beside_small_jobs(run: Callable[[], Grown], *, postgres: bool) -> tuple[Gro
 
 
 def _one_job(items: int, *, postgres: bool) -> Grown:
-    with _running(postgres) as (place, running, database):
-        before = _redis_memory(running)
+    with running_fleet(postgres) as (place, running, database):
+        before = redis_memory(running)
         cost = running.run(items)
-        peak, after = running.redis_peak() - before, _redis_memory(running) - before
+        peak, after = running.redis_peak() - before, redis_memory(running) - before
         assembly_s = _assemble(running.database_url, running.last_job, place / "outputs", items)
         return Grown(f"{items:,} documents", items, cost, peak, after, database.size(running), assembly_s)
 
 
 def _many_jobs(jobs: int, each: int, *, postgres: bool) -> Grown:
-    with _running(postgres) as (_, running, database):
-        before = _redis_memory(running)
+    with running_fleet(postgres) as (_, running, database):
+        before = redis_memory(running)
         cost = running.run_many(jobs, each)
-        peak, after = running.redis_peak() - before, _redis_memory(running) - before
+        peak, after = running.redis_peak() - before, redis_memory(running) - before
         return Grown(f"{jobs:,} jobs of {each}", jobs * each, cost, peak, after, database.size(running), 0.0)
 
 
-class _Database:
+class Database:
     """SQLite beside the fleet's other files, or a database of its own in a PostgreSQL."""
 
     def __init__(self, postgres: Any) -> None:
@@ -151,7 +165,7 @@ class _Database:
 
 
 @contextlib.contextmanager
-def _running(postgres: bool) -> Iterator[tuple[Path, Fleet, _Database]]:
+def running_fleet(postgres: bool) -> Iterator[tuple[Path, Fleet, Database]]:
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(folder())
         server = stack.enter_context(redis_server(place))
@@ -160,14 +174,14 @@ def _running(postgres: bool) -> Iterator[tuple[Path, Fleet, _Database]]:
             with tests_on_path():
                 started = import_module("servers").Postgres.start()
             stack.callback(started.stop)
-        database = _Database(started)
+        database = Database(started)
         running = stack.enter_context(
             fleet(place / "fleet", server, worker=WORKER, concurrency=CONCURRENCY, database_url=database.url)
         )
         yield place, running, database
 
 
-def _redis_memory(running: Fleet) -> int:
+def redis_memory(running: Fleet) -> int:
     return int(running.redis_info("memory")["used_memory"])
 
 

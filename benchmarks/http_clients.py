@@ -18,7 +18,8 @@ from typing import Any
 import orjson
 
 from benchmarks.bare_loop import measured, with_aiohttp
-from benchmarks.ground import ROOT, request_body, simulator
+from benchmarks.documents import request_body
+from benchmarks.ground import ROOT, simulator
 from benchmarks.report import Report, Row, median
 from penstock_workers.http import ClientName, Target, make_client
 

@@ -1,4 +1,4 @@
-"""(c) The whole path over HTTP, every process of ours counted, beside loops that do nothing but call.
+"""(c) The whole path over HTTP, every Penstock process counted, beside loops that do nothing but call.
 
 `python -m benchmarks.http_path --beside CHECKOUT --setting PENSTOCK_UVLOOP=false` measures other code and other settings in
 the same rounds: that is how a change is weighed.

@@ -13,7 +13,7 @@ from benchmarks.fleet import fleet
 from benchmarks.ground import RunningRedis, end_in_order, folder, redis_server
 from benchmarks.report import Report, Row, median, show
 from benchmarks.rounds import OURS, Contender, Measured, arguments, contenders, measure
-from benchmarks.targets import met, target
+from benchmarks.targets import judge
 
 WORKER = "benchmarks.noop_worker"
 CONCURRENCY = 256
@@ -44,10 +44,8 @@ def _scaling(measured: Measured) -> Iterator[Row]:
     """By CPU, since two workers, Redis, control and whatever else runs share two cores: what a second one adds to each."""
     ratio = _two_over_one(measured)
     pace = {name: median([cost.items / cost.wall_s for cost in measured.fleets[name]]) for name in (OURS, TWO)}
-    yield Row(
-        "two workers: items per CPU second of each worker", "", "one worker's", f"{ratio:.2f}x", target(SCALING),
-        met(SCALING, ratio),
-    )  # fmt: skip
+    each = Row("two workers: items per CPU second of each worker", "", "one worker's", f"{ratio:.2f}x")
+    yield each.judged(judge(SCALING, ratio))
     yield Row(
         "two workers: items per second, wall clock", f"{pace[TWO]:,.0f}/s", f"{pace[OURS]:,.0f}/s",
         f"{pace[TWO] / pace[OURS]:.2f}x",

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import redis
 
-from benchmarks.ground import doc_id, folder, redis_server, request_body
+from benchmarks.documents import doc_id, request_body
+from benchmarks.ground import folder, redis_server
 from benchmarks.report import Report, Row
 from penstock_ledger import Publish, RedisLedger
 from penstock_ledger.keys import bucket_count

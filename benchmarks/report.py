@@ -1,4 +1,4 @@
-"""What a benchmark hands back, and how it is shown: the figure, what it is compared with, the target, and whether it is met."""
+"""What a benchmark hands back, and how it is shown: the figure, what it is compared with, its target and its limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 
 import psutil
@@ -14,10 +14,12 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.targets import Judged
+
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. ``met`` is None for a figure that has no target."""
+    """One line of a table. ``met`` and ``held`` are None for a figure that has no target, or no limit."""
 
     what: str
     measured: str
@@ -25,6 +27,11 @@ class Row:
     ratio: str = ""
     target: str = ""
     met: bool | None = None
+    held_to: str = ""  # the limit that `--check` holds
+    held: bool | None = None
+
+    def judged(self, judged: Judged) -> Row:
+        return replace(self, target=judged.target, met=judged.met, held_to=judged.held_to, held=judged.held)
 
 
 @dataclass(frozen=True)
@@ -51,10 +58,12 @@ def machine(client: redis.Redis) -> str:
 
 def show(report: Report) -> None:
     table = Table(title=report.title, title_justify="left")
-    for heading in ("what", "measured", "beside it", "ratio", "target", "met"):
+    for heading in ("what", "measured", "beside it", "ratio", "target", "met", "held to", "holds"):
         table.add_column(heading, overflow="fold")
     for row in report.rows:
-        table.add_row(row.what, row.measured, row.beside, row.ratio, row.target, _met(row.met))
+        table.add_row(
+            row.what, row.measured, row.beside, row.ratio, row.target, _met(row.met), row.held_to, _holds(row.held)
+        )
     console = Console(width=None if os.isatty(1) else 150)
     console.print(table)
     for note in report.notes:
@@ -66,4 +75,8 @@ def median(figures: Sequence[float]) -> float:
 
 
 def _met(met: bool | None) -> str:
-    return {True: "met", False: "NOT MET", None: ""}[met]
+    return {True: "met", False: "not met", None: ""}[met]
+
+
+def _holds(held: bool | None) -> str:
+    return {True: "yes", False: "NO: WORSE", None: ""}[held]

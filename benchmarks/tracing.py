@@ -1,7 +1,7 @@
 """(t) What tracing costs: the no-op fleet with nothing traced, one item in a hundred, and all of them.
 
 Three fleets stand side by side, each with its own Redis, and run jobs of the same size in turn, so that whatever else the
-machine does meets all of them. A collector takes what is told over HTTP and throws it away.
+machine does meets all of them. A collector takes spans over HTTP and throws them away.
 """
 
 from __future__ import annotations

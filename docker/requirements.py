@@ -1,7 +1,7 @@
 """Print what the project needs, extras by name: `requirements.py worker s3`.
 
-With ``--beside FILE`` (``pip list --format=freeze`` of an environment that is not ours), print constraints instead: the
-versions that are there stay, and ours hold for all that is not there.
+With ``--beside FILE`` (``pip list --format=freeze`` of another environment), print constraints instead: the
+versions that are there stay, and the pins hold for all that is not there.
 """
 
 from __future__ import annotations

@@ -75,8 +75,9 @@ def run_job(documents: Path, out: Path, base_url: str) -> int:
         "--rpm", str(REQUESTS_PER_MINUTE), "--tpm", str(TOKENS_PER_MINUTE),
         "--usd-per-mtok-in", "0.15", "--usd-per-mtok-out", "0.60",
     ]  # fmt: skip
-    job = subprocess.Popen(command)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job hears Ctrl-C itself and drains
+    job = subprocess.Popen(command, start_new_session=True)  # so that it gets each interrupt once, from here
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _frame: job.send_signal(number))  # it drains, and a second one hurries it
     return job.wait()
 
 

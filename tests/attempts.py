@@ -10,7 +10,7 @@ from penstock_producer.spec import JobSpec
 from penstock_producer.wire import ItemMessage
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.item.attempt import Attempt, JobView
+from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.causes import Causes
 from penstock_workers.item.fates import RetryPolicy
 from penstock_workers.item.host import ItemHost
@@ -38,7 +38,7 @@ def make_attempt(
     key = ItemKey(job_id, generation, doc_id)
     delivery = Delivery(f"{job_id}:{doc_id}", {}, headers or {}, retries=retries, queue="penstock.api")
     job = JobView(job_id, JobSpec.from_json(spec), settings or ProviderSettings(), 1)
-    return Attempt(delivery, ItemMessage(key, body, None), job, body)
+    return Attempt.at(Item.of(delivery, ItemMessage(key, body, None)), job, body)
 
 
 def make_runner(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: Any) -> ItemRunner:

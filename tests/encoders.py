@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -21,6 +21,8 @@ class FakeEncoder:
     vocabulary = 1_000
     matryoshka: bool | None = False
     short_sizes: frozenset[int] = frozenset()
+    parameters = 0
+    on_cpu = True
 
     def __init__(self, *, memory: int | None = None) -> None:
         self.memory = memory  # padded tokens that fit
@@ -71,11 +73,12 @@ class OnCall(Executor):
 
     def __init__(self) -> None:
         self._given: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self._lock = threading.Lock()
+        self.given = asyncio.Event()  # set with each thing to do
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self._given.append((lambda: fn(*args, **kwargs), future))
+        self.given.set()
         return future
 
     @property

@@ -164,7 +164,7 @@ def clock_of_redis_steps_back(stage: Stage) -> None:
 
 
 def strays(stage: Stage) -> None:
-    """Messages that no producer of ours would send: all are set aside, and the documents behind them are answered."""
+    """Messages that Penstock would not send: all are set aside, and the documents behind them are answered."""
     client, job = stage.fleet.redis.client(), stage.job
     good = json.loads(encode_item(ItemKey(job.job_id, 1, "doc-1"), queue=QUEUE, body=b"{}", ref=None))
 

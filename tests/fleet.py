@@ -227,7 +227,7 @@ class Fleet:
         return self._start("control", ["control"], settings)
 
     def command(self, name: str, *arguments: str, **settings: object) -> Process:
-        """Another command of ours that runs until it is ended."""
+        """Another Penstock command, which runs until it is ended."""
         return self._start(name, arguments, settings)
 
     def _start(self, lane: str, arguments: Sequence[str], settings: Mapping[str, object]) -> Process:
@@ -244,7 +244,7 @@ class Fleet:
         return process
 
     def penstock(self, *arguments: str) -> str:
-        """What a command of ours says, with the settings of this fleet."""
+        """What a Penstock command prints, with the settings of this fleet."""
         done = subprocess.run(
             [*PENSTOCK, *arguments],
             env=self._environment({}),

@@ -1,7 +1,7 @@
 """One document through a real worker in this process, with the code that it enters written down.
 
 Run as a program: `one_item.py <redis url> <folder>` writes `entered.json` there, three lists, `feed`, `item` and `idle`. Each
-entry is "file:function", of Python code of ours, entered while the feeder published the document, from then until the
+entry is "file:function", of Penstock's Python code, entered while the feeder published the document, from then until the
 worker had acknowledged it, and in a while before that in which the worker had nothing to do.
 """
 
@@ -25,6 +25,7 @@ from penstock_ledger import Meta, OutcomeStore, RedisAddress, RedisLedger, open_
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.feeder import Feeder
 from penstock_workers.__main__ import _worker_main
+from penstock_workers.broker.channel import Channel
 from penstock_workers.celery_app.app import create_app
 from penstock_workers.control.loop import Control
 from penstock_workers.settings import WorkerSettings
@@ -32,7 +33,7 @@ from penstock_workers.settings import WorkerSettings
 ROOT = Path(__file__).parents[1]
 OURS = tuple(f"{ROOT}/{folder}/" for folder in ("producer", "workers", "ledger", "ratelimit", "cli"))
 ENTERED = "entered.json"
-IDLE_S = 1.0  # a worker that waits asks for messages each 0.05 s
+IDLE_POLLS = 20  # a second: a worker that waits asks for messages each 0.05 s
 ITEM_S = 60.0
 SPEC = {"lane": "api", "model": "m", "endpoint": "/v1/chat/completions", "prompt": "{text}"}
 ANSWER = (
@@ -50,6 +51,8 @@ class Recorder:
         self._phase: set[CodeType] = set()
         self._is_feeding = False
         self._step = Feeder.step.__code__
+        self._poll = Channel._brpop_start.__code__
+        self._polls = 0
 
     def phase(self, name: str | None) -> None:
         self._phase = set() if name is None else self.entered[name]
@@ -57,12 +60,19 @@ class Recorder:
     def in_worker(self, frame: FrameType, event: str, argument: object) -> None:
         if event == "call":
             self._phase.add(frame.f_code)
+            if frame.f_code is self._poll:
+                self._polls += 1
 
     def in_control(self, frame: FrameType, event: str, argument: object) -> None:
         if frame.f_code is self._step:
             self._is_feeding = event == "call"
         if event == "call" and self._is_feeding:
             self.entered["feed"].add(frame.f_code)
+
+    def wait_for_polls(self, number: int) -> None:
+        """Until the worker has asked for messages so many times more: each is one turn of its hub, however busy the machine."""
+        last = self._polls + number
+        until(lambda: self._polls >= last, f"{number} polls of the worker")
 
     def found(self, name: str) -> list[str]:
         codes = [code for code in self.entered[name] if code.co_filename.startswith(OURS)]
@@ -94,9 +104,9 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 def send_one(settings: WorkerSettings, recorder: Recorder, folder: Path) -> None:
     """Submit one document, feed it, and wait until its message is acknowledged. In a thread beside the worker."""
-    time.sleep(IDLE_S)  # what a worker does at first and then seldom is over
+    recorder.wait_for_polls(IDLE_POLLS)  # what a worker does at first and then seldom is over
     recorder.phase("idle")
-    time.sleep(IDLE_S)
+    recorder.wait_for_polls(IDLE_POLLS)
     recorder.phase(None)
     documents = folder / "one.jsonl"
     documents.write_text('{"id": "d", "text": "t"}\n')
@@ -113,7 +123,7 @@ def send_one(settings: WorkerSettings, recorder: Recorder, folder: Path) -> None
     sys.setprofile(None)
     until(lambda: outcomes.counts(job.job_id).succeeded, "the document has its result")
     until(lambda: not redis.exists("unacked.api"), "the message is acknowledged")
-    time.sleep(0.1)  # the hub hears of it
+    recorder.wait_for_polls(2)  # what the hub does after it is over
     recorder.phase(None)
     database.close()
 

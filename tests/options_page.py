@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_producer import JobSpec
-from penstock_producer.options import OPTIONS, Form, Option
+from penstock_producer.options import OPTIONS, FlagForm, Option
 
 PAGE = Path(__file__).parents[1] / "docs" / "job-options.md"
 HEAD = """# The options of a job
@@ -30,7 +30,7 @@ def page() -> str:
 
 
 def _row(option: Option, schema: dict[str, Any]) -> str:
-    flag = f"--{option.name}" + (f" / --no-{option.name}" if option.form is Form.SWITCH else "")
+    flag = f"--{option.name}" + (f" / --no-{option.name}" if option.form is FlagForm.SWITCH else "")
     default = "" if schema.get("default") in (None, {}) else f"`{option.typed or schema['default']}`"
     cells = (f"`{flag}`", f"`{option.field}`", _type(schema), default, option.help)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

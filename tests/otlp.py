@@ -35,7 +35,7 @@ class Told:
 
 @dataclass
 class Collector:
-    """Everything that was told so far; a context manager. ``payloads`` are the requests as they came."""
+    """Everything that was sent so far; a context manager. ``payloads`` are the requests as they came."""
 
     payloads: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)

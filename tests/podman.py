@@ -23,7 +23,7 @@ PULL_S = 600.0
 BUILD_S = 1_500.0
 COMMAND_S = 300.0
 
-# Where this machine's pip finds its packages; read-only in builds of ours, and in no layer.
+# Where this machine's pip finds its packages; read-only in these builds, and in no layer.
 PIP_FILES = ("/etc/ssl/certs", "/etc/pip.conf", str(Path.home() / ".config" / "pip"))
 
 _STORAGE = """[storage]

@@ -65,13 +65,13 @@ class RabbitServer:
 
     @property
     def tls_url(self) -> str:
-        """Its certificate is vouched for by the CA that it names."""
+        """Its certificate is signed by the CA that it names."""
         plain = self.url.removeprefix("amqp").replace(str(self.port), str(self.tls_port))
         return f"amqps{plain}?ssl_ca_certs={self.folder / 'ca.pem'}"
 
     @contextmanager
     def channel(self) -> Iterator[Any]:
-        """Of a client that is none of ours."""
+        """Of a client that is not Penstock's."""
         with amqp.Connection(f"127.0.0.1:{self.port}", USER, PASSWORD, virtual_host=VHOST) as connection:
             yield connection.channel()
 
@@ -85,7 +85,7 @@ class RabbitServer:
             return int(channel.queue_purge(queue))
 
     def kill(self) -> None:
-        """kill -9: it has no time to tell anybody."""
+        """kill -9: it has no time to close its connections."""
         assert self.process is not None, "the server is not running"
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -124,7 +124,7 @@ class RabbitServer:
             "LANG": "C.UTF-8",
             "NOTIFY_SOCKET": str(
                 folder / "no-listener"
-            ),  # as under systemd: the script becomes the node, so its pid is ours
+            ),  # as under systemd: the script becomes the node, so its pid is known
             "ERL_EPMD_PORT": str(self.epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODENAME": f"test{self.port}@localhost",

@@ -142,7 +142,9 @@ class RedisServer:
     def _check_identity(self) -> None:
         answering = self.client().info("server")["process_id"]
         if answering != self.pid:
-            raise RuntimeError(f"port {self.port} is answered by pid {answering}, not by ours ({self.pid})")
+            raise RuntimeError(
+                f"port {self.port} is answered by pid {answering}, not by the one that was started ({self.pid})"
+            )
 
 
 @dataclass

@@ -49,7 +49,7 @@ def run(place: Path, setup: Setup) -> Report:
     notes = [
         f"killed with {ours_killed.done:,} outcomes in the ledger, which stay; run-batch with {theirs_killed.done:,} finished, "
         f"of which it had written {theirs_killed.kept:,}",
-        f"ours includes Redis, ledger and submit; a killed worker's items are lent for {LEASE_S:g} s here",
+        f"the fleet's includes Redis, ledger and submit; a killed worker's items are lent for {LEASE_S:g} s here",
     ]
     return Report(f"run-batch, {setup.items:,} items, one round", rows, notes)
 

@@ -36,7 +36,7 @@ class Setup:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """For vLLM's own entry points: what our lane is told, and prefix caching, which it turns on by itself."""
+        """For vLLM's own entry points: what the lane is given, and prefix caching, which the lane turns on by itself."""
         return self.engine | {
             "model": self.model,
             "max_num_seqs": self.max_num_seqs,

@@ -1,4 +1,4 @@
-"""What running some items came to, whoever ran them; and the processes of a benchmark that say so in one line of JSON."""
+"""What running some items took, in the lane or without it; and the processes of a benchmark that say so in one line of JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark needs of a limiter, ours or another's."""
+"""What the benchmark needs of a limiter, Penstock's or another's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.pacing.provider import Answer
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every limiter is told beforehand. Rates are units per second for all processes together."""
+    """What every limiter is given beforehand. Rates are units per second for all processes together."""
 
     quota_port: int
     rates: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""One process alone: what permission costs when nobody waits, beside the floor of one round trip and of a bare timer."""
+"""One process alone: what permission costs without waiting, beside the floor of one round trip and of a bare timer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WARM_UP_ROUNDS = 50
 FREE_ROUNDS = 50_000
 TIMER_ITEMS, TIMER_RATE = 4000, 2000.0
 RATES = {REQUESTS: 10_000.0, TOKENS: 10_000_000.0}
-"""Far above what one caller at a time can use: nobody ever waits."""
+"""Far above what one caller at a time can use: no call ever waits."""
 TOKENS_EACH = 500.0
 TIMEOUT_S = 120.0
 FINE = Answer(True, 0.0, {})
@@ -37,7 +37,7 @@ class Alone:
     acquire_p50_us: float
     acquire_p99_us: float
     ping_p50_us: float  # the floor of anything shared: one PING on the same connection type
-    cpu_us_per_item: float | None = None  # ours at 2,000 a second, with settlement
+    cpu_us_per_item: float | None = None  # Penstock's at 2,000 a second, with settlement
     bare_cpu_us_per_item: float | None = None  # the same timers without a limiter
     free_acquire_us: float | None = None  # a quota without limits
 
@@ -59,7 +59,7 @@ def alone(place: Arena, limiter: str) -> Alone:
 
 
 def show_alone(found: Sequence[Alone]) -> list[dict[str, Any]]:
-    table = Table(title="alone: permission when nobody waits, one caller", title_justify="left")
+    table = Table(title="alone: permission without waiting, one caller", title_justify="left")
     for heading in ("limiter", "acquire p50 us", "p99 us", "bare PING p50 us", "x PING", "CPU us/item at 2,000/s"):
         table.add_column(heading, justify="left" if heading == "limiter" else "right")
     for one in found:

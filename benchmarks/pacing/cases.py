@@ -12,7 +12,7 @@ from benchmarks.pacing.sizes import TWO_KINDS
 ALL = tuple(name for name in LIMITERS if name != OURS)
 IN_REDIS = tuple(name for name in ALL if LIMITERS[name].shares)
 GCRA = ("throttled-py", "pyrate-limiter")
-"""The peers whose algorithm is ours."""
+"""The peers with the same algorithm."""
 DEEP_BURST_S, DEEP_HORIZON_S = 2.0, 1.0
 """For a provider whose bucket holds ten seconds or more."""
 SETTLING_HORIZON_S = 0.4
@@ -104,7 +104,7 @@ def _disruptions() -> list[Case]:
     rate = Case("", "").per_second
     return [
         Case(
-            "halved", "limit halved halfway, told in headers",
+            "halved", "limit halved halfway, stated in headers",
             Targets(utilisation=0.95, refused=round(rate * ROUND_TRIP_S)), trouble=Trouble.HALVED, told=True,
             peers=GCRA, quick=True,
         ),

@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _run_case(place: Arena, case: Case, limiters: Sequence[str], seconds: float, quick: bool) -> list[Outcome]:
-    """Each limiter in its turn; those that are not here are told with the table."""
+    """Each limiter in its turn; those that are not installed are named with the table."""
     timed = replace(case, warm_up_s=_warm_up(case, quick))
     skipped = [(name, why) for name in limiters if (why := LIMITERS[name].missing()) is not None]
     there = [name for name in limiters if LIMITERS[name].missing() is None]

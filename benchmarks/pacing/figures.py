@@ -49,7 +49,7 @@ class Line:
         return self._arrivals
 
     def leave(self, number: int) -> bool:
-        """Out of the line; True when somebody who came earlier still waits."""
+        """Out of the line; True when one who came earlier still waits."""
         overtook = next(iter(self._waiting)) != number
         del self._waiting[number]
         return overtook

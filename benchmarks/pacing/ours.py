@@ -36,7 +36,7 @@ class Penstock:
 
 
 class Permission:
-    """A started ticket. Headers are shown to it only where the case says that limits are told."""
+    """A started ticket. Headers are shown to it only where the case says so."""
 
     def __init__(self, ticket: Ticket, *, told: bool) -> None:
         self._ticket, self._told = ticket, told

@@ -37,7 +37,7 @@ GRANTED = Granted()
 
 
 class Nothing:
-    """No limiter: send, and on 429 wait as told plus full jitter that doubles while the refusals last."""
+    """No limiter: send, and on 429 wait as the provider says, plus full jitter that doubles while the refusals last."""
 
     def __init__(self, setting: Setting) -> None: ...
 
@@ -48,7 +48,7 @@ class Nothing:
 
 
 class Unasked(Granted):
-    """Nobody was asked for permission."""
+    """No permission was asked for."""
 
     def __init__(self, earlier: int) -> None:
         self._earlier = min(earlier, 10)

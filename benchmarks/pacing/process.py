@@ -32,7 +32,7 @@ ESTIMATES = "job"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one process is told."""
+    """What one process is given."""
 
     case: Case
     limiter: str
@@ -61,7 +61,7 @@ class Tally:
     warnings: Counter[str] = field(default_factory=Counter)  # what was logged, by logger
     failed: int = 0
     never_fits: int = 0
-    never_fits_s: float = 0.0  # the longest that one of these took to be told so
+    never_fits_s: float = 0.0  # the longest that one of these waited to learn so
 
 
 def run(plan: Plan, pipe: Connection) -> None:
@@ -134,7 +134,7 @@ def job_of(slot: int, parts: tuple[float, ...]) -> str:
 
 
 async def foreign_traffic(case: Case, provider: ProviderClient) -> None:
-    """Somebody else uses the key: at random times, deaf to refusals, sharing nothing with us."""
+    """Another user of the key: at random times, without regard to refusals, and without a part in the quota."""
     rng, sizes = random.Random(-1), case.size()
     while True:
         await asyncio.sleep(rng.expovariate(case.foreign * case.per_second))

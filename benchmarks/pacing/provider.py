@@ -16,7 +16,7 @@ INPUT_TOKENS, OUTPUT_TOKENS = "input_tokens", "output_tokens"
 FOREIGN = "foreign"
 """Who calls with the same key and shares no quota with us."""
 OPENING_S = 1.0
-"""What the bucket holds at first, in seconds: a full deep one would let anybody run above the rate for the whole test."""
+"""What the bucket holds at first, in seconds: a full deep one would let every limiter run above the rate for the whole test."""
 MINUTE_S = 60.0
 
 SCRIPT = Path(__file__).with_name("provider.lua").read_text("utf-8")

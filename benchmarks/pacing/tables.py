@@ -1,4 +1,4 @@
-"""How outcomes are shown: a table per case, each limiter beside ours, then the promises and what came of them."""
+"""How outcomes are shown: a table per case, each limiter beside Penstock's, then the targets and whether they were met."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def remarks(outcome: Outcome) -> list[str]:
     if outcome.failed:
         found.append(f"{outcome.failed} answers of 500")
     if outcome.never_fits:
-        found.append(f"{outcome.never_fits} told within {1000 * outcome.never_fits_s:.0f} ms that they never fit")
+        found.append(f"{outcome.never_fits} learned within {1000 * outcome.never_fits_s:.0f} ms that they never fit")
     if not math.isnan(outcome.recovered_s):
         found.append(f"next start after {outcome.recovered_s:.1f} s")
     if outcome.foreign:

@@ -201,7 +201,7 @@ def _status(stats: dict[str, Any], status: str) -> int:
 
 
 def _wait(ready: Any, otherwise: str, *, log: Path | None = None) -> None:
-    """Raises GroundError with the end of ``log``: the folder is gone by the time anybody reads the message."""
+    """Raises GroundError with the end of ``log``: the folder is gone by the time that the message is read."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):

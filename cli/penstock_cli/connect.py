@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Job
     from penstock_producer.settings import ProducerSettings
 
-REDIS_TIMEOUT_S = 15.0  # as workers have it: longer than any script takes, and no command hangs on a hung server
-
 
 class Books:
     """Stores over one database, and Redis when it runs."""
@@ -44,7 +42,7 @@ class Books:
         """Raises RedisNotRunning."""
         import redis
 
-        from penstock_ledger import RedisAddress, RedisLedger
+        from penstock_ledger import REDIS_TIMEOUT_S, RedisAddress, RedisLedger
 
         if self.redis_url is None:
             raise RedisNotRunning(
@@ -57,10 +55,7 @@ class Books:
         try:
             client.ping()
         except (redis.ConnectionError, redis.TimeoutError) as error:
-            raise RedisNotRunning(
-                f"no Redis answers at {without_password(self.redis_url)} ({error}); "
-                "start it, or set redis_url (PENSTOCK_REDIS_URL) to the one you mean"
-            ) from error
+            raise no_redis(self.redis_url, error) from error
         self.redis_client = client
         return RedisLedger(client, self.meta.epoch())
 
@@ -135,6 +130,28 @@ def refuse_without_database(settings: ProducerSettings) -> None:
     raise UsageProblem(
         f"database_url is {settings.database_url}, and there is no such file: correct it, or create the tables with "
         f"`penstock migrate`.{hint}"
+    )
+
+
+def refuse_without_redis(client: redis.Redis, settings: ProducerSettings) -> None:
+    """Raises UsageProblem where no Redis was configured and none answers at the default address, RedisNotRunning elsewhere."""
+    import redis
+
+    try:
+        client.ping()
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        if "redis_url" in settings.model_fields_set:
+            raise no_redis(settings.redis_url, error) from error
+        raise UsageProblem(
+            f"nothing is configured, and no Redis answers at {without_password(settings.redis_url)}: set redis_url of your "
+            f"fleet in ./penstock.toml, or PENSTOCK_REDIS_URL.{StateFolder.nearby()}"
+        ) from error
+
+
+def no_redis(url: str, error: Exception) -> RedisNotRunning:
+    return RedisNotRunning(
+        f"no Redis answers at {without_password(url)} ({error}); "
+        "start it, or set redis_url (PENSTOCK_REDIS_URL) to the one you mean"
     )
 
 

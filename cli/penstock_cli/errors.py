@@ -5,7 +5,7 @@ CliError (a PenstockError)   1  failed
 ├── StateBusy                2  another `penstock run` holds the state folder
 ├── NoRedisServer            1  no usable redis-server binary
 ├── EmbeddedRedisFailed      1  the private Redis did not start, or did not stop
-├── ForeignRedis             1  what answers on the private socket is not ours
+├── ForeignRedis             1  what answers on the private socket is another server
 ├── RedisNotRunning          1  the command needs a Redis that is not there
 ├── DatabaseAway             1  the database did not answer within the time given
 ├── WorkersKeepCrashing      1  worker processes end right after their start, again and again

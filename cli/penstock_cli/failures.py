@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from typing import NoReturn
 
 from penstock_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from penstock_cli.run.state import StateFolder
+from penstock_cli.settings import debug
+from penstock_cli.show.text import safe
 from penstock_ledger.errors import EXIT_USAGE, PenstockError, SchemaMissing
 
 # Packages that are usable alone, so that their errors have roots of their own.
 _ROOTS_OF_THEIR_OWN = (("penstock_ratelimit.errors", "RateLimitError"), ("penstock_simulate.errors", "BadSetting"))
+
+
+def leave_with(error: BaseException) -> NoReturn:
+    """End the process with the message of ``error`` on stderr and its exit status; with its traceback where one is wanted."""
+    from penstock_ledger.log_lines import several_lines
+    from penstock_ledger.redaction import redact
+
+    if debug():
+        sys.stderr.write(several_lines(redact("".join(traceback.format_exception(error)))))
+    sys.stderr.write(f"penstock: {safe(redact(message(error)))}\n")
+    sys.exit(exit_status(error))
 
 
 def exit_status(error: BaseException) -> int:

@@ -6,7 +6,6 @@ import os
 import platform
 import signal
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import FrameType
@@ -16,9 +15,7 @@ import typer
 
 from penstock_cli import examples
 from penstock_cli.errors import EXIT_FAILED, Interrupted
-from penstock_cli.failures import exit_status, message
-from penstock_cli.settings import debug
-from penstock_cli.show.text import safe
+from penstock_cli.failures import leave_with
 
 
 def _print_version(wanted: bool) -> None:
@@ -109,13 +106,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except BaseException as error:
-        from penstock_ledger.log_lines import several_lines
-        from penstock_ledger.redaction import redact
-
-        if debug():
-            sys.stderr.write(several_lines(redact(traceback.format_exc())))
-        sys.stderr.write(f"penstock: {safe(redact(message(error)))}\n")
-        sys.exit(exit_status(error))
+        leave_with(error)
 
 
 def _interrupted(_number: int, _frame: FrameType | None) -> None:

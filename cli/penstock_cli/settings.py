@@ -33,12 +33,6 @@ def variable_is_set(name: str) -> bool:
     return bool(os.environ.get(name))
 
 
-def proxy_variables() -> list[str]:
-    """Those that are set; a program may read either spelling."""
-    names = [name for kind in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY") for name in (kind, kind.lower())]
-    return [name for name in names if os.environ.get(name)]
-
-
 def flower_variables() -> dict[str, str]:
     """Flower's own variables, as its documentation names them."""
     return {name: value for name, value in os.environ.items() if name.startswith("FLOWER_")}

@@ -2,3 +2,5 @@
 
 This room is kept for the HTTP gateway; nothing is built here yet.
 """
+
+__all__: list[str] = []

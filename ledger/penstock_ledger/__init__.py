@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock_ledger.batches import Publish as Publish
     from penstock_ledger.batches import PublishReport as PublishReport
     from penstock_ledger.batches import SettleBatch as SettleBatch
+    from penstock_ledger.batches import SettledCrash as SettledCrash
     from penstock_ledger.batches import SettledDead as SettledDead
     from penstock_ledger.batches import SettledDone as SettledDone
     from penstock_ledger.batches import SettledRetry as SettledRetry
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
     from penstock_ledger.errors import SpoolConflict as SpoolConflict
     from penstock_ledger.jobs import JobStore as JobStore
+    from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
     from penstock_ledger.live import LiveFeed as LiveFeed
@@ -70,6 +72,8 @@ if TYPE_CHECKING:
     from penstock_ledger.postgres import POOL_SIZE as POOL_SIZE
     from penstock_ledger.postgres import Waits as Waits
     from penstock_ledger.purge import purge_job as purge_job
+    from penstock_ledger.redis_address import REDIS_CONNECT_TIMEOUT_S as REDIS_CONNECT_TIMEOUT_S
+    from penstock_ledger.redis_address import REDIS_TIMEOUT_S as REDIS_TIMEOUT_S
     from penstock_ledger.redis_address import RedisAddress as RedisAddress
     from penstock_ledger.redis_address import without_secrets as without_secrets
     from penstock_ledger.redis_health import is_cluster as is_cluster
@@ -88,7 +92,7 @@ else:
         {
             "penstock_ledger.batches": (
                 "Begin BeginReply Begun Depth Drained Drains JobSeen Memory Publish PublishReport SettleBatch "
-                "SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
+                "SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
             "penstock_ledger.causes": "Cause CauseBook",
             "penstock_ledger.database": "Database open_database",
@@ -98,14 +102,14 @@ else:
                 "SchemaMissing SchemaTooNew SpoolConflict"
             ),
             "penstock_ledger.jobs": "JobStore",
-            "penstock_ledger.keys": "bucket_count buckets_for",
+            "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.meta": "Meta",
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
             "penstock_ledger.outcomes": "OutcomeStore",
             "penstock_ledger.postgres": "POOL_SIZE Waits",
             "penstock_ledger.purge": "purge_job",
-            "penstock_ledger.redis_address": "RedisAddress without_secrets",
+            "penstock_ledger.redis_address": "REDIS_CONNECT_TIMEOUT_S REDIS_TIMEOUT_S RedisAddress without_secrets",
             "penstock_ledger.redis_health": "is_cluster",
             "penstock_ledger.redis_ledger": "RedisLedger",
             "penstock_ledger.spool": "Spool SpoolRow",

@@ -85,20 +85,29 @@ class SettledRetry(NamedTuple):
     raw: bytes  # the message to send, its retries header grown when the attempt counted
     after_s: float  # not before so many seconds from now, on Redis's clock
     rate_limited: bool = False
+    reason: str = "unknown"  # why, in a word: they are counted by it
     prompt_tokens: int = 0  # of an answer that came in this attempt and was refused
     completion_tokens: int = 0
     cost_microusd: int = 0
     calls: int = 1  # requests sent in this attempt
 
 
+class SettledCrash(NamedTuple):
+    """An item given back because its engine died under it. Its start stays counted."""
+
+    key: ItemKey
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class SettleBatch:
-    """Conclusions of many items, for one atomic step."""
+    """What became of many items: one atomic step for those that are finished, and one for the others."""
 
     done: Sequence[SettledDone] = ()
     dead: Sequence[SettledDead] = ()
     retries: Sequence[SettledRetry] = ()
     released: Sequence[ItemKey] = ()  # begun, and given back before a request was sent
+    crashed: Sequence[SettledCrash] = ()
 
 
 class SettleReport(NamedTuple):

@@ -34,6 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
+from penstock_ledger import fresh
 from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, SchemaMissing, SchemaTooNew
 from penstock_ledger.postgres import COUNT_CONNECTIONS, POOL_SIZE, Connections, Waits, open_engine
 from penstock_ledger.sqlite_lock import WriteLock, is_busy
@@ -111,7 +112,7 @@ class Database:
 
     def migrate(self) -> None:
         """Create or upgrade the tables. Safe when several processes do it at once. Raises SchemaTooNew."""
-        if self.revision() != HEAD:
+        if self.revision() != HEAD and not (self.is_sqlite and self.write_unchecked(fresh.create)):
             from penstock_ledger.migrations import upgrade  # alembic costs 100 ms and only this needs it
 
             self.write_unchecked(upgrade)

@@ -6,16 +6,32 @@ rewind, so a feeder that was frozen in between cannot move the cursor afterwards
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import orjson
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from penstock_ledger.database import Database
 from penstock_ledger.errors import FeedLost
 from penstock_ledger.model import Feed, FeedKind, JobState
 from penstock_ledger.stored_values import json_text
 from penstock_ledger.tables import feeds, jobs, spool
+
+# Built once: putting a statement together costs more than what the database does with it.
+_THE_FEED: Final = (feeds.c.job_id == bindparam("job"), feeds.c.generation == bindparam("nth"))
+_LOCKED_FEED: Final = select(feeds).where(*_THE_FEED).with_for_update()
+_LEASE: Final = (
+    update(feeds)
+    .where(*_THE_FEED)
+    .values(owner=bindparam("by"), lease_until=bindparam("until"), fence=bindparam("new_fence"))
+)
+_ADVANCE: Final = (
+    update(feeds)
+    .where(*_THE_FEED, feeds.c.owner == bindparam("by"), feeds.c.fence == bindparam("its_fence"))
+    .values(cursor=bindparam("to"), exhausted=bindparam("read"))
+)
+_OF_JOB: Final = select(feeds).where(feeds.c.job_id == bindparam("job")).order_by(feeds.c.generation)
 
 
 class FeedStore:
@@ -26,23 +42,35 @@ class FeedStore:
 
     def feeds(self, job_id: str) -> list[Feed]:
         """All feeds of a job, oldest generation first."""
-        query = select(feeds).where(feeds.c.job_id == job_id).order_by(feeds.c.generation)
-        return self._db.read(lambda connection: [feed_of(row) for row in connection.execute(query)])
+        of_job = {"job": job_id}
+        return self._db.read(lambda connection: [feed_of(row) for row in connection.execute(_OF_JOB, of_job)])
 
     def lease_feed(self, job_id: str, generation: int, owner: str, ttl_s: float) -> Feed | None:
-        """Become or stay the leader for ``ttl_s`` seconds; None when another process is, or there is no such feed."""
-        which = (feeds.c.job_id == job_id) & (feeds.c.generation == generation)
+        """``lease_feeds`` of one feed; None when another process leads it, or there is no such feed."""
+        return next(iter(self.lease_feeds([(job_id, generation)], owner, ttl_s)), None)
 
-        def lease(connection: Connection) -> Feed | None:
-            row = connection.execute(select(feeds).where(which).with_for_update()).one_or_none()
-            now = self._db.now(connection)
-            if row is None or (row.owner not in (None, owner) and row.lease_until > now):
-                return None
-            fence = row.fence if row.owner == owner else row.fence + 1
-            connection.execute(update(feeds).where(which).values(owner=owner, lease_until=now + ttl_s, fence=fence))
-            return feed_of(row, fence=fence)
+    def lease_feeds(self, names: Sequence[tuple[str, int]], owner: str, ttl_s: float) -> list[Feed]:
+        """Become or stay the leader for ``ttl_s`` seconds, in one transaction; returns the feeds that ``owner`` leads now.
 
-        return self._db.write(lease)
+        ``names`` are jobs and generations; feeds that another process leads, or that do not exist, are left out.
+        """
+
+        def lease(connection: Connection) -> list[Feed]:
+            leased: list[Feed] = []
+            for job_id, generation in sorted(names):  # in one order, so that two processes do not wait for each other
+                row = connection.execute(_LOCKED_FEED, {"job": job_id, "nth": generation}).one_or_none()
+                if row is None:
+                    continue
+                now = self._db.now(connection)
+                if row.owner not in (None, owner) and row.lease_until > now:
+                    continue
+                fence = row.fence if row.owner == owner else row.fence + 1
+                taken = {"job": job_id, "nth": generation, "by": owner, "until": now + ttl_s, "new_fence": fence}
+                connection.execute(_LEASE, taken)
+                leased.append(feed_of(row, fence=fence))
+            return leased
+
+        return self._db.write(lease) if names else []
 
     def renew_feeds(self, owner: str, ttl_s: float) -> None:
         """Stay the leader of what ``owner`` leads in jobs that run or are cancelled, for ``ttl_s`` seconds: one statement."""
@@ -63,8 +91,11 @@ class FeedStore:
 
     def advance_feed(self, feed: Feed, owner: str, *, cursor: dict[str, Any], exhausted: bool) -> None:
         """Make the reading position durable. Raises FeedLost when another feeder took over, or the feed was rewound."""
-        query = update(feeds).where(*_led_by(feed, owner)).values(cursor=json_text(cursor), exhausted=exhausted)
-        if self._db.write(lambda connection: connection.execute(query).rowcount) == 0:
+        moved = {
+            "job": feed.job_id, "nth": feed.generation, "by": owner, "its_fence": feed.fence,
+            "to": json_text(cursor), "read": exhausted,
+        }  # fmt: skip
+        if self._db.write(lambda connection: connection.execute(_ADVANCE, moved).rowcount) == 0:
             raise FeedLost(feed.job_id, feed.generation, feed.fence)
 
     def rewind_feeds(self, job_id: str) -> None:

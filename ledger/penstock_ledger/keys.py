@@ -12,7 +12,8 @@ penstock:<job>:<gen>:done:<n>       hash    completed set, bucket n = crc32(doc)
 penstock:<job>:<gen>:window         hash    document id -> position in the source: fed and not settled
 penstock:<job>:<gen>:starts         hash    document id -> starts without a conclusion so far
 penstock:<job>:stats                hash    counters: succeeded, succeeded_after_retry, dead, dead:<reason>, calls,
-                                            retries, rate_limited, prompt_tokens, completion_tokens, cost_microusd, skipped
+                                            retries, retried:<reason>, rate_limited, prompt_tokens, completion_tokens,
+                                            cost_microusd, skipped
 penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running
 penstock:<job>:parked               list    raw messages of a paused job
 penstock:delayed:<queue>            zset    tag -> not before (Unix seconds, this server's clock)
@@ -105,6 +106,9 @@ DEAD: Final = b"!"
 PER_BUCKET: Final = 160  # small hashes stay listpacks: up to 512 fields of up to 64 bytes in every Redis since 6.2
 UNKNOWN_BUCKETS: Final = 12_500  # for open jobs: 80 per bucket at one million documents, still compact at six
 MAX_FIELD_BYTES: Final = 64  # longer fields would turn a whole bucket into a real hash table, 4 times as large
+
+
+RETRIED = "retried:"  # before the reason, in a job's counters of attempts that were followed by another
 
 
 def bucket_count(total: int | None) -> int:

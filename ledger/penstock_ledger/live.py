@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Row, select
@@ -81,8 +82,11 @@ class _Parsed(Generic[T]):
 
     def of(self, rows: Iterable[Row[Any]]) -> list[T]:
         found: dict[object, tuple[tuple[object, ...], T]] = {}
+        values_of: Callable[[Row[Any]], tuple[object, ...]] | None = None
         for row in rows:
-            key, values = self._key(row), _values(row)
+            if values_of is None:
+                values_of = _values_of(row)  # the same columns in each row
+            key, values = self._key(row), values_of(row)
             known = self._known.get(key)
             found[key] = known if known is not None and known[0] == values else (values, self._parse(row))
         self._known = found
@@ -92,5 +96,5 @@ class _Parsed(Generic[T]):
 _OF_THE_LEASE = frozenset({"owner", "lease_until", "now"})
 
 
-def _values(row: Row[Any]) -> tuple[object, ...]:
-    return tuple(value for name, value in zip(row._fields, row, strict=True) if name not in _OF_THE_LEASE)
+def _values_of(row: Row[Any]) -> Callable[[Row[Any]], tuple[object, ...]]:
+    return itemgetter(*(place for place, name in enumerate(row._fields) if name not in _OF_THE_LEASE))

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 import orjson
+from msgspec import Struct
 
 __all__ = ["Counts", "DeadLetter", "Feed", "FeedKind", "ItemKey", "Job", "JobState", "NewJob", "Result"]
 
@@ -99,9 +100,11 @@ class Feed:
     overrides: dict[str, Any] = field(default_factory=dict)  # REPLAY: {"set": {"model": …}, "prompt": …}
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A document's successful outcome. The first one written for a key stays; later ones are ignored."""
+class Result(Struct, frozen=True):
+    """A document's successful outcome. The first one written for a key stays; later ones are ignored.
+
+    A struct where the others are dataclasses: one is made per item, and a frozen dataclass sets each field by a call.
+    """
 
     key: ItemKey
     status_code: int

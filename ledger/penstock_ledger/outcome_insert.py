@@ -7,6 +7,8 @@ than the database does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import chain
 from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, literal_column, select
@@ -20,18 +22,25 @@ from penstock_ledger.tallies import add_rows
 
 KEYS_MAX: Final = 500  # ids per look-up
 ROWS_MAX: Final = 1_000  # rows per PostgreSQL statement
-BYTES_MAX: Final = (
-    16 * 1024 * 1024
-)  # of bodies per PostgreSQL statement: as literals they take twice that, here and there
+BYTES_MAX: Final = 16 * 1024 * 1024  # of bodies per statement, which takes some copies of them, here and there
 
-_BLOBS: Final = (COLUMNS.index("request"), COLUMNS.index("body"))
+_REQUEST: Final = COLUMNS.index("request")
+_BODY: Final = COLUMNS.index("body")
 
-# A worker that was frozen may come back with outcomes of a job that has been purged meanwhile: its rows go nowhere.
-_SQLITE_INSERT: Final = (
-    f"INSERT INTO outcomes ({', '.join(COLUMNS)})"  # noqa: S608  # made of column names
-    f" SELECT {', '.join(f'?{place}' for place in range(1, len(COLUMNS) + 1))}"
-    " WHERE EXISTS (SELECT 1 FROM jobs WHERE jobs.job_id = ?1) ON CONFLICT DO NOTHING"
-)
+# Rows per SQLite statement. Python's driver lets go of the interpreter for each statement that it runs, so one per row is
+# fought over with every other thread. There is one text for each number of rows: the driver keeps the last 128 prepared.
+SQLITE_ROWS: Final = 64
+
+
+@cache
+def _sqlite_insert(rows: int) -> str:
+    """A worker that was frozen may come back with outcomes of a job that has been purged meanwhile: its rows go nowhere."""
+    row = f"({', '.join('?' * len(COLUMNS))})"
+    return (
+        f"INSERT INTO outcomes ({', '.join(COLUMNS)})"  # noqa: S608  # made of column names
+        f" SELECT * FROM (VALUES {', '.join([row] * rows)}) AS new"
+        " WHERE EXISTS (SELECT 1 FROM jobs WHERE jobs.job_id = new.column1) ON CONFLICT DO NOTHING"
+    )
 
 
 def insert_outcomes(connection: Connection, rows: Sequence[OutcomeRow]) -> set[ItemKey]:
@@ -67,7 +76,10 @@ def _insert_sqlite(connection: Connection, rows: Sequence[OutcomeRow]) -> set[It
     A savepoint to undo and look first would cost a copy of every page that the rows touch.
     """
     highest = connection.exec_driver_sql("SELECT coalesce(max(rowid), 0) FROM outcomes").scalar_one()
-    if connection.exec_driver_sql(_SQLITE_INSERT, list(rows)).rowcount == len(rows):
+    won = 0
+    for chunk in _statements(rows, SQLITE_ROWS):
+        won += connection.exec_driver_sql(_sqlite_insert(len(chunk)), tuple(chain.from_iterable(chunk))).rowcount
+    if won == len(rows):
         return set()
     keys = {key_of(row) for row in rows}
     return keys - terminal_keys(connection, keys, literal_column("rowid") > highest)
@@ -85,13 +97,13 @@ def _insert_arrays(connection: Connection, rows: Sequence[OutcomeRow]) -> set[It
     return {key_of(row) for row in rows if row[:KEY_COLUMNS] not in winners}
 
 
-def _statements(rows: Sequence[OutcomeRow]) -> Iterator[list[OutcomeRow]]:
+def _statements(rows: Sequence[OutcomeRow], most: int = ROWS_MAX) -> Iterator[list[OutcomeRow]]:
     """``rows`` in stretches that fit one statement; one row may be larger than that by itself."""
     chunk: list[OutcomeRow] = []
     size = 0
     for row in rows:
-        row_size = sum(len(row[place]) for place in _BLOBS if row[place])
-        if chunk and (len(chunk) == ROWS_MAX or size + row_size > BYTES_MAX):
+        row_size = len(row[_REQUEST] or b"") + len(row[_BODY] or b"")
+        if chunk and (len(chunk) == most or size + row_size > BYTES_MAX):
             yield chunk
             chunk, size = [], 0
         chunk.append(row)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any, Final
 
 from sqlalchemy import Row
@@ -18,7 +17,7 @@ COLUMNS: Final = tuple(column.name for column in outcomes.columns)
 # What a result is read from: its key, then its fields in their order.
 RESULT_COLUMNS: Final = (
     outcomes.c.job_id, outcomes.c.generation, outcomes.c.doc_id,
-    *(outcomes.c[field.name] for field in fields(Result)[1:]),
+    *(outcomes.c[name] for name in Result.__struct_fields__[1:]),
 )  # fmt: skip
 KEY_COLUMNS: Final = 3  # the first columns are the key: job_id, generation, doc_id
 RESULT: Final = "result"

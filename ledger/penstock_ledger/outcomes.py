@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, literal_column, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, literal_column, select, tuple_
 
 from penstock_ledger.database import Database
 from penstock_ledger.model import Counts, DeadLetter, ItemKey, Result
@@ -30,6 +30,10 @@ PAGE: Final = 1_000  # rows read at a time: with bodies of some kilobytes a page
 _IS_RESULT: Final[ColumnElement[bool]] = literal_column("kind = 'result'")
 _IS_DEAD: Final[ColumnElement[bool]] = literal_column("kind = 'dead'")  # literal, so that the partial index is used
 _VISIBLE: Final = outcomes.c.superseded_by.is_(None)
+
+_REFUSED_LINES: Final = select(outcomes.c.line).where(
+    outcomes.c.job_id == bindparam("job"), outcomes.c.generation == 1, _IS_DEAD, outcomes.c.line.is_not(None)
+)
 
 T = TypeVar("T")
 Query = Select[*tuple[Any, ...]]
@@ -60,7 +64,7 @@ class OutcomeStore:
 
     def counts(self, job_id: str) -> Counts:
         """Visible outcomes of a job, as its transactions have tallied them: as cheap for a million rows as for ten."""
-        return counts_from(self._rows(tallied(job_id)))
+        return counts_from(self._rows(tallied(), job=job_id))
 
     def counts_of(self, job_id: str, generation: int) -> Counts:
         """The outcomes of one generation, superseded ones included, by reading its rows."""
@@ -143,10 +147,7 @@ class OutcomeStore:
 
     def refused_lines(self, job_id: str) -> frozenset[int]:
         """The lines of a job's source whose rows were refused when it was submitted."""
-        query = select(outcomes.c.line).where(
-            outcomes.c.job_id == job_id, outcomes.c.generation == 1, _IS_DEAD, outcomes.c.line.is_not(None)
-        )
-        return frozenset(row.line for row in self._rows(query))
+        return frozenset(row.line for row in self._rows(_REFUSED_LINES, job=job_id))
 
     def terminal_docs(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[list[tuple[str, bool]]]:
         """Pages of (document id, is dead) of one generation: what the completed set is rebuilt from.
@@ -172,9 +173,9 @@ class OutcomeStore:
             last = (rows[-1].generation, rows[-1].doc_id)
             rows = self._rows(query.where(place > last)) if len(rows) == page else []
 
-    def _rows(self, query: Query) -> Sequence[Row[Any]]:
+    def _rows(self, query: Query, **values: str) -> Sequence[Row[Any]]:
         def fetch(connection: Connection) -> Sequence[Row[Any]]:
-            return connection.execute(query).all()
+            return connection.execute(query, values).all()
 
         return self._db.read(fetch)
 

@@ -28,6 +28,11 @@ from redis.connection import parse_url
 
 SERVER_SCHEMES: Final = ("redis", "rediss", "unix")
 SENTINEL_SCHEMES: Final = ("sentinel", "sentinels")
+REDIS_TIMEOUT_S: Final = 15.0
+"""A call that waits longer for Redis is an error that its caller repeats: no script of Penstock takes as long, and without a
+limit a server that is gone, and never says so, blocks its caller for ever."""
+REDIS_CONNECT_TIMEOUT_S: Final = 5.0
+"""The same for a new connection, which a server that is there accepts in milliseconds."""
 SENTINEL_PORT: Final = 26379
 SENTINEL_TIMEOUT_S: Final = 2.0  # to connect to one, and for its answer; then the next one is asked
 _OWN_OPTIONS: Final = ("service", "sentinel_username", "sentinel_password")

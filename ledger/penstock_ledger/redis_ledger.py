@@ -6,7 +6,8 @@ not atomic. Reads that walk over large keys do so in bounded steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -24,6 +25,7 @@ from penstock_ledger.batches import (
     Publish,
     PublishReport,
     SettleBatch,
+    SettledCrash,
     SettleReport,
     WorkerSeen,
 )
@@ -95,13 +97,21 @@ class RedisLedger:
         return [begun for chunk in _chunks(items, BATCH_MAX) for begun in self._scripts.begin(chunk, self._epoch)]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
-        """Conclude items. Works in a full Redis too, because it is what frees memory."""
+        """Conclude items, then put others off. Works in a full Redis too, because it is what frees memory."""
         new = delayed = 0
         for chunk in settle_chunks(batch, BATCH_MAX):
-            report = self._scripts.settle(chunk)
-            new += report.new
-            delayed += report.delayed
+            if chunk.done or chunk.dead:
+                new += self._scripts.settle(chunk.done, chunk.dead)
+            if chunk.retries or chunk.released:
+                delayed += self._scripts.put_off(chunk.retries, chunk.released)
+        self._count_crashed(batch.crashed)
         return SettleReport(new, delayed)
+
+    def _count_crashed(self, crashed: Sequence[SettledCrash]) -> None:
+        """Their starts stay counted, so nothing else is written of them."""
+        counts = Counter((_stats(key.job_id), f"{keys.RETRIED}{reason}") for key, reason in crashed)
+        for (stats, name), count in counts.items():
+            self._client.hincrby(stats, name, count)
 
     def promote(self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S) -> int:
         """Queue up to ``limit`` messages whose time has come; returns how many moved.
@@ -190,9 +200,16 @@ class RedisLedger:
         found = self._client.hgetall(_stats(job_id))
         return {name.decode(): max(0, int(value)) for name, value in found.items()}
 
+    def finished_of(self, job_ids: Collection[str]) -> list[int]:
+        """Documents of each job that have an outcome, as its counters say, in one round trip."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hmget(_stats(job_id), "succeeded", "dead")
+            return [sum(max(0, int(count or 0)) for count in counts) for counts in pipe.execute()]
+
     def reset_stats(self, job_id: str, stats: Mapping[str, int]) -> None:
         """Replace the counters by what SQL knows; those that SQL does not know stay."""
-        kept = {name: value for name, value in self.stats(job_id).items() if name in FOREIGN_TO_SQL}
+        kept = {name: value for name, value in self.stats(job_id).items() if _only_here(name)}
         with self._client.pipeline(transaction=True) as pipe:
             pipe.delete(_stats(job_id))
             if kept or stats:
@@ -283,15 +300,12 @@ class RedisLedger:
             self._client.set(f"{keys.job_scope(job_id)}:state", seen_as)
 
     def see(self, jobs: Sequence[Job]) -> list[JobSeen]:
-        """What is held of each job, in its order, in one round trip."""
-        with self._client.pipeline(transaction=False) as pipe:
-            for job in jobs:
-                pipe.get(f"{keys.job_scope(job.job_id)}:state")
-                pipe.llen(f"{keys.job_scope(job.job_id)}:parked")
-                for generation in range(1, job.generation + 1):
-                    pipe.hlen(_window(job.job_id, generation))
-            answers = iter(pipe.execute())
-        return [_job_seen(job, answers) for job in jobs]
+        """What is held of each job, in its order; one script call for up to BATCH_MAX of them."""
+        seen: list[JobSeen] = []
+        for chunk in _chunks(jobs, BATCH_MAX):
+            answers = iter(self._scripts.see([(job.job_id, job.generation) for job in chunk]))
+            seen += [_job_seen(job, answers) for job in chunk]
+        return seen
 
     def forget(self, job_id: str) -> None:
         """Delete all keys of a job. Walks over the whole key space in small steps: for jobs that are over."""
@@ -312,13 +326,17 @@ class RedisLedger:
 
 
 def _job_seen(job: Job, answers: Iterator[Any]) -> JobSeen:
-    seen_as, parked = next(answers), next(answers)
+    seen_as, parked = next(answers) or None, next(answers)
     outstanding = tuple(int(length) for length in islice(answers, job.generation))
     return JobSeen(seen_as == _STATES.get(job.state), seen_as == _STATES[JobState.PAUSED], int(parked), outstanding)
 
 
 def _window(job_id: str, generation: int) -> str:
     return f"{keys.feed_scope(job_id, generation)}:window"
+
+
+def _only_here(counter: str) -> bool:
+    return counter in FOREIGN_TO_SQL or counter.startswith(keys.RETRIED)
 
 
 def _stats(job_id: str) -> str:

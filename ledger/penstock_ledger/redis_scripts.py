@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -17,17 +19,20 @@ from penstock_ledger.batches import (
     Begun,
     Publish,
     PublishReport,
-    SettleBatch,
     SettledDead,
     SettledDone,
     SettledRetry,
-    SettleReport,
 )
 from penstock_ledger.model import ItemKey
 
 BATCH_MAX: Final = 500  # items per call: other clients wait a few milliseconds at most; Lua's stack ends near 8,000
-URGENT_AWARE: Final = frozenset({"publish", "promote", "unpark"})  # scripts that urgent.lua is put before
+# What is put before a script: functions that several have.
+SHARED: Final = {
+    "begin": "table", "publish": "urgent", "promote": "urgent", "unpark": "urgent", "settle": "sums", "put_off": "sums",
+}  # fmt: skip
 TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
+
+_REPLIES: Final = tuple(BeginReply)  # by their numbers
 
 Argument = str | bytes | int | float
 
@@ -39,12 +44,14 @@ class Scripts:
         self._publish = _registered(client, "publish")
         self._begin = _registered(client, "begin")
         self._settle = _registered(client, "settle")
+        self._put_off = _registered(client, "put_off")
         self._promote = _registered(client, "promote")
         self._unpark = _registered(client, "unpark")
         self._tags = _registered(client, "tags")
         self._rehydrate = _registered(client, "rehydrate")
         self._heartbeat = _registered(client, "heartbeat")
         self._causes = _registered(client, "causes")
+        self._see = _registered(client, "see")
 
     def publish(
         self,
@@ -58,32 +65,47 @@ class Scripts:
     ) -> PublishReport | bytes:
         """One feed's documents. Returns the epoch found instead when it is not ``epoch``."""
         scope = keys.feed_scope(*feed)
-        entries, fields = _publish_entries(docs, buckets)
-        arguments = [epoch, f"{scope}:done:", int(urgent), int(again), msgspec.msgpack.encode(entries)]
+        fields = _Fields(before=5 + len(docs))
+        entries = [(key.doc_id, position, *fields.place(key.doc_id, buckets)) for key, position, _ in docs]
+        arguments = [epoch, f"{scope}:done:", int(urgent), int(again), _packed(entries)]
         answer = self._publish(
-            [keys.EPOCH, queue, f"{scope}:window"], [*arguments, *(doc.raw for doc in docs), *fields]
+            [keys.EPOCH, queue, f"{scope}:window"], [*arguments, *(doc.raw for doc in docs), *fields.arguments]
         )
         return answer if isinstance(answer, bytes) else PublishReport(*answer)
 
     def begin(self, items: Sequence[Begin], epoch: str) -> list[Begun]:
-        arguments: list[Argument] = [epoch]
-        for key, buckets in items:
-            arguments += _place(key, buckets)
-        answer = self._begin([keys.EPOCH, keys.EPOCH_REBUILT], arguments)
-        return [Begun(BeginReply(answer[i]), answer[i + 1]) for i in range(0, len(answer), 2)]
+        by_feed: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for number, (key, _) in enumerate(items):
+            by_feed[key.job_id, key.generation].append(number)
+        feeds, fields = list[tuple[Any, ...]](), _Fields(before=2)
+        for feed, numbers in by_feed.items():
+            docs = [items[number].key.doc_id for number in numbers]
+            places = [fields.place(doc_id, items[number].buckets) for number, doc_id in zip(numbers, docs, strict=True)]
+            feeds.append((*_scopes(feed), docs, *zip(*places, strict=True)))
+        answer = self._begin([keys.EPOCH, keys.EPOCH_REBUILT], [epoch, _packed(feeds), *fields.arguments])
+        found = sorted(zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True))
+        return [Begun(_REPLIES[reply], crashes) for _, reply, crashes in found]
 
-    def settle(self, batch: SettleBatch) -> SettleReport:
-        finished = len(batch.done) + len(batch.dead)
-        arguments: list[Argument] = [finished, len(batch.retries), len(batch.released)]
-        for done in batch.done:
-            arguments += _done(done)
-        for dead in batch.dead:
-            arguments += _dead(dead)
-        for retry in batch.retries:
+    def settle(self, done: Sequence[SettledDone], dead: Sequence[SettledDead]) -> int:
+        """Returns how many are new in the completed set."""
+        by_feed: dict[tuple[str, int], tuple[list[str], list[tuple[Any, ...]]]] = {}
+        fields = _Fields(before=1)
+        finished: Iterable[tuple[Any, ...]] = chain(done, dead)
+        for key, buckets, why, *figures in finished:
+            docs, items = by_feed.setdefault((key.job_id, key.generation), ([], []))
+            docs.append(key.doc_id)
+            items.append((*fields.place(key.doc_id, buckets), why if isinstance(why, str) else int(why), *figures))
+        feeds = [(*_scopes(feed), docs, items) for feed, (docs, items) in by_feed.items()]
+        return int(self._settle([keys.EPOCH], [_packed(feeds), *fields.arguments]))
+
+    def put_off(self, retries: Sequence[SettledRetry], released: Sequence[ItemKey]) -> int:
+        """Returns how many are new in the delayed set."""
+        arguments: list[Argument] = [len(retries), len(released)]
+        for retry in retries:
             arguments += _retry(retry)
-        for key in batch.released:
+        for key in released:
             arguments += (keys.feed_scope(key.job_id, key.generation), key.doc_id)
-        return SettleReport(*self._settle([keys.EPOCH], arguments))
+        return int(self._put_off([keys.EPOCH], arguments))
 
     def promote(self, queue: str, limit: int, held_s: float, longest_s: float) -> int:
         names = [
@@ -107,6 +129,14 @@ class Scripts:
             arguments += (keys.done_bucket(field, buckets), field, doc_id, keys.DEAD if dead else keys.DONE)
         return int(self._rehydrate([f"{scope}:window", f"{scope}:starts"], arguments))
 
+    def see(self, jobs: Sequence[tuple[str, int]]) -> list[Any]:
+        """State, messages parked and sizes of the windows of each job (and newest generation), one after the other."""
+        arguments: list[Argument] = []
+        for job_id, generation in jobs:
+            arguments += (keys.job_scope(job_id), generation)
+        found: list[Any] = self._see([], arguments)
+        return found
+
     def heartbeat(self, name: str, forget_s: int, info: Mapping[str, str]) -> None:
         pairs = [text for pair in info.items() for text in pair]
         self._heartbeat([keys.WORKERS, keys.worker(name)], [name, forget_s, *pairs])
@@ -126,41 +156,36 @@ class Scripts:
         return kept
 
 
-_PUBLISH_HEAD: Final = 5  # arguments of publish.lua before the messages
+class _Fields:
+    """Where documents stand in the completed set. Fields that are no text travel as arguments behind ``before`` others:
+    Redis's msgpack does not read binary."""
 
+    def __init__(self, before: int) -> None:
+        self.arguments: list[bytes] = []
+        self._before = before
 
-def _publish_entries(docs: Sequence[Publish], buckets: int) -> tuple[list[tuple[str | int, ...]], list[bytes]]:
-    """What publish.lua gets for each document beside its message, and the fields of those that need one of their own."""
-    entries: list[tuple[str | int, ...]] = []
-    fields: list[bytes] = []
-    for key, position, _ in docs:
-        doc_id = key.doc_id
+    def place(self, doc_id: str, buckets: int) -> tuple[int, int | bool]:
+        """Its bucket, and its field as the scripts take it: false for the id itself, else the argument's index."""
+        raw = doc_id.encode()
+        if len(raw) <= keys.MAX_FIELD_BYTES:
+            return keys.done_bucket(raw, buckets), False
         field = keys.done_field(doc_id)
-        bucket = keys.done_bucket(field, buckets)
-        if field == doc_id.encode():
-            entries.append((doc_id, position, bucket))
-        else:
-            fields.append(field)
-            entries.append((doc_id, position, bucket, _PUBLISH_HEAD + len(docs) + len(fields)))
-    return entries, fields
+        self.arguments.append(field)
+        return keys.done_bucket(field, buckets), self._before + len(self.arguments)
+
+
+def _scopes(feed: tuple[str, int]) -> tuple[str, str]:
+    """Job prefix and feed prefix."""
+    return keys.job_scope(feed[0]), keys.feed_scope(*feed)
+
+
+_packed = msgspec.msgpack.Encoder().encode
 
 
 def _place(key: ItemKey, buckets: int) -> tuple[Argument, ...]:
-    """Job prefix, feed prefix, bucket, field, document id: how every item starts in begin.lua and settle.lua."""
-    job_id, generation, doc_id = key
-    field = keys.done_field(doc_id)
-    scope = keys.job_scope(job_id)
-    return scope, f"{scope}:{generation}", keys.done_bucket(field, buckets), field, doc_id
-
-
-def _done(done: SettledDone) -> tuple[Argument, ...]:
-    key, buckets, after_retry, *figures = done
-    return *_place(key, buckets), keys.DONE, int(after_retry), *figures
-
-
-def _dead(dead: SettledDead) -> tuple[Argument, ...]:
-    key, buckets, reason, *figures = dead
-    return *_place(key, buckets), keys.DEAD, reason, *figures
+    """Job prefix, feed prefix, bucket, field, document id."""
+    field = keys.done_field(key.doc_id)
+    return *_scopes((key.job_id, key.generation)), keys.done_bucket(field, buckets), field, key.doc_id
 
 
 def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
@@ -171,6 +196,7 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
         retry.raw,
         retry.after_s,
         int(retry.rate_limited),
+        retry.reason,
         retry.prompt_tokens,
         retry.completion_tokens,
         retry.cost_microusd,
@@ -179,7 +205,7 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
 
 
 def _registered(client: redis.Redis, name: str) -> Any:
-    before = _source("urgent") if name in URGENT_AWARE else _source("table") if name == "begin" else ""
+    before = _source(SHARED[name]) if name in SHARED else ""
     return client.register_script(before + _source(name))
 
 

@@ -41,12 +41,16 @@ def json_text(value: Any) -> str:
 
 def bounded_count(number: int) -> int:
     """A number of tries or calls that fits its column."""
-    return min(max(number, 0), COUNT_MAX)
+    return number if 0 <= number <= COUNT_MAX else _nearest(number, COUNT_MAX)
 
 
 def bounded_figure(number: int | None) -> int | None:
     """Tokens, cost or a time as a provider stated it, cut to what can be stored and summed up."""
-    return number if number is None else min(max(number, 0), FIGURE_MAX)
+    return number if number is None or 0 <= number <= FIGURE_MAX else _nearest(number, FIGURE_MAX)
+
+
+def _nearest(number: int, most: int) -> int:
+    return 0 if number < 0 else most
 
 
 class Words(TypeDecorator[str]):

@@ -12,7 +12,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Row, Select, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.model import Counts
@@ -59,11 +59,12 @@ def grouped(*conditions: Any) -> Query:
     )
 
 
-def tallied(job_id: str) -> Query:
-    """The same from the tallies."""
+@cache
+def tallied() -> Query:
+    """The same of one ``job``, from the tallies. Built once: building it costs more than running it."""
     return (
         select(tallies.c.kind, tallies.c.reason, *(_total(tallies.c[name]) for name in _FIGURES))
-        .where(tallies.c.job_id == job_id)
+        .where(tallies.c.job_id == bindparam("job"))
         .group_by(tallies.c.kind, tallies.c.reason)
     )
 

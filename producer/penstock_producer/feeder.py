@@ -9,54 +9,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from dataclasses import replace
+from typing import Final
 
-from penstock_ledger import Database, JobStore, OutcomeStore, Publish, PublishReport, RedisLedger, buckets_for
+from penstock_ledger import Publish, PublishReport, buckets_for
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
-from penstock_producer.prefix_order import in_prefix_order, wants_order
+from penstock_producer.feed_step import FeedStep, FeedStores
+from penstock_producer.prefix_order import in_prefix_order
 from penstock_producer.refusals import refused
 from penstock_producer.rows import BadRow, Cursor, Document, Source
-from penstock_producer.settings import ProducerSettings
-from penstock_producer.sources.of_feed import source_of
-from penstock_producer.spec import JobSpec
 from penstock_producer.tracing import SendSpans
-from penstock_producer.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now, queue_name
+from penstock_producer.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now
 
-__all__ = ["FeedStep", "FeedStores", "Feeder", "open_feeder"]
+__all__ = ["Feeder"]
 
 # Rows that are read before they are published: what a job in prefix order sorts together, and what the feeder holds in
 # memory. The ledger cuts them into calls of the size that Redis takes at once.
 ROWS_READ: Final = 5_000
 BYTES_READ: Final = 16 * 1024 * 1024  # of request bodies; the sort keys of a job in prefix order are as much again
-
-
-@dataclass(frozen=True, slots=True)
-class FeedStep:
-    """What one step did."""
-
-    read: int = 0  # rows, good and bad
-    published: int = 0  # new in the queue
-    skipped: int = 0  # finished or in the window already
-    refused: int = 0  # rows that are no documents
-    exhausted: bool = False
-
-    def plus(self, later: FeedStep) -> FeedStep:
-        return FeedStep(
-            self.read + later.read,
-            self.published + later.published,
-            self.skipped + later.skipped,
-            self.refused + later.refused,
-            later.exhausted,
-        )
-
-
-class FeedStores(NamedTuple):
-    """The parts of the ledger that a feeder works with."""
-
-    jobs: JobStore
-    outcomes: OutcomeStore
-    hot: RedisLedger
 
 
 # Takes documents, returns how many of them were published and how many were skipped.
@@ -90,6 +60,7 @@ class Feeder:
         self._ordered_for = ordered_for  # the endpoint whose bodies are put into prefix order; None keeps the source's
         self._spans = spans  # None: no item is traced
         self._rows: Iterator[Document | BadRow] | None = None
+        self._ahead: Document | BadRow | None = None  # read already; the next step begins with it
         self._cursor: Cursor = dict(feed.cursor)
 
     @property
@@ -158,14 +129,23 @@ class Feeder:
             self._rows = iter(self.source.documents(self._cursor))
         rows: list[Document | BadRow] = []
         size = 0
-        for row in self._rows:
+        while (row := self._next()) is not None:
             rows.append(row)
             size += len(row.body) if isinstance(row, Document) else len(row.request)
             if len(rows) >= limit or size >= BYTES_READ:
-                return rows, False
+                self._ahead = self._next()  # so that the last step knows that it is the last
+                if self._ahead is not None:
+                    return rows, False
+                break
         self._rows = None
         ended = self.source.ended()
         return (rows, ended) if rows or ended or fresh else self._read(limit)
+
+    def _next(self) -> Document | BadRow | None:
+        """The next row; None at the end of what the source has now."""
+        assert self._rows is not None, "the source is being read"
+        ahead, self._ahead = self._ahead, None
+        return ahead or next(self._rows, None)
 
     def _handle(self, rows: Sequence[Document | BadRow], handle: Handler, exhausted: bool) -> FeedStep:
         if not rows:
@@ -202,31 +182,5 @@ class Feeder:
         self.feed = replace(self.feed, cursor=dict(self._cursor), exhausted=exhausted)
 
     def _forget_position(self, cursor: Cursor) -> None:
-        self._rows = None
+        self._rows = self._ahead = None
         self._cursor = dict(cursor)
-
-
-def open_feeder(
-    database: Database,
-    redis_ledger: RedisLedger,
-    job: Job,
-    feed: Feed,
-    *,
-    owner: str,
-    settings: ProducerSettings | None = None,
-    spans: SendSpans | None = None,
-) -> Feeder:
-    """A feeder for a feed that ``owner`` has leased. Nothing of the source is read yet."""
-    outcomes = OutcomeStore(database)
-    spec = JobSpec.accepted(job.spec)
-    return Feeder(
-        job,
-        feed,
-        source_of(database, job, feed, settings),
-        FeedStores(JobStore(database), outcomes, redis_ledger),
-        queue=queue_name(spec.lane),
-        owner=owner,
-        refused_lines=outcomes.refused_lines(job.job_id) if feed.kind is FeedKind.SOURCE else frozenset(),
-        ordered_for=spec.endpoint if wants_order(spec) else None,
-        spans=spans,
-    )

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 from penstock_producer.endpoints import CHAT
 from penstock_producer.lanes import DEFAULT_LANE, lanes_in_words
 
-__all__ = ["OPTIONS", "Form", "Option"]
+__all__ = ["OPTIONS", "FlagForm", "Option"]
 
 
-class Form(StrEnum):
+class FlagForm(StrEnum):
     """How an option is typed on a command line."""
 
     TEXT = "text"
@@ -34,7 +34,7 @@ class Option(NamedTuple):
     field: str
     help: str  # one sentence, for people who type flags and for those who write specs
     default: Any = None  # the spec's
-    form: Form = Form.TEXT
+    form: FlagForm = FlagForm.TEXT
     flag: str = ""  # where it is not the field's name
     metavar: str | None = None
     typed: str | None = None  # the default as a flag shows it, where that is another text
@@ -64,24 +64,24 @@ _TABLE: Final = (
     Option("id_field", "The field of a plain record that names the document.", "id"),
     Option(
         "params", "A request parameter, e.g. max_tokens=200 or temperature=0; one of the provider's own is x.NAME.",
-        form=Form.PAIRS, flag="param",
+        form=FlagForm.PAIRS, flag="param",
     ),
-    Option("max_attempts", "Attempts per document, the first included.", 4, Form.WHOLE),
-    Option("timeout_s", "Time for one request, e.g. 120s.", 120.0, Form.DURATION, flag="timeout", typed="120s"),
+    Option("max_attempts", "Attempts per document, the first included.", 4, FlagForm.WHOLE),
+    Option("timeout_s", "Time for one request, e.g. 120s.", 120.0, FlagForm.DURATION, flag="timeout", typed="120s"),
     Option(
         "deadline_s", "Time for the whole job from its submit, e.g. 8h or 90m; documents not done by then are dead letters.",
-        form=Form.DURATION, flag="deadline",
+        form=FlagForm.DURATION, flag="deadline",
     ),
     Option(
         "budget_usd", "Pause the job when it has cost this much; needs the provider's prices (usd_per_mtok_in and _out).",
-        form=Form.NUMBER,
+        form=FlagForm.NUMBER,
     ),
-    Option("max_bad_rows", "Unusable rows to accept as dead letters: a number or a share.", "1%", Form.ROWS),
+    Option("max_bad_rows", "Unusable rows to accept as dead letters: a number or a share.", "1%", FlagForm.ROWS),
     Option(
         "priority", "urgent goes before queued documents, low gets a small share while others run: urgent, normal or low.",
         "normal",
     ),
-    Option("weight", "The job's share of the fleet among its tenant's jobs: 2 gets twice as much as 1.", 1.0, Form.NUMBER),
+    Option("weight", "The job's share of the fleet among its tenant's jobs: 2 gets twice as much as 1.", 1.0, FlagForm.NUMBER),
     Option("tenant", "The job's tenant: tenants share the fleet evenly; all jobs without one count as one tenant."),
     Option(
         "preprocess", "Called in the workers with each item before it is sent; docs/hooks.md.",
@@ -102,11 +102,11 @@ _TABLE: Final = (
     Option(
         "prefix_order",
         "Feed prompts with equal beginnings together, for the engine's prefix cache; left out: on in gpu jobs with a prompt.",
-        form=Form.SWITCH,
+        form=FlagForm.SWITCH,
     ),
     Option(
         "response_schema", "A JSON schema that the text of every answer must satisfy; other answers are retried.",
-        form=Form.FILE, metavar="FILE",
+        form=FlagForm.FILE, metavar="FILE",
     ),
     Option("provider", "Which of the configured providers answers, by its name in penstock.toml.", "default"),
 )  # fmt: skip

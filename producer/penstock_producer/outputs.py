@@ -18,7 +18,7 @@ import orjson
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer.storage import Writer, open_sink
 
-__all__ = ["ERRORS_NAME", "OUTPUT_NAME", "Written", "error_line", "output_line", "probe_sink", "write_outputs"]
+__all__ = ["ERRORS_NAME", "OUTPUT_NAME", "WrittenFiles", "error_line", "output_line", "probe_sink", "write_outputs"]
 
 OUTPUT_NAME = "output.jsonl"
 ERRORS_NAME = "errors.jsonl"
@@ -40,7 +40,7 @@ class Outcomes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFiles:
     """Where the files are, and how many lines they have."""
 
     output: str
@@ -51,7 +51,7 @@ class Written:
 
 def write_outputs(
     outcomes: Outcomes, job_id: str, destination: str | Path, *, s3_endpoint_url: str | None = None
-) -> Written:
+) -> WrittenFiles:
     """Write `output.jsonl` and `errors.jsonl` into a folder or `s3://bucket/prefix`. Raises SinkError.
 
     Both files appear when both are complete; until then, and after a failure, what was there before stays.
@@ -66,7 +66,7 @@ def write_outputs(
         letters = _write_all(errors, map(error_line, outcomes.dead_letters(job_id)))
         for writer in writers:
             writer.finish()
-        return Written(output.publish(), errors.publish(), results, letters)
+        return WrittenFiles(output.publish(), errors.publish(), results, letters)
     except BaseException:
         for writer in writers:
             writer.discard()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock_ledger.model import FeedKind
-from penstock_producer.feeder import Feeder, FeedStep
+from penstock_producer.feed_step import FeedStep
+from penstock_producer.feeder import Feeder
 from penstock_producer.refusals import written_off
 from penstock_producer.rows import Document
 

@@ -35,7 +35,7 @@ Overflow = Literal["fail", "shrink", "trim"]
 ACCEPTED: Final[dict[str, Any]] = {}  # the context of validation for a spec that a door has accepted
 
 MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
-MAX_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
+MAX_JOB_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
 HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
@@ -75,7 +75,7 @@ class JobSpec(BaseModel):
     max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = _of("max_bad_rows")
     response_schema: dict[str, Any] | None = _of("response_schema")
     priority: Priority = _of("priority")
-    weight: Annotated[float, Field(strict=True, gt=0, le=MAX_WEIGHT)] = _of("weight")
+    weight: Annotated[float, Field(strict=True, gt=0, le=MAX_JOB_WEIGHT)] = _of("weight")
     tenant: str | None = _of("tenant", pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$")
     preprocess: HookPath | None = _of("preprocess")
     postprocess: HookPath | None = _of("postprocess")

@@ -9,8 +9,6 @@ A contract test compares every field with what the installed Celery sends.
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -20,22 +18,14 @@ import orjson
 
 from penstock_ledger.keys import QUEUE_PREFIX
 from penstock_ledger.model import ItemKey
-from penstock_producer.doc_ids import id_fault
+from penstock_producer import wire_checks
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
 from penstock_producer.tracing import TRACEPARENT_HEADER
 
 __all__ = [
-    "CALLS_HEADER",
-    "FED_HEADER",
-    "SPENT_HEADER",
-    "TASK_NAME",
-    "URGENT_HEADER",
-    "ItemMessage",
-    "decode_item",
-    "encode_item",
-    "item_tag",
-    "queue_name",
-]
+    "CALLS_HEADER", "FED_HEADER", "SPENT_HEADER", "TASK_NAME", "URGENT_HEADER", "ItemMessage", "decode_item", "encode_item",
+    "item_tag", "queue_name",
+]  # fmt: skip
 
 TASK_NAME = "penstock.item"
 MESSAGE_VERSION = 1
@@ -51,14 +41,14 @@ ORIGIN = "penstock"
 # Above this a message carries the document's position instead of its body: a window of 20,000 messages then stays
 # below 320 MB of Redis whatever the documents are.
 MAX_INLINE_BODY_BYTES = 16 * 1024
-COUNT_MAX = 2**31 - 1  # of generations, attempts and calls in messages: their columns have 32 bits
-SECONDS_MAX = 2**40  # of times in messages: far beyond any clock
-MAX_REF_CHARS = 1024  # a byte range, a row's number, or a document id
 _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
 _FRAMES_KEPT = 256  # (job, generation, queue, retries, calls, urgent, fed) combinations whose constant parts stay built
 
-_HEADER_MAX = {RETRIES_HEADER: COUNT_MAX, CALLS_HEADER: COUNT_MAX, FED_HEADER: SECONDS_MAX}
-_SAFE_DOC = re.compile(r"[A-Za-z0-9_.@-]{1,128}", re.ASCII)
+_HEADER_MAX = {
+    RETRIES_HEADER: wire_checks.COUNT_MAX,
+    CALLS_HEADER: wire_checks.COUNT_MAX,
+    FED_HEADER: wire_checks.SECONDS_MAX,
+}
 _TRACEPARENT = b',"%b":%%b' % TRACEPARENT_HEADER.encode()
 _SPENT = b',"%b":%%b' % SPENT_HEADER.encode()
 _EMBED = b'},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
@@ -79,7 +69,7 @@ def queue_name(lane: str) -> str:
 def item_tag(key: ItemKey) -> str:
     """The Celery task id and kombu delivery tag of an item: readable when the id is safe, a digest otherwise."""
     job_id, generation, doc_id = key
-    if _SAFE_DOC.fullmatch(doc_id) is None or doc_id.startswith("sha256-"):
+    if wire_checks.SAFE_ID.fullmatch(doc_id) is None or doc_id.startswith("sha256-"):
         doc_id = "sha256-" + hashlib.sha256(doc_id.encode()).hexdigest()
     tag = f"{job_id}:{doc_id}"
     return tag if generation == 1 else f"{tag}~g{generation}"
@@ -134,7 +124,7 @@ def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
     Raises UnknownMessageVersion for another version and BadMessage for anything else that is not of the promised shape:
     ids that no database takes, numbers beyond what is possible, a body that is no JSON object.
     """
-    if not isinstance(kwargs, Mapping):
+    if not isinstance(kwargs, dict):
         raise BadMessage(f"kwargs is {seen(kwargs)}; it must be a JSON object")
     version = kwargs.get("v")
     if version is None:
@@ -143,16 +133,18 @@ def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
         raise UnknownMessageVersion(version)
     for name, most in _HEADER_MAX.items():
         if headers.get(name) is not None:
-            _number(f"headers.{name}", headers[name], 0, most)
+            wire_checks.number(f"headers.{name}", headers[name], 0, most)
     key = ItemKey(
-        _job(kwargs.get("job")), _number("kwargs.gen", kwargs.get("gen"), 1, COUNT_MAX), _doc(kwargs.get("doc"))
+        wire_checks.job(kwargs.get("job")),
+        wire_checks.number("kwargs.gen", kwargs.get("gen"), 1, wire_checks.COUNT_MAX),
+        wire_checks.doc(kwargs.get("doc")),
     )
     body, ref = kwargs.get("body"), kwargs.get("ref")
     if ref is not None and body is None:
-        return ItemMessage(key, None, _ref(ref))
+        return ItemMessage(key, None, wire_checks.ref(ref))
     if ref is not None or not isinstance(body, dict):
         raise BadMessage(f"item {key}: body={seen(body)}, ref={seen(ref)}; a message holds a JSON object or a ref")
-    return ItemMessage(key, _dump(body), None)
+    return ItemMessage(key, wire_checks.body(body), None)
 
 
 class _Frame(NamedTuple):
@@ -188,41 +180,3 @@ def _frame(job_id: str, generation: int, queue: str, retries: int, calls: int, u
         before_tag=b',"delivery_mode":2,"delivery_info":{"exchange":"","routing_key":%b},"priority":0,"delivery_tag":'
         % quoted(queue),
     )
-
-
-def _job(value: Any) -> str:
-    if not isinstance(value, str) or _SAFE_DOC.fullmatch(value) is None:
-        raise BadMessage(f"kwargs.job is {seen(value)}; it must be the id of a job, such as job_2f5k7c3q")
-    return value
-
-
-def _doc(value: Any) -> str:
-    fault = id_fault(value) if isinstance(value, str) else (f"It is {type(value).__name__}, not text.", "")
-    if fault is not None:
-        raise BadMessage(f"kwargs.doc is {seen(value)}, which is no document id. {fault[0]}")
-    return str(value)
-
-
-def _ref(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_REF_CHARS or not value.isprintable():
-        raise BadMessage(
-            f"kwargs.ref is {seen(value)}; it must be a position, 1 to {MAX_REF_CHARS} printable characters"
-        )
-    return value
-
-
-def _number(name: str, value: Any, least: int, most: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise BadMessage(f"{name} is {seen(value)}; it must be an integer from {least} to {most}")
-    return value
-
-
-def _dump(body: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except TypeError:  # integers beyond 64 bit, from another producer than Penstock's
-        pass
-    try:
-        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadMessage(f"kwargs.body is no JSON object: {type(error).__name__}: {error}") from error

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 CLASS_STEP: Final = 8.0
 """Weight of a class over the one below it: urgent work waits for little, and a ninth always goes to the others."""
-MAX_WEIGHT: Final = 1e6
+MAX_FLOW_WEIGHT: Final = 1e6
 """Weights are compared with each other; more than this between two jobs is a priority, not a weight."""
 
 
@@ -49,8 +49,8 @@ class Flow:
     priority: int = Priority.NORMAL
 
     def __post_init__(self) -> None:
-        if not 0 < self.weight <= MAX_WEIGHT:
-            raise ValueError(f"Flow.weight is {self.weight!r}: give a number above 0 and at most {MAX_WEIGHT:g}")
+        if not 0 < self.weight <= MAX_FLOW_WEIGHT:
+            raise ValueError(f"Flow.weight is {self.weight!r}: give a number above 0 and at most {MAX_FLOW_WEIGHT:g}")
         Priority(self.priority)
 
 

@@ -8,8 +8,8 @@ from penstock_ratelimit.provider.refusals import DETAIL_CHARS, is_page
 from penstock_ratelimit.shared.dispatcher import RETRIES_LEAVE
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.store.quota_hash import ScriptClient, lift_hold
-from penstock_ratelimit.store.watch import MAX_LEARNED, DimensionView, LearnedView, QuotaView, Traffic, read_quotas
 from penstock_ratelimit.tasks import cancel_and_wait
+from penstock_ratelimit.watch import MAX_LEARNED, DimensionView, LearnedView, QuotaView, Traffic, read_quotas
 
 __all__ = [
     "CHARS_PER_TOKEN",

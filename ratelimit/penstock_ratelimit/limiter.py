@@ -37,6 +37,8 @@ class QuotaLimiter(Account, Protocol):
 
     async def acquire(self, ask: StartRequest) -> Ticket: ...
 
+    def at_once(self) -> Ticket | None: ...
+
     def not_before(self, seconds: float) -> None: ...
 
     def may_retry(self) -> bool: ...
@@ -61,6 +63,10 @@ class Limiter(Protocol):
         the account is held. Cancelling the wait costs nothing. The ticket comes unstarted: ``start`` it when sending,
         and end it with ``answered``, ``failed`` or ``release``.
         """
+        ...
+
+    def at_once(self, quota_id: str) -> Ticket | None:
+        """A ticket for a first try where nothing limits the quota now, and no one waits; None: ask ``acquire``."""
         ...
 
     def ticket(self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]) -> TicketScope:
@@ -157,6 +163,10 @@ class QuotasLimiter:
     ) -> Coroutine[Any, Any, Ticket]:
         """See ``Limiter``."""
         return self._quota_limiter(quota_id).acquire(StartRequest(costs, **options))
+
+    def at_once(self, quota_id: str) -> Ticket | None:
+        """See ``Limiter``."""
+        return self._quota_limiter(quota_id).at_once()
 
     def ticket(self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]) -> TicketScope:
         """See ``Limiter``."""

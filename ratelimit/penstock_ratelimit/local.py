@@ -12,9 +12,9 @@ from penstock_ratelimit.errors import LimiterClosed, QuotaHeld, UnknownQuota
 from penstock_ratelimit.limiter import QuotasLimiter, StartRequest
 from penstock_ratelimit.provider.profiles import PROFILES, Profile
 from penstock_ratelimit.provider.refusals import WINS
-from penstock_ratelimit.provider.strays import LIMITED_S, Patience, may_be_stray
 from penstock_ratelimit.quota import Quota, by_id
 from penstock_ratelimit.rates import pause_seconds
+from penstock_ratelimit.strays import LIMITED_S, Patience, may_be_stray
 from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import Feedback, QuotaStats, Tally, Ticket
 
@@ -71,6 +71,9 @@ class LocalQuota:
         self._in_flight += 1
         self.tally.charge(self.terms.dims, amounts)
         return Ticket(self, self.terms.dims, amounts)
+
+    def at_once(self) -> None:
+        """Never: each start here goes through the buckets."""
 
     async def take(self, amounts: tuple[float, ...]) -> None:
         """Wait in order until all dimensions fit at once, then charge them all. Cancelling charges none."""

@@ -7,12 +7,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypedDict, Unpack
 
 from penstock_ratelimit.backoff import THROTTLED_BASE_S
 from penstock_ratelimit.errors import BadCost
 from penstock_ratelimit.provider.profiles import Profile, Usage
-from penstock_ratelimit.provider.refusals import Signal
+from penstock_ratelimit.provider.refusals import HOLDS, OK, THROTTLES, WINS, Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,14 @@ class Tally:
             self.used[dim] = self.used.get(dim, 0.0) + sign * amount
 
 
+class FailureDetails(TypedDict, total=False):
+    """What a caller may say of a failed request; the fields are explained at ``Feedback``."""
+
+    retry_after_s: float | None
+    reason: str
+    headers: Mapping[str, str] | None
+
+
 class Feedback(NamedTuple):
     """What came back for one request, as far as pacing cares."""
 
@@ -88,14 +96,14 @@ class Feedback(NamedTuple):
     @property
     def pause_s(self) -> float | None:
         """How long no process that shares the quota may start a request: what the provider asked for, or its shortest window."""
-        if self.signal not in (Signal.THROTTLED, Signal.RAMP):
+        if self.signal not in THROTTLES:
             return None
         return THROTTLED_BASE_S if self.retry_after_s is None else self.retry_after_s
 
     @property
     def hold(self) -> str:
         """Not empty when no request can succeed before a person acts."""
-        if self.signal not in (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED):
+        if self.signal not in HOLDS:
             return ""
         return self.reason or self.signal.value
 
@@ -126,6 +134,9 @@ class TicketState(Enum):
     STARTED = "started"
     ENDED = "ended"
     RELEASED = "released"
+
+
+UNSTARTED, STARTED, ENDED, RELEASED = TicketState  # each look at a member of the class would run Python code (3.11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +170,7 @@ class Ticket:
         self.grant = grant
         self.since = account.now()
         """Loop time at which the request was sent, or the ticket was handed out while ``start`` was not called."""
-        self.state = TicketState.UNSTARTED
+        self.state = UNSTARTED
 
     @property
     def limited(self) -> bool:
@@ -173,43 +184,36 @@ class Ticket:
 
     def start(self) -> None:
         """Say that the request is being sent: from here on the ticket is charged, even if the request fails."""
-        if self.state is TicketState.UNSTARTED:
-            self.state = TicketState.STARTED
+        if self.state is UNSTARTED:
+            self.state = STARTED
             self.since = self._account.now()
 
     def _sent(self) -> None:
         """Count the request as sent; without ``start``, since the ticket was handed out."""
-        if self.state is TicketState.UNSTARTED:
-            self.state = TicketState.STARTED
+        if self.state is UNSTARTED:
+            self.state = STARTED
 
     def answered(self, headers: Mapping[str, str] | None = None, *, usage: Usage | None = None) -> None:
         """The provider gave an answer: settle ``usage`` as its profile says, and learn from ``headers``."""
         self._sent()
         if usage is not None and self._dims:
             self.settle(self._account.profile.settle(usage))
-        self._end(Feedback(Signal.OK, headers=headers, output_tokens=usage.output_tokens if usage else 0.0))
+        self._end(Feedback(OK, None, "", headers, 0.0 if usage is None else usage.output_tokens))
 
-    def failed(
-        self,
-        signal: Signal,
-        *,
-        retry_after_s: float | None = None,
-        reason: str = "",
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def failed(self, signal: Signal, **details: Unpack[FailureDetails]) -> None:
         """The request failed. The fleet learns of it: a pause, a gentler slope, a hold, or a failure of the server.
 
         It stays charged, but for the tokens where the profile says that failed requests cost none.
         """
         self._sent()
-        if signal not in (Signal.OK, Signal.REFUSED) and not self._account.profile.charges_failed:
+        if signal not in WINS and not self._account.profile.charges_failed:
             self.settle({dim: 0.0 for dim in self._dims if not dim.startswith("requests")})
-        self._end(Feedback(signal, retry_after_s, reason, headers))
+        self._end(Feedback(signal, **details))
 
     def settle(self, actual: Mapping[str, float]) -> None:
         """Replace the reservation by what was used. Dimensions left out stay as reserved; call again to correct."""
         self._sent()
-        if self.state is TicketState.RELEASED or not self._dims:
+        if self.state is RELEASED or not self._dims:
             return
         charged = tuple(actual.get(dim, before) for dim, before in zip(self._dims, self._charged, strict=True))
         for dim, after in zip(self._dims, charged, strict=True):
@@ -222,18 +226,18 @@ class Ticket:
 
     def release(self) -> None:
         """Give the ticket back if nothing was sent; else say that the request is over."""
-        if self.state is TicketState.STARTED:
+        if self.state is STARTED:
             self._end(None)
-        if self.state is not TicketState.UNSTARTED:
+        if self.state is not UNSTARTED:
             return
-        self.state = TicketState.RELEASED
+        self.state = RELEASED
         refund(self._account, self._dims, self._charged)
         self._charged = tuple(0.0 for _ in self._dims)
         self._account.ended(self, None)
 
     def _end(self, feedback: Feedback | None) -> None:
-        if self.state is TicketState.STARTED:
-            self.state = TicketState.ENDED
+        if self.state is STARTED:
+            self.state = ENDED
             self._account.ended(self, feedback)
 
 

@@ -19,9 +19,9 @@ from penstock_simulate.book import CallBook
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.hostile.luck import Hostility
 from penstock_simulate.limits import charges
-from penstock_simulate.limits.capacity import Crowded, Slots, gauges, resized
+from penstock_simulate.limits.capacity import Crowded, ServerSlots, gauges, resized
 from penstock_simulate.limits.charges import Charge, Mode
-from penstock_simulate.limits.limits import Limits
+from penstock_simulate.limits.limits import KeyLimits
 from penstock_simulate.limits.money import Wallet
 from penstock_simulate.limits.ramps import make_ramp, ramp_settings
 
@@ -37,7 +37,7 @@ class Provider:
     def __init__(self, config: SimulatorConfig, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
         self._demand: controls.Demand | None = None
-        self._slots: Slots | None = None
+        self._slots: ServerSlots | None = None
         self.book = CallBook(config.call_log)
         self._follow(config)
         self._fill()
@@ -115,7 +115,7 @@ class Provider:
         self._hostility = Hostility(config)
 
     def _fill(self) -> None:
-        self._limits = Limits(self._config)
+        self._limits = KeyLimits(self._config)
         self._wallet = Wallet(self._config)
         self._ramp = make_ramp(self._config)
         self._slots = resized(None, self._config.metering)

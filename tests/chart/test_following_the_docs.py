@@ -60,7 +60,7 @@ def _set(pair: str) -> Values:
 
 @pytest.mark.parametrize(("name", "words"), OF_THE_CHART, ids=[" ".join(words) for _, words in OF_THE_CHART])
 def test_a_command_as_it_stands_there(name: str, words: list[str]) -> None:
-    """It renders, and no pod wants an image of ours from a registry that has none."""
+    """It renders, and no pod asks a registry for an image of Penstock that was never pushed there."""
     release = helm_library.render(CHART, given(words))
     images = {found["image"] for _, spec in pods(release) for found in containers(spec)}
     assert all(image.startswith(("registry.example.com/", *UPSTREAM)) for image in images), images

@@ -100,7 +100,7 @@ def test_keda_gets_what_it_needs_from_the_secret(render: Render) -> None:
 
 
 def test_tls_and_database_number_reach_keda(render: Render) -> None:
-    """KEDA reads no URLs, so what stands in ours is told apart."""
+    """KEDA reads no URLs, so the parts of the configured one are given to it by name."""
     for trigger in _scaled(render, changes={"broker": {"databaseIndex": 3}})["triggers"]:
         assert trigger["metadata"]["enableTLS"] == "true"
         assert trigger["metadata"]["databaseIndex"] == "3"

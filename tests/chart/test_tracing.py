@@ -1,4 +1,4 @@
-"""Traces in the chart: off unless asked for; then every process of ours is told, and may reach the collector."""
+"""Traces in the chart: off unless asked for; then every Penstock process gets the collector's address, and may reach it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item, item_tag
 from penstock_workers.broker.amqp.lane import LaneShovel
 from penstock_workers.broker.amqp.relay_scripts import Arrived, RelayScripts, TakeScript
-from penstock_workers.broker.claim import Claim, ClaimScript
+from penstock_workers.broker.claim_script import Claim, ClaimScript
 from penstock_workers.broker.lease_scripts import Lease, LeaseScripts, lane_keys
 
 QUEUE, CONTROL = "penstock.api", "penstock.control"
@@ -188,7 +188,7 @@ def test_a_worker_of_a_lane_takes_from_the_control_queue_into_its_own_record(cli
 
 
 def test_messages_that_clients_sent_to_rabbitmq_are_recorded(client: redis.Redis, taker: TakeScript) -> None:
-    """They come without a record of ours; with it they are leased, and given back to the list, like any other."""
+    """They come without a record in Redis; once they have one they are leased, and given back to the list, like any other."""
     raw = encode_item(ItemKey("job", 1, "a"), queue=QUEUE, body=b"{}", ref=None)
     arrived = Arrived(QUEUE, "job:a", raw, f'[{raw.decode()},"","{QUEUE}"]')
     taken = taker.take([arrived, arrived])
@@ -218,10 +218,9 @@ def test_one_shovel_leads_a_lane_until_it_resigns(client: redis.Redis) -> None:
 def test_what_lies_in_a_former_broker_comes_home(client: redis.Redis, relay: RelayScripts, taker: TakeScript) -> None:
     """After a switch back to Redis relayed messages return to their lists, once they are older than a lease."""
     arrived = relayed(client, relay, "a", "b")
-    shovel = LaneShovel(client, "api", TIMEOUT_S, owner="home")
-    assert shovel.recall_unclaimed() == 0
+    assert relay.recall_unclaimed() == 0
     for tag in ("job:a", "job:b"):
         client.zincrby(RELAYED, -2 * TIMEOUT_S, tag)
-    assert shovel.recall_unclaimed() == 2
+    assert relay.recall_unclaimed() == 2
     assert listed(client) == ["job:a", "job:b"]
     assert taker.take(arrived).held == [False, False]

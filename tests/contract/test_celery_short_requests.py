@@ -7,17 +7,21 @@ from collections.abc import Iterator
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from celery import Celery
 from celery.worker import request as celery_request
 from celery.worker import state, strategy
 from celery_worker import Settings, no_engine
+from kombu.transport import virtual
 from outcomes import dead
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.wire import encode_item
-from penstock_workers.broker.messages import Message, payload_of
+from penstock_workers.broker.acks import Ack, Acks
+from penstock_workers.broker.leases import Leases
+from penstock_workers.broker.messages import JSON_TYPE, Message, payload_of
 from penstock_workers.celery_app.app import create_app
 from penstock_workers.celery_app.reports import celery_result
 from penstock_workers.celery_app.requests import ItemRequest
@@ -96,6 +100,55 @@ def test_a_short_request_knows_all_that_celerys_knows(app: Celery, consumer: Any
     for name in sorted(names):
         assert getattr(made, name) == getattr(whole, name), name
     assert made.info() == whole.info()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {}, {"headers": {"compression": "application/x-gzip"}}, {"properties": {"body_encoding": "base64"}},
+        {"body": "\ud800"}, {"body": None}, {"headers": []}, {"content-type": None},
+    ],
+)  # fmt: skip
+def test_a_message_is_what_kombu_makes_of_it(change: dict[str, Any]) -> None:
+    """Whether a message is read the short way or by kombu itself, each of its fields is the same."""
+    item = json.loads(encode_item(ItemKey("job", 1, "doc-1"), queue="penstock.api", body=BODY, ref=None))
+    for name, value in change.items():
+        item[name] = item[name] | value if isinstance(value, dict) else value
+    channel = SimpleNamespace(
+        decode_body=lambda body, encoding: body if encoding is None else f"decoded from {encoding}"
+    )
+
+    def made(kind: type[Any]) -> dict[str, Any]:
+        found = kind(json.loads(json.dumps(item)), channel=channel)
+        names = [name for name in virtual.Message.__mro__[1].__slots__ if name != "__dict__"]
+        return {name: getattr(found, name) for name in names} | {"raw": found._raw, "errors": len(found.errors)}
+
+    assert made(Message) == made(virtual.Message)
+
+
+def test_a_document_may_have_a_field_that_kombu_reads_as_a_type() -> None:
+    """A request body is passed on as it is: what kombu makes a UUID of, a date or a decimal is data in an item."""
+    body = {"metadata": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}}
+    raw = encode_item(ItemKey("job", 1, "doc-1"), queue="penstock.api", body=json.dumps(body).encode(), ref=None)
+    made = Message(payload_of(raw), channel=None)
+    assert made.payload[1]["body"] == body
+    stock = json.dumps([[], {"at": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}}, {}])
+    other = Message({"headers": {}, "properties": {"delivery_tag": "t"}, "body": stock, "content-type": JSON_TYPE})
+    assert isinstance(other.payload[1]["at"], UUID)
+
+
+def test_an_acknowledgement_is_of_the_message_that_its_run_has_now(app: Celery, consumer: Any) -> None:
+    """A redelivered copy that is adopted takes the place of the first message, whose lease or connection is lost."""
+    leases = Leases()
+    leases.claimed(["job:doc-1", "job:doc-2"], "1.0")
+    acks = Acks(leases, lambda _: None, lambda _: None)
+    first = message()
+    request = ShortRequest.of_consumer(app.tasks["penstock.item"], app, consumer)(first, Ack(acks, first))
+    request.on_ack.message = message("doc-2")
+    request.acknowledge()
+    request.acknowledge()
+    acks.flush()
+    assert (leases.tags(), acks.acked) == (["job:doc-1"], 1)
 
 
 def books() -> tuple[Any, ...]:

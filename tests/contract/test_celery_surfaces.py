@@ -71,7 +71,7 @@ class TestRedisTransport:
         )
 
     def test_aliases_name_transports(self, redis_server: RedisServer) -> None:
-        """Both schemes of ours lead to our transport, over TCP in both forms and over a URL of any database."""
+        """Both of Penstock's schemes lead to its transport, over TCP in both forms and over a URL of any database."""
         transport.register()
         for url in (f"penstock+{redis_server.url}", redis_server.url.replace("redis", "redisbulk", 1)):
             with Connection(url) as connection:
@@ -154,13 +154,13 @@ class TestRequest:
         assert request.request_dict["kwargs"] == {"k": 1}
         assert request.delivery_info["redelivered"] is True
 
-    def test_its_acknowledgement_can_be_replaced(self, made: Any) -> None:
-        """`_on_ack` is called once, by `acknowledge`, when a late-acknowledged task succeeds."""
+    def test_it_shows_what_acknowledges_it(self, made: Any) -> None:
+        """`on_ack` is what it was made with, called once, by `acknowledge`, when a late-acknowledged task succeeds."""
         request, _, acks = made
-        request._on_ack = lambda *_: acks.append("ours")
+        request.on_ack("by its public name")
         request.on_success((0, None, 0.1))
         request.acknowledge()
-        assert acks == ["ours"]
+        assert acks == ["first", "first"]
         assert request.acknowledged
 
     @pytest.mark.parametrize("outcome", [dead("no"), Retry(1, "429")])
@@ -198,7 +198,7 @@ class TestConsumer:
         )
 
     def test_its_decode_error_is_the_one_that_acknowledges(self) -> None:
-        """`on_decode_error` is a method that Celery looks up on the consumer, so ours replaces it."""
+        """`on_decode_error` is a method that Celery looks up on the consumer, so Penstock's replaces it."""
         assert "message.ack()" in inspect.getsource(Consumer.on_decode_error)
         assert "self.on_decode_error(message, exc)" in inspect.getsource(Consumer.create_task_handler)
 

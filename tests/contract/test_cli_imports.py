@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,13 +35,13 @@ def test_a_command_is_mounted_alone(command: str) -> None:
 
 
 def test_run_starts_its_workers_before_it_imports_anything_heavy() -> None:
-    """The worker processes of `penstock run` import beside the command line, which has not begun with it by then."""
+    """The process that forks the workers imports beside the command line, which has not begun with it by then."""
     code = (
         "from penstock_cli.main import main\n"
         "import sys\n"
         "from penstock_cli.run import standby\n"
         "class Begun(SystemExit): pass\n"
-        "def begin(lane, count): raise Begun\n"
+        "def begin(lane): raise Begun\n"
         "standby.Standby = begin\n"
         "sys.argv = ['penstock', 'run', 'docs.jsonl', '--out', 'out']\n"
         "try: main()\n"
@@ -49,12 +50,35 @@ def test_run_starts_its_workers_before_it_imports_anything_heavy() -> None:
     assert loaded_after(code) <= {"pydantic"}, "Typer reads flags with it"
 
 
+def test_what_workers_import_starts_no_thread() -> None:
+    """Workers are forked after it, and a fork copies only the thread that forks: a lock that another held stays locked."""
+    code = (
+        "import os, threading\n"
+        "from penstock_workers.preload import preload\n"
+        "from penstock_workers.lanes.registry import REGISTRY\n"
+        "for lane in REGISTRY: preload(lane)\n"
+        "assert threading.active_count() == 1, threading.enumerate()\n"
+        "tasks = '/proc/self/task'\n"
+        "assert not os.path.isdir(tasks) or len(os.listdir(tasks)) == 1, 'a library has started threads of its own'\n"
+    )
+    assert "celery" in loaded_after(code)
+
+
+def test_a_new_ledger_is_made_without_alembic(tmp_path: Path) -> None:
+    """Most runs start with an empty SQLite file, whose tables are made at once; later migrations are Alembic's."""
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    code = f"from penstock_ledger import open_database\nopen_database({url!r}).migrate()"
+    assert loaded_after(code) == {"sqlalchemy"}
+
+
 def test_the_one_machine_mode_needs_no_http_client_and_no_engine() -> None:
     """Checking, feeding and showing a job of the api lane imports neither the workers' HTTP client nor a lane."""
     code = "import penstock_cli.run.local, penstock_cli.run.fleet, penstock_workers.control, penstock_workers.lanes.registry"
     assert not loaded_after(code) & {
         "aiohttp",
+        "alembic",
         "celery",
+        "kombu",
         "flower",
         "tornado",
         "prompt_toolkit",

@@ -1,4 +1,4 @@
-"""The doors for Celery clients against a real Redis and ledger, without a worker: what is counted, told and kept."""
+"""The doors for Celery clients against a real Redis and ledger, without a worker: what is counted, reported and kept."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_every_bad_task_is_refused_in_words(
 
 
 def test_the_list_of_refusals_is_bounded(book: TaskRecords, redis_server: RedisServer) -> None:
-    """A client that sends rubbish for ever fills no Redis (D29)."""
+    """A client that sends unusable tasks for ever does not fill Redis (D29)."""
     client = redis_server.client()
     client.lpush(keys.REFUSED, *["x" * 100] * (REFUSED_KEPT + 500))
     book.refuse("penstock.submit", "t" * 9_000, "k" * 9_000, "r" * 9_000)

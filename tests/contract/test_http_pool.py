@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from http_answers import LARGE, LIMIT_S, LIMITS, OK, answer, post
 from http_servers import Peer, RawServer, Script, canned, raw_server
 
-from penstock_workers.http import (
-    HttpClient,
-    make_client,
-)
+from penstock_workers.http import HttpClient, TimedOut, make_client
 
 
 @pytest.fixture
@@ -99,6 +97,25 @@ async def test_a_servers_own_limit_on_idle_connections_counts(lean: HttpClient) 
         for _ in range(2):
             await post(lean, server)
         assert server.connections == 2
+
+
+async def test_each_request_of_a_connection_has_its_own_time_limit(lean: HttpClient) -> None:
+    """A kept connection's timer may have been set for an earlier request: a later one ends neither sooner nor later for it."""
+
+    async def script(peer: Peer) -> None:
+        for wait_s in (0.0, 0.3, 0.0, LIMIT_S):
+            await peer.request()
+            await asyncio.sleep(wait_s)
+            await peer.send(OK)
+
+    async with raw_server(script) as server:
+        for timeout_s in (0.2, LIMIT_S, LIMIT_S):  # the second outlives the first one's timer
+            assert (await post(lean, server, timeout_s=timeout_s)).body == b"ok"
+        began = time.monotonic()
+        with pytest.raises(TimedOut):  # the third one's timer would ring later
+            await post(lean, server, timeout_s=0.1)
+        assert 0.09 < time.monotonic() - began < LIMIT_S / 2
+        assert server.connections == 1
 
 
 async def test_idle_connections_are_closed_in_time() -> None:

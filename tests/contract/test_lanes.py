@@ -37,7 +37,6 @@ PACKAGES = ("producer", "workers", "ratelimit", "ledger", "cli", "gateway", "sim
 LANES_FOLDER = ROOT / "workers/penstock_workers/lanes"
 # Where a lane may be named outside of its folder, and why.
 MAY_NAME_LANES = {"producer/penstock_producer/lanes.py": "the producer's table; it cannot import workers"}
-MAY_IMPORT_A_LANE = {"workers/penstock_workers/tracing/model_call.py": "spans name a provider by how it meters"}
 WAIT_S = 30.0
 
 
@@ -66,7 +65,7 @@ def test_a_row_brings_all_its_parts(name: str) -> None:
     assert row.settings is (None if field is None else type(field.default))
     assert {gauge.metric for gauge in row.gauges.values()} <= set(CATALOGUE)
     assert (row.engine is not None) == LANES[name].has_own_model
-    assert (row.check is not None) == (row.settings is not None)
+    assert row.check is not None or row.settings is None
 
 
 def test_a_lane_with_settings_is_in_the_registry() -> None:
@@ -149,7 +148,7 @@ def test_no_other_code_imports_a_lane() -> None:
                     found.add(path)
             elif isinstance(node, ast.Attribute) and node.attr in LaneFields.model_fields:
                 found.add(path)
-    assert found == set(MAY_IMPORT_A_LANE)
+    assert found == set()
 
 
 # -- a lane that is added ------------------------------------------------------------------------------------------------

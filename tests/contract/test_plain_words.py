@@ -1,9 +1,11 @@
-"""User-facing text keeps to plain words: pages, the chart's texts, log lines, errors and the help of commands."""
+"""All text keeps to plain words: pages, the chart, log lines, errors, help; and comments, docstrings and what tests say."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 # Words that readers stumbled over. A sentence that needs one of them is better said another way.
 WORDS = re.compile(
-    r"\b(nobody|somebody|whoever|everybody|heed(?:s|ed|ing)?|mend(?:s|ed|ing)?|trying on|of ours|(?:comes?|came) to something"
-    r"|told|verdicts?|homecoming|sightings)\b",
+    r"\b(nobody|somebody|whoever|everybody|anybody|heed(?:s|ed|ing)?|mend(?:s|ed|ing)?|trying on|of ours"
+    r"|(?:comes?|came) to something|told|verdicts?|homecoming|sightings)\b",
     re.IGNORECASE,
 )
 # Code in a page (`names`, fenced blocks of output) is a quotation of the program; its strings are held below.
@@ -30,6 +32,15 @@ TEXTS = (
     "tools/monitoring/*.py", "workers/penstock_workers/metrics/catalogue.py",
 )  # fmt: skip
 CODE = ("producer", "workers", "ratelimit", "ledger", "cli", "simulate")
+READ = (
+    *CODE,
+    "gateway",
+    "tests",
+    "benchmarks",
+    "tools",
+    "examples",
+    "docker",
+)  # folders whose comments and docstrings are held
 
 
 def _files(patterns: tuple[str, ...]) -> list[Path]:
@@ -66,6 +77,22 @@ def _shown_strings(tree: ast.Module, *, help_of_commands: bool) -> Iterator[ast.
                 pass
 
 
+def _prose(text: str) -> Iterator[tuple[int, str]]:
+    """Comments, docstrings and the messages of assertions, each with its first line."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(words))):
+                yield node.lineno, words
+            case ast.Assert(msg=ast.expr() as message):
+                strings = (one for one in ast.walk(message) if isinstance(one, ast.Constant))
+                yield from ((one.lineno, one.value) for one in strings if isinstance(one.value, str))
+            case _:
+                pass
+
+
 def test_the_pages_keep_to_plain_words() -> None:
     """No page for readers uses a word that earlier readers stumbled over."""
     found: list[str] = []
@@ -90,6 +117,42 @@ def test_logs_errors_and_help_keep_to_plain_words(package: str) -> None:
         for string in _shown_strings(ast.parse(file.read_text()), help_of_commands=_holds_commands(file)):
             found.update(dict.fromkeys(_found(str(string.value), name, string.lineno)))
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", READ)
+def test_comments_and_docstrings_keep_to_plain_words(folder: str) -> None:
+    """Who reads the code, its tests and its benchmarks reads the words of the pages, assertion messages included."""
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files, f"no files found in {folder}: the test would prove nothing"
+    found: dict[str, None] = {}
+    for file in files:
+        text_of_file = file.read_text()
+        # most files have none of the words anywhere, and need not be taken apart
+        for line, text in _prose(text_of_file) if WORDS.search(text_of_file) else ():
+            found.update(dict.fromkeys(_found(text, str(file.relative_to(ROOT)), line)))
+    assert not found, "\n".join(found)
+
+
+def test_comments_of_scripts_keep_to_plain_words() -> None:
+    """What stands beside the code that runs inside Redis is as plain."""
+    scripts = [script for folder in CODE for script in sorted((ROOT / folder).rglob("*.lua"))]
+    assert len(scripts) > 30
+    found: list[str] = []
+    for script in scripts:
+        comments = re.sub(r"^(?:(?!--).)*", "", script.read_text(), flags=re.MULTILINE)
+        found += _found(comments, str(script.relative_to(ROOT)))
+    assert not found, "\n".join(found)
+
+
+def test_the_words_are_recognised_in_comments_and_in_what_tests_say() -> None:
+    """The search sees comments, docstrings and assertion messages, and leaves other strings and names alone."""
+    text = (
+        "def nobody():\n    'Somebody calls.'\n    told = 'whoever'  # and heed it\n"
+        "    assert told, f'{told} is told'\n"
+    )
+    assert sorted(word.group().lower() for _, said in _prose(text) for word in WORDS.finditer(said)) == [
+        "heed", "somebody", "told",
+    ]  # fmt: skip
 
 
 def test_the_words_are_recognised_where_they_would_be_shown() -> None:

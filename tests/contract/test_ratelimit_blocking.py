@@ -160,7 +160,7 @@ def test_a_pause_is_told_from_outside_of_a_ticket(limiter: BlockingLimiter) -> N
 
 
 def test_closing_turns_waiting_threads_away(limiter: BlockingLimiter) -> None:
-    """Who waits and who comes later is told; tickets that are out end in silence."""
+    """Callers that wait, and those that come later, get LimiterClosed; tickets that are out end without an error."""
     ticket = limiter.acquire("quick", {"requests": 1}, timeout=PATIENCE_S)
     with ThreadPoolExecutor(4) as pool:
         waits = [pool.submit(limiter.acquire, "stuck", {"requests": 1}) for _ in range(4)]
@@ -238,7 +238,7 @@ seen, told = os.pipe()
 until, over = os.pipe()
 child = os.fork()
 if not child:
-    mine.release()  # the parent's: not ours to give back
+    mine.release()  # the parent's: this process cannot give it back
     assert limiter.stats() == {}
     limiter.acquire("q", {"requests": 1}, timeout=20).start()
     os.write(told, b"x")  # and then stay, as a worker would, until our parent has worked too
@@ -288,7 +288,7 @@ limiter.acquire("q", {"requests": 1}, timeout=20).settle({"requests": 7})
 
 
 def test_the_end_of_the_interpreter_closes_what_nobody_closed(redis_server: RedisServer) -> None:
-    """What was used is told, the process leaves, and nothing is printed."""
+    """What was used is reported, the process leaves the quota, and nothing is printed."""
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", FORGETS_TO_CLOSE, redis_server.url],
         capture_output=True,

@@ -94,7 +94,7 @@ def test_the_opening_call_grants_nothing_itself(redis_server: RedisServer) -> No
 
 
 def test_half_open_lets_three_probes_through_for_the_whole_fleet(redis_server: RedisServer) -> None:
-    """However many ask, in however many calls, three start; the others are told to look again soon."""
+    """However many ask, in however many calls, three start; the others are asked to come again soon."""
     redis = half_open(redis_server)
     first = redis.reserve((1,), (1,))
     second = redis.reserve(*[(1,)] * 10)

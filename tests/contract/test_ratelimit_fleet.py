@@ -9,8 +9,8 @@ import pytest
 from limiter_fleet import QUOTA, Fleet, Play, now
 
 from penstock_ratelimit import NeverFits, PerSecond, Quota
-from penstock_ratelimit.shared.degraded import GRACE_S
 from penstock_ratelimit.shared.dispatcher import HEARTBEAT_S
+from penstock_ratelimit.shared.redis_outage import GRACE_S
 
 GONE = ConnectionError("the test took Redis away")
 
@@ -55,7 +55,7 @@ def test_idle_processes_leave_the_whole_to_the_busy_one(play: Callable[[Play], N
 
 
 def test_a_429_in_one_process_stops_all(play: Callable[[Play], None]) -> None:
-    """When one process is told to wait, the others stop as soon as they next ask, and none starts with a burst after it."""
+    """When the provider asks one process to wait, the others stop as they next ask, and none starts with a burst then."""
 
     async def body(fleet: Fleet) -> None:
         limiters = [fleet.process() for _ in range(4)]

@@ -21,7 +21,7 @@ def held(server: RedisServer, *, account: str = "") -> Redis:
 
 
 def test_a_held_account_grants_nothing_and_says_why(redis_server: RedisServer) -> None:
-    """Everybody hears the reason, gets no start time, and is told to look again in a while."""
+    """Every caller gets the reason instead of a start time, and asks again after a while."""
     redis = held(redis_server)
     reply = redis.reserve((1,))
     assert (reply.waits_s, reply.health.hold) == ([], "out_of_credit")

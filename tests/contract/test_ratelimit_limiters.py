@@ -257,7 +257,7 @@ def test_all_dimensions_are_charged_at_the_start_or_none(check: Check) -> None:
 
 
 def test_a_pause_holds_everybody_and_then_the_pace_goes_on(check: Check) -> None:
-    """After a 429, those who wait start no sooner than told, and then with no more than one burst."""
+    """After a 429, those who wait start no sooner than the provider said, and then with no more than one burst."""
 
     async def body(limiter: Limiter) -> None:
         waiting = asyncio.create_task(start_times(limiter, *[{"requests": 1}] * 10))
@@ -294,6 +294,27 @@ def test_no_limits_means_no_waiting_but_a_pause_still_holds(check: Check) -> Non
         assert await start_times(limiter, {"requests": 1}) == about(2.0)
 
     check(FREE, body)
+
+
+@pytest.mark.parametrize("quota", [FREE, REQUESTS])
+def test_a_ticket_at_once_is_one_that_need_not_be_waited_for(check: Check, quota: Quota) -> None:
+    """A shared quota without limits gives one, and it counts like any other; none does while a pause holds requests."""
+
+    async def body(limiter: Limiter) -> None:
+        async with limiter.ticket("q", {"requests": 1}) as ticket:
+            ticket.answered()
+        at_once = limiter.at_once("q")
+        assert (at_once is not None) == (quota is FREE and isinstance(limiter, SharedLimiter))
+        if at_once is not None:
+            at_once.start()
+            at_once.answered()
+            assert limiter.stats()["q"].in_flight == 0
+        limiter.not_before("q", 2.0)
+        assert limiter.at_once("q") is None
+        [started] = await start_times(limiter, {"requests": 1})
+        assert started >= 2.0
+
+    check(quota, body)
 
 
 async def answered(limiter: Limiter, times: int) -> None:
@@ -338,7 +359,7 @@ def test_a_stray_429_holds_back_nobody_else(
 
 
 def test_a_large_flight_may_have_several_stray_429s(check: Check) -> None:
-    """With 100 under way five refusals are one in twenty; the sixth stops everybody (E3)."""
+    """With 100 under way five refusals are one in twenty; the sixth stops all of them (E3)."""
 
     async def body(limiter: Limiter) -> None:
         flight = [await limiter.acquire("q", {"requests": 1}) for _ in range(206)]
@@ -392,7 +413,7 @@ def test_costs_without_a_limit_are_free(check: Check) -> None:
 
 @pytest.mark.parametrize("cost", [-1.0, math.nan])
 def test_a_cost_that_is_no_cost_is_refused(check: Check, cost: float) -> None:
-    """A negative cost or NaN would poison the quota that everybody shares."""
+    """A negative cost or NaN would make the shared quota wrong for all who use it."""
 
     async def body(limiter: Limiter) -> None:
         with pytest.raises(BadCost, match="tokens"):

@@ -1,4 +1,4 @@
-"""What always holds: no interval gets too much, no request overtakes an earlier one or starves, and what a disaster may cost.
+"""What always holds: no interval gets too much, no request overtakes an earlier one or starves, and what a fault may cost.
 
 Random histories on a real Redis with the clock set. Derandomised: the same histories in every run.
 """
@@ -206,7 +206,7 @@ def test_a_redis_that_forgets_everything_hands_out_nothing_twice(
         redis.clock.us += after_us
         if nth in lost:
             redis.raw.delete(redis.hash.key)
-            assert redis.reserve(*batch).verdict is ReserveStatus.MISSING
+            assert redis.reserve(*batch).status is ReserveStatus.MISSING
             redis.version = redis.install(replaces="")
         reply = redis.reserve(*batch, ahead_s=0)
         starts += [(redis.now, item) for item in batch[: len(reply.waits_s)]]

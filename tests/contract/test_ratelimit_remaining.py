@@ -157,7 +157,7 @@ def fleet(server: RedisServer, depth_s: float, *, rounding: float = 1.0, latency
 
 @pytest.mark.parametrize("depth_s", DEPTHS)
 def test_a_healthy_quota_is_left_alone(redis_server: RedisServer, depth_s: float) -> None:
-    """Without others on the key, what is left never holds anybody back, however deep the provider's bucket is."""
+    """Without others on the key, what is left never holds a request back, however deep the provider's bucket is."""
     looking = fleet(redis_server, depth_s).work(40)
     assert looking.used(5, 40) >= 0.98
     assert looking.refused(0, 40) == 0

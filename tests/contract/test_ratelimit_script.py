@@ -1,4 +1,4 @@
-"""The Lua scripts on a real Redis, with the time passed in: what they guarantee to everybody who shares a quota."""
+"""The Lua scripts on a real Redis, with the time passed in: what they guarantee to all who share a quota."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_settling_alone_needs_no_items(redis_server: RedisServer) -> None:
     redis = Redis(redis_server, tokens())
     before = redis.field("t:tokens")
     reply = redis.reserve(settle={"tokens": 250})
-    assert (reply.verdict, reply.waits_s) == (ReserveStatus.OK, [])
+    assert (reply.status, reply.waits_s) == (ReserveStatus.OK, [])
     assert redis.field("t:tokens") - before == pytest.approx(250_000)
 
 
@@ -81,7 +81,7 @@ def test_a_quota_that_redis_forgot_comes_back_empty(redis_server: RedisServer) -
     redis = Redis(redis_server, tokens())
     redis.sleep(100)
     redis.raw.flushall()
-    assert redis.reserve((1,)).verdict is ReserveStatus.MISSING
+    assert redis.reserve((1,)).status is ReserveStatus.MISSING
     redis.version = redis.install(replaces="")
     assert redis.reserve((500,)).waits_s == pytest.approx([0.5])
 
@@ -124,7 +124,7 @@ def test_other_limits_in_force_are_told_and_nothing_is_done(redis_server: RedisS
     version = redis.install(changed)
     before = redis.field("t:tokens")
     reply = redis.reserve((1,), settle={"tokens": 100})
-    assert reply.verdict is ReserveStatus.CHANGED
+    assert reply.status is ReserveStatus.CHANGED
     assert reply.in_force is not None
     assert (reply.in_force.version, reply.in_force.terms) == (version, changed.terms())
     assert redis.field("t:tokens") == before
@@ -250,7 +250,7 @@ def test_a_margin_declared_low_stays(redis_server: RedisServer) -> None:
 
 
 def test_starts_keep_to_the_margin_in_force(redis_server: RedisServer) -> None:
-    """After a refusal the rate is lower for everybody: a hundred starts take a hundredth longer."""
+    """After a refusal the rate is lower for all: a hundred starts take a hundredth longer."""
     redis = Redis(redis_server, tokens())
     redis.sleep(10)
     redis.report(ProviderReport(throttled=1))
@@ -297,7 +297,7 @@ def test_a_quota_without_limits_never_waits_unless_told(redis_server: RedisServe
     assert redis.reserve(()).waits_s == []
     assert redis.field("n") == 4
     redis.raw.flushall()
-    assert redis.reserve(()).verdict is ReserveStatus.MISSING
+    assert redis.reserve(()).status is ReserveStatus.MISSING
 
 
 def test_a_process_leaves_its_stats_for_readers_until_it_goes(redis_server: RedisServer) -> None:

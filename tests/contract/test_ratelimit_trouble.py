@@ -13,7 +13,7 @@ from limiter_fleet import Fleet, Play, now
 
 from penstock_ratelimit import PerMinute, PerSecond, Quota, QuotaHeld, SharedLimiter, Signal, Slope, Usage
 from penstock_ratelimit.concurrency.in_flight import PROBE_S
-from penstock_ratelimit.shared.dispatcher import ASK_AGAIN_S
+from penstock_ratelimit.shared.reserving import ASK_AGAIN_S
 
 FREE = Quota("q")
 PACED = Quota("q", {"requests": PerSecond(40)}, burst_s=0.5, horizon_s=1.0, margin=1.0)
@@ -110,7 +110,7 @@ def test_one_request_per_process_finds_out(play: Run) -> None:
 
 
 def test_a_probe_that_is_answered_opens_the_quota_to_all(play: Run) -> None:
-    """After the first good answer everybody follows at the full rate."""
+    """After the first good answer all others follow at the full rate."""
 
     async def body(fleet: Fleet) -> None:
         async def call(limiter: SharedLimiter) -> None:
@@ -229,7 +229,7 @@ def test_headers_bring_limits_nobody_declared(play: Run) -> None:
 
 
 def test_a_limit_lowered_mid_run_reaches_all_and_is_raised_again_no_higher_than_declared(play: Run) -> None:
-    """Half the limit in one answer's headers halves everybody's pace; ten times the limit only restores it."""
+    """Half the limit in one answer's headers halves the pace of the whole fleet; ten times the limit only restores it."""
 
     async def body(fleet: Fleet) -> None:
         quota = Quota("q", {"requests": PerMinute(600)}, profile="openai", margin=1.0)
@@ -522,7 +522,7 @@ def test_a_limit_that_is_told_no_more_is_forgotten(play: Run, quota: Quota) -> N
 
         workers = [asyncio.create_task(work(limiter)) for limiter in limiters for _ in range(5)]
         await asyncio.sleep(10)
-        assert len(sent) < 40  # told and believed
+        assert len(sent) < 40  # the limit in the header is believed
         await asyncio.sleep(50)
         before = len(sent)
         await asyncio.sleep(10)

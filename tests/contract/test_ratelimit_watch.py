@@ -13,8 +13,8 @@ from servers import RedisServer
 from penstock_ratelimit import Estimator, Learned, Quota
 from penstock_ratelimit.store.messages import Breaker, ProviderReport, Remaining
 from penstock_ratelimit.store.quota_hash import QuotaHash
-from penstock_ratelimit.store.watch import QuotaView, read_quotas
 from penstock_ratelimit.testing import BlockingScripts
+from penstock_ratelimit.watch import QuotaView, read_quotas
 
 
 def look(quota: Redis) -> QuotaView:
@@ -148,7 +148,7 @@ def test_the_figures_of_the_living_are_summed(redis_server: RedisServer) -> None
 
 
 def test_what_was_learned_is_seen(redis_server: RedisServer) -> None:
-    """The busiest key first; a field that is not ours is passed over."""
+    """The busiest key first; a field of other software is passed over."""
     quota = Redis(redis_server, both())
     estimator = Estimator()
     learned = Learned(BlockingScripts(quota.raw), quota.quota.id, estimator, clock_us=quota.clock)

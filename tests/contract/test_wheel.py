@@ -36,7 +36,7 @@ def test_every_file_of_every_package_is_in_the_wheel(wheel: Path) -> None:
 
 
 def test_the_programs_that_make_files_are_not_in_the_wheel(wheel: Path) -> None:
-    """What makes alert rules and dashboards is for a checkout: the wheel holds packages of ours and its own facts only."""
+    """What makes alert rules and dashboards is for a checkout: the wheel holds Penstock's packages and its own metadata only."""
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {file.name for file in (ROOT / "tools/monitoring").glob("*.py")} >= {
         "alerts.py",

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 from fleet import Fleet, Process, until
 
 from penstock_ledger.model import Job
 
-START_S = 180.0  # an engine imports vLLM three times over, on two cores
+START_S = 300.0  # an engine imports vLLM three times over, on two cores
 WORK_S = 240.0
 
 
@@ -31,6 +32,14 @@ def gpu_worker(
     until(lambda: worker.popen.pid in fleet.heard_of() or not worker.alive, START_S, "the engine is up")
     assert worker.alive, worker.tail()
     return worker
+
+
+def engine_of(worker: Process) -> psutil.Process:
+    """The engine core is the worker's own child; multiprocessing's tracker and the engine's guard are others."""
+    children = psutil.Process(worker.popen.pid).children()
+    return next(
+        child for child in children if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())
+    )
 
 
 def submit(fleet: Fleet, model: Path, documents: list[dict[str, Any]], **spec: object) -> Job:

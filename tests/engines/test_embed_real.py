@@ -156,8 +156,9 @@ def kill_worker_in_the_middle(run: subprocess.Popen[bytes], folder: Path) -> boo
         except sqlite3.OperationalError:
             continue  # not made yet
         if stored >= 20:
-            for child in psutil.Process(run.pid).children():
-                if "local-1" in " ".join(child.cmdline()):  # its name; Celery retitles itself where it can
-                    child.kill()
+            for server in psutil.Process(run.pid).children():
+                if "fork_server" in " ".join(server.cmdline()):
+                    (worker,) = server.children()  # itself has nothing but the imports
+                    worker.kill()
                     return stored < 250
     return False

@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
-from engines.gpu_worker import WORK_S, gpu_worker, submit
-from fleet import Fleet, Process, until
+from engines.gpu_worker import WORK_S, engine_of, gpu_worker, submit
+from fleet import Fleet, until
 
 from penstock_ledger.model import Job, JobState
 
@@ -24,14 +24,6 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield running
 
 
-def engine_of(worker: Process) -> psutil.Process:
-    """The engine core is the worker's own child; multiprocessing's tracker is the other one."""
-    children = psutil.Process(worker.popen.pid).children()
-    return next(
-        child for child in children if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())
-    )
-
-
 def attempts(fleet: Fleet, job: Job) -> set[int]:
     return {result.attempts for result in fleet.producer.results(job.job_id)}
 
@@ -39,7 +31,7 @@ def attempts(fleet: Fleet, job: Job) -> set[int]:
 def test_an_engine_killed_in_the_middle_is_built_anew_and_a_drained_worker_hands_over(
     fleet: Fleet, tiny_llama: Path
 ) -> None:
-    """500 items, five of them too long. The engine is SIGKILLed; the worker's group is told to end; another worker is killed.
+    """500 items, five of them too long. The engine is SIGKILLed; the worker's group gets SIGTERM; another worker is killed.
 
     Every item has one outcome, no attempt is lost to the deaths, and no engine outlives its worker.
     """

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -49,7 +50,7 @@ def settings(model: Path, **gpu: Any) -> WorkerSettings:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lane(tiny_llama: Path) -> AsyncIterator[GpuLane]:
-    hosted = GpuLane(settings(tiny_llama, engine=NO_BLANKS), give_up=lambda: None)
+    hosted = GpuLane(settings(tiny_llama, engine=NO_BLANKS), give_up=lambda _: None)
     await hosted.start()
     yield hosted
     await hosted.close()
@@ -139,7 +140,7 @@ async def test_structured_outputs_follow_the_schema(lane: GpuLane, wanted: str) 
 async def test_a_bad_request_is_that_items_failure(
     lane: GpuLane, fields: dict[str, Any], name: str, words: str
 ) -> None:
-    """Named as the table of failures names it, with the field; its neighbours do not notice."""
+    """Named as the table of failures names it, with the field; the requests beside it are answered."""
     bad, good = await asyncio.gather(named(lane, request(chat(2, **fields))), named(lane, request(chat(3))))
     assert isinstance(bad, Failure)
     assert bad.name == name, bad
@@ -188,7 +189,7 @@ async def test_several_choices_and_logprobs(lane: GpuLane) -> None:
 async def test_a_cancelled_item_leaves_the_engine_to_the_others(lane: GpuLane) -> None:
     """Cancelled items leave no place taken, and the engine answers the next request."""
     tasks = [asyncio.create_task(tried(lane, request(chat(number, max_tokens=900)))) for number in range(30)]
-    while lane.gauges()["running"] == 0:  # noqa: ASYNC110 -- the engine says so at its next step, by no event of ours
+    while lane.gauges()["running"] == 0:  # noqa: ASYNC110 -- the engine says so at its next step, and sets no event
         await asyncio.sleep(0.01)
     for task in tasks:
         task.cancel()
@@ -223,6 +224,43 @@ async def test_a_generative_engine_refuses_embeddings(lane: GpuLane) -> None:
     refused = await named(lane, request({"input": "a"}, "/v1/embeddings"))
     assert isinstance(refused, Failure)
     assert "does not embed" in refused.detail
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}},
+        {"structured_outputs": {"grammar": "root ::= root"}},
+        {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}}},
+        {"structured_outputs": {"regex": "("}},
+    ],
+)
+async def test_what_no_answer_can_follow_is_refused_before_the_engine_has_it(
+    lane: GpuLane, fields: dict[str, Any]
+) -> None:
+    """A schema that is itself, a grammar without an end, a wrong pattern: `bad_request` at once, named, and never a 200."""
+    refused = await named(lane, request(chat(1, **fields)))
+    assert isinstance(refused, Failure)
+    assert refused.name == "bad_request"
+    assert "cannot be used" in refused.detail
+    assert isinstance(await named(lane, request(chat(2))), Reply)
+
+
+async def test_what_the_engine_gave_up_is_no_answer(lane: GpuLane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a schema that is itself gets past the trial, the engine ends with `error`: a retry, and never a result."""
+    monkeypatch.setattr(lane._grammars, "_facts", None)
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}
+    failed = await named(lane, request(chat(1, response_format=schema)))
+    assert isinstance(failed, Failure)
+    assert failed.name == "engine_failed"
+    assert "finish_reason error" in failed.detail
+
+
+async def test_an_effort_that_the_template_does_not_read_is_refused(lane: GpuLane) -> None:
+    """`reasoning_effort` is not dropped in silence."""
+    refused = await named(lane, request(chat(1, reasoning_effort="high")))
+    assert isinstance(refused, Failure)
+    assert "chat template does not read it" in refused.detail
 
 
 async def test_a_misspelt_engine_argument_names_the_right_one(tiny_llama: Path) -> None:
@@ -263,6 +301,72 @@ async def test_a_pooling_engine_embeds(tiny_bert: Path) -> None:
         assert failed.name == "context_overflow"
         cut = await body_of(hosted, request(long_one, "/v1/embeddings", on_overflow="trim"))
         assert cut["usage"]["prompt_tokens"] == 512
+    finally:
+        await hosted.close()
+
+
+async def test_a_bad_adapter_refuses_its_own_requests_only(tiny_llama: Path, tmp_path: Path) -> None:
+    """Rank 64 is served; a folder that is missing and weights that cannot be read are refused by name, and no engine dies."""
+    from engines.tiny_model import make_adapter
+
+    wide, broken = make_adapter(tmp_path / "wide", rank=64), make_adapter(tmp_path / "broken")
+    (broken / "adapter_model.safetensors").write_bytes(b"no tensors")
+    folders = {"wide": str(wide), "broken": str(broken), "missing": str(tmp_path / "missing")}
+    hosted = GpuLane(settings(tiny_llama, lora=folders), give_up=pytest.fail)
+    await hosted.start()
+    try:
+        engine = hosted._host.engine
+        for name in ("broken", "missing"):
+            refused = await named(hosted, request(chat(1, model=name)))
+            assert isinstance(refused, Failure)
+            assert (refused.name, f"model is {name!r}, an adapter that cannot be used" in refused.detail) == (
+                "bad_request",
+                True,
+            )
+        assert (await body_of(hosted, request(chat(1, model="wide"))))["model"] == "wide"
+        assert hosted._host.engine is engine
+    finally:
+        await hosted.close()
+
+
+def test_each_finish_reason_of_this_vllm_has_its_outcome() -> None:
+    """The engine's own list and the table are the same: a release with a new reason fails here, before it fails silently."""
+    from penstock_workers.lanes.gpu.outcomes import REASONS
+
+    assert set(REASONS) == {str(reason) for reason in import_module("vllm.v1.engine").FinishReason}
+
+
+async def test_arguments_are_read_as_vllms_command_line_reads_them(tiny_llama: Path) -> None:
+    """`1k` and `false` as text are a thousand and no; what is neither is refused with the argument's name."""
+    from penstock_workers.errors import BadEngineSettings
+    from penstock_workers.lanes.gpu.adapters import Adapters
+    from penstock_workers.lanes.gpu.arguments import engine_arguments
+
+    def read(**engine: Any) -> Any:
+        given = GpuSettings(model=str(tiny_llama), engine=engine)
+        return engine_arguments(given, Adapters({}, None), drain_seconds=1)
+
+    read_all = read(max_model_len="8k", enable_lora="False", enable_prefix_caching="yes", gpu_memory_utilization="0.5")
+    assert (read_all.max_model_len, read_all.enable_lora, read_all.enable_prefix_caching) == (8_000, False, True)
+    assert read_all.gpu_memory_utilization == 0.5
+    for wrong in ({"enable_lora": "maybe"}, {"max_model_len": "much"}, {"dtype": "float1"}):
+        with pytest.raises(BadEngineSettings, match=f"gpu.engine.{next(iter(wrong))} = "):
+            read(**wrong)
+
+
+async def test_an_item_in_the_engines_line_does_not_time_out(tiny_llama: Path) -> None:
+    """Forty items for two places, each with less time than the line takes: all are answered, as only computing counts."""
+    hosted = GpuLane(settings(tiny_llama, engine={"max_num_seqs": 2}))
+    await hosted.start()
+    try:
+        body = json.dumps(chat(1, max_tokens=24)).encode()
+        prepared = [
+            await hosted.prepare(Request("job:doc", "default", "/v1/chat/completions", body, 1.0)) for _ in range(40)
+        ]
+        began = asyncio.get_running_loop().time()
+        answers = await asyncio.gather(*(hosted.infer(one) for one in prepared))
+        assert asyncio.get_running_loop().time() - began > 1.0, "else the test shows nothing"
+        assert {type(answer) for answer in answers} == {Answer}
     finally:
         await hosted.close()
 
@@ -308,19 +412,19 @@ async def test_urgent_items_overtake_in_the_engine(tiny_llama: Path) -> None:
 
 
 async def test_a_worker_that_cannot_build_its_engine_anew_ends(tiny_llama: Path, tmp_path: Path) -> None:
-    """The engine dies and its model is gone meanwhile: the item in it is told, and the worker asks to be replaced."""
+    """The engine dies and its model is gone meanwhile: its item ends with that reason, and the worker asks to be replaced."""
     model = tmp_path / "model"
     shutil.copytree(tiny_llama, model)
-    gave_up = asyncio.Event()
-    lane = GpuLane(settings(model), give_up=gave_up.set)
+    gave_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    lane = GpuLane(settings(model), give_up=gave_up.set_result)
     await lane.start()
     try:
         shutil.rmtree(model)
-        engine: Any = lane._engine
+        engine: Any = lane._host.engine
         with patch.object(engine._llm, "step", side_effect=RuntimeError("CUDA error: out of memory")):
             died = await tried(lane, request(chat()))
         assert isinstance(died, NoAnswer)
         assert died.failure == "engine_died"
-        await asyncio.wait_for(gave_up.wait(), 60)
+        assert "no engine could be built in 4 tries" in await asyncio.wait_for(gave_up, 120)
     finally:
         await lane.close()

@@ -36,7 +36,7 @@ class Machine:
         self.ports = {host: free_port() for host in HOSTS}
         self.postgres_url = postgres_url
         self.processes: list[Process] = []
-        # DEMO_DOCS is ours; all else is as in the example that users copy.
+        # DEMO_DOCS is set by these tests; all else is as in the example that users copy.
         self.services = services(
             FILES[0], example_environment() | {"DEMO_DOCS": str(DOCUMENTS), "API_CONCURRENCY": "32"}
         )
@@ -110,7 +110,7 @@ def machine(tmp_path: Path, postgres_url: str) -> Iterator[Machine]:
 def test_a_job_runs_through_the_services_to_its_end(machine: Machine) -> None:
     """`docker compose --profile demo up`, without Docker: every service's own command, and the demo's job has its end.
 
-    Told to stop, workers and control end with 0 within their grace, and Redis holds nothing of theirs.
+    After SIGTERM, workers and control end with 0 within their grace, and Redis holds nothing of theirs.
     """
     machine.start("redis")
     migrate = machine.start("migrate")

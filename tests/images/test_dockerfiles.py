@@ -59,7 +59,7 @@ def test_requirements_are_the_projects_own() -> None:
 
 
 def test_beside_vllm_nothing_of_its_own_changes(tmp_path: Path) -> None:
-    """Versions that upstream has are kept, however its names are written; ours hold for the rest."""
+    """Versions that upstream has are kept, however its names are written; Penstock's pins hold for the rest."""
     upstream = tmp_path / "upstream.txt"
     upstream.write_text("torch==2.9.1+cu129\nPydantic==2.12.0\ntyping_extensions==4.15.0\naiohttp==3.13.0\n")
     pins = script("--beside", str(upstream)).splitlines()

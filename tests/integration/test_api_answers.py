@@ -154,7 +154,7 @@ async def test_a_server_that_drips_still_times_out(house: House) -> None:
 
 
 async def test_a_call_says_what_it_is_and_what_for(house: House) -> None:
-    """The provider reads the item's tag, so that its logs and ours can be matched, and who calls; nothing sends cookies."""
+    """The provider reads the item's tag, so that its logs and Penstock's can be matched, and who calls; nothing sends cookies."""
     seen: dict[str, str] = {}
 
     async def answer(request: web.Request) -> web.StreamResponse:

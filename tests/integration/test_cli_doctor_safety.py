@@ -14,10 +14,9 @@ from servers import RedisServer
 from penstock_cli.doctor import checks
 from penstock_cli.doctor import safety as safety_checks
 from penstock_cli.doctor.finding import Finding, Verdict
-from penstock_cli.doctor.provider import provider
 from penstock_cli.doctor.safety import Reach, amqp_safety, database_fix, patched, reach_of
 from penstock_cli.doctor.server_versions import Software
-from penstock_workers.settings import ProviderSettings
+from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 CANARY = "canary-8f3b1c0d-not-a-known-shape"
 
@@ -61,7 +60,7 @@ def test_an_open_redis_is_refused(
 
 
 def test_a_wrong_redis_password_has_its_repair(own_redis: RedisServer) -> None:
-    """A refused and a missing password are each told by the setting to correct, and not shown (D26)."""
+    """A refused and a missing password are each reported with the setting to correct, and not shown (D26)."""
     own_redis.client().config_set("requirepass", "another-one")
     (wrong,) = checks._redis(own_redis.url.replace("redis://", f"redis://:{CANARY}@"), private=False)
     assert "correct user and password in redis_url" in wrong.fix
@@ -93,7 +92,7 @@ def test_database_refusals_have_their_repair(said: str, fix: str) -> None:
 
 
 def test_a_missing_database_is_told(postgres_url: str) -> None:
-    """A database that does not exist is told with the command that creates it (D26)."""
+    """A database that does not exist is reported with the command that creates it (D26)."""
     head, _, tail = postgres_url.partition("?")
     missing = f"{head.rpartition('/')[0]}/nope?{tail}"
     (found,) = checks._database(missing, migrate=False)
@@ -153,9 +152,13 @@ def test_providers_are_asked(status: int, verdict: Verdict, fix: str, monkeypatc
     for name in checks_of_proxies():
         monkeypatch.delenv(name, raising=False)
     with answering(status) as url:
-        (found,) = provider("mine", ProviderSettings(base_url=url, api_key_env="SOME_KEY"))
+        (found,) = of_provider(ProviderSettings(base_url=url, api_key_env="SOME_KEY"))
     assert (found.verdict, fix in found.fix) == (verdict, True)
     assert "\x1b" not in found.seen
+
+
+def of_provider(settings: ProviderSettings) -> list[Finding]:
+    return list(checks._lanes(WorkerSettings(providers={"mine": settings}), knock=True))
 
 
 def checks_of_proxies() -> list[str]:
@@ -166,9 +169,9 @@ def test_keys_over_http_and_proxies_are_told(monkeypatch: pytest.MonkeyPatch) ->
     """A key over plain http is refused, and a proxy that calls would not take is named (B28)."""
     monkeypatch.setenv("SOME_KEY", CANARY)
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    (found,) = provider("mine", ProviderSettings(base_url="http://10.1.2.3/v1", api_key_env="SOME_KEY"))
+    (found,) = of_provider(ProviderSettings(base_url="http://10.1.2.3/v1", api_key_env="SOME_KEY"))
     assert (found.verdict, "allow_plain_http" in found.seen) == (Verdict.BAD, True)
-    told = list(provider("mine", ProviderSettings(base_url="http://127.0.0.1:9/v1")))
+    told = of_provider(ProviderSettings(base_url="http://127.0.0.1:9/v1"))
     assert [finding.subject for finding in told] == ["proxy", "provider"]
     assert "HTTPS_PROXY" in told[0].seen
 

@@ -21,7 +21,7 @@ from penstock_cli.redis_server.server import EmbeddedRedis
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A redis folder with a short path; whatever server of ours is left in it is stopped."""
+    """A redis folder with a short path; a server that a test left in it is stopped."""
     path = tmp_path / "redis"
     yield path
     left = EmbeddedRedis.find(path)

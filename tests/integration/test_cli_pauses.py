@@ -39,7 +39,7 @@ class Desk:
         return " ".join(result.output.split())
 
     def pause_provider(self, seconds: float) -> None:
-        """What a worker leaves in Redis when it is told to wait."""
+        """What a worker leaves in Redis when the provider asks it to wait."""
 
         async def report() -> None:
             quota_hash = QuotaHash(BlockingScripts(self.redis), "default")

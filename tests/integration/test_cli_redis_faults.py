@@ -21,7 +21,7 @@ NOISE = bytes(range(255, -1, -1)) * 8
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A redis folder; whatever server of ours is left in it is stopped."""
+    """A redis folder; a server that a test left in it is stopped."""
     path = tmp_path / "redis"
     yield path
     left = EmbeddedRedis.find(path)

@@ -1,70 +1,164 @@
-"""Workers of `penstock run` that stand by: real processes, their settings handed over on standard input."""
+"""Workers that `penstock run` forks: real processes, orders and reports through their pipes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock_cli.run import standby as subject
-from penstock_cli.run.standby import Standby
+from penstock_cli.run.standby import ForkedWorker, Standby
 
-# As a worker does: wait for the settings, then say which there are.
-CHILD = """
-import os, sys
-from penstock_cli.run.standby import await_settings
-if not await_settings():
+# The fork server without what a real worker imports; its workers do what their settings say.
+SERVER = """
+import os, sys, time
+from penstock_cli.run.fork_server import ForkServer
+server = ForkServer()
+print("as some modules do while they are imported", flush=True)
+name = server.serve()
+if name is None:
     sys.exit(7)
-print("lease", os.environ.get("PENSTOCK_VISIBILITY_TIMEOUT_S"), "old", os.environ.get("PENSTOCK_REDIS_URL"), flush=True)
+print(name, "lease", os.environ.get("PENSTOCK_VISIBILITY_TIMEOUT_S"), "old", os.environ.get("PENSTOCK_REDIS_URL"), flush=True)
+if os.environ["PENSTOCK_TEST"] == "wait":
+    time.sleep(600)
+sys.exit(int(os.environ["PENSTOCK_TEST"]))
 """
+BROKEN = "raise SystemExit(1)"
 
 
 @pytest.fixture
-def code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "worker_command", lambda lane, number: [sys.executable, "-c", CHILD])
+def server(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    def runs(code: str) -> None:
+        monkeypatch.setattr(subject, "server_command", lambda lane: [sys.executable, "-c", code])
+
+    runs(SERVER)
+    return runs
 
 
-@pytest.mark.usefixtures("code")
-def test_a_process_gets_exactly_the_settings_that_are_handed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is handed over is in force, what the command itself was given is not, and the log is the worker's own."""
+def taken(standby: Standby, number: int, does: str, log: Path) -> ForkedWorker:
+    worker = standby.take(number, {"PENSTOCK_TEST": does, "PENSTOCK_VISIBILITY_TIMEOUT_S": "15.0"}, log)
+    assert worker is not None
+    return worker
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def text_of(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        return log.read_text()
+    return ""
+
+
+def running(worker: ForkedWorker, log: Path) -> bool:
+    return worker.poll() is None and worker.pid is not None and "local-1" in text_of(log)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that was not waited for yet has, too."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    return True
+
+
+@pytest.mark.usefixtures("server")
+def test_a_worker_gets_exactly_the_settings_that_are_ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is ordered is in force, what the command itself was given is not, and the log is the worker's own."""
     monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://of-the-fleet")
     log = tmp_path / "worker-1.log"
-    with Standby("api", 1) as standby:
-        process = standby.take(1, {"PENSTOCK_VISIBILITY_TIMEOUT_S": "15.0"}, log)
-        assert process is not None
-        assert standby.take(1, {}, log) is None, "each process is one worker"
-    assert process.wait(timeout=60) == 0
-    assert log.read_text() == "lease 15.0 old None\n"
+    with Standby("api") as standby:
+        assert taken(standby, 1, "0", log).wait() == 0
+    assert log.read_text() == "local-1 lease 15.0 old None\n"
 
 
-@pytest.mark.usefixtures("code")
-def test_processes_that_are_not_needed_end_with_the_command(tmp_path: Path) -> None:
-    """A command that ends before its workers start (bad usage, a finished job) leaves no process behind."""
-    with Standby("api", 2) as standby:
-        waiting = list(standby._waiting.values())
-        assert len(waiting) == 2
-    assert all(process.poll() is not None for process in waiting)
+@pytest.mark.usefixtures("server")
+def test_one_process_forks_all_workers_and_those_that_replace_them(tmp_path: Path) -> None:
+    """What was imported once serves every worker, also those started again; how each ended is reported as the system does."""
+    with Standby("api") as standby:
+        killed = taken(standby, 1, "wait", tmp_path / "1.log")
+        failed = taken(standby, 2, "3", tmp_path / "2.log")
+        assert failed.wait() == 3
+        eventually(lambda: running(killed, tmp_path / "1.log"))
+        killed.kill()
+        assert killed.wait() == -signal.SIGKILL
+        killed.terminate()  # of one that has ended: nothing is signalled
+        again = taken(standby, 1, "0", tmp_path / "1.log")
+        assert again.wait() == 0
+        assert len({killed.pid, failed.pid, again.pid}) == 3
 
 
-def test_a_process_without_a_command_ends_by_itself() -> None:
-    """`penstock run` was killed before it handed settings over: standard input ends, and so does the process."""
-    process = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE)
+@pytest.mark.usefixtures("server")
+def test_nothing_is_left_when_the_command_ends(tmp_path: Path) -> None:
+    """Whether workers were ordered or not, the server and they end with the command."""
+    with Standby("api") as standby:
+        worker = taken(standby, 1, "wait", tmp_path / "1.log")
+        eventually(lambda: running(worker, tmp_path / "1.log"))
+    assert worker.poll() is not None
+    assert worker.pid is not None
+    eventually(lambda: gone(worker.pid or 0))
+    with Standby("api") as standby:
+        process = standby._process
+    assert process.poll() is not None
+
+
+@pytest.mark.usefixtures("server")
+def test_workers_of_a_killed_server_end_and_are_counted_as_ended(tmp_path: Path) -> None:
+    """The supervisor then starts new ones by themselves: a dead server forks none."""
+    with Standby("api") as standby:
+        worker = taken(standby, 1, "wait", tmp_path / "1.log")
+        eventually(lambda: running(worker, tmp_path / "1.log"))
+        os.kill(standby._process.pid, signal.SIGKILL)
+        assert worker.wait() == -signal.SIGTERM
+        eventually(lambda: gone(worker.pid or 0))
+        assert standby.take(1, {}, tmp_path / "1.log") is None
+
+
+@pytest.mark.usefixtures("server")
+def test_a_server_that_hangs_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that must end ends, although the process that would end it does not answer."""
+    monkeypatch.setattr(subject, "KILLED_WITHIN_S", 0.2)
+    with Standby("api") as standby:
+        worker = taken(standby, 1, "wait", tmp_path / "1.log")
+        eventually(lambda: running(worker, tmp_path / "1.log"))
+        os.kill(standby._process.pid, signal.SIGSTOP)
+        worker.kill()
+        assert worker.wait() == -signal.SIGTERM
+        eventually(lambda: gone(worker.pid or 0))
+
+
+def test_a_server_without_a_command_ends_by_itself() -> None:
+    """`penstock run` was killed before it ordered a worker: standard input ends, and so does the process."""
+    process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(timeout=60) == 7
 
 
-@pytest.mark.usefixtures("code")
-def test_a_process_that_died_is_not_taken(tmp_path: Path) -> None:
-    """A worker that could not import its modules is started anew by the supervisor, whose log says why."""
-    with Standby("api", 1) as standby:
-        (process,) = standby._waiting.values()
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert standby.take(1, {}, tmp_path / "worker-1.log") is None
+def test_a_server_that_cannot_import_forks_nothing(tmp_path: Path, server: Callable[[str], None]) -> None:
+    """A worker that is started by itself then says why, in its log."""
+    server(BROKEN)
+    with Standby("api") as standby:
+        standby._process.wait()
+        assert standby.take(1, {}, tmp_path / "1.log") is None
+
+
+def test_a_worker_that_is_not_forked_yet_is_stopped_with_its_server(
+    tmp_path: Path, server: Callable[[str], None]
+) -> None:
+    """An interrupt while modules are still imported waits for none of them."""
+    server("import time; time.sleep(600)")
+    with Standby("api") as standby:
+        worker = taken(standby, 1, "wait", tmp_path / "1.log")
+        worker.terminate()
+        assert worker.wait() == -signal.SIGTERM

@@ -55,6 +55,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 def pid_of(supervisor: Supervisor, index: int = 0) -> int:
     process = supervisor.workers[index].process
     assert process is not None
+    assert process.pid is not None
     return process.pid
 
 

@@ -21,7 +21,7 @@ from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.control import cancel
 from penstock_workers.control.balance import REWINDS_MAX
 from penstock_workers.control.loop import Control
-from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.attempt import Attempt, Item
 from penstock_workers.item.jobs import read_job
 from penstock_workers.item.outcome import Outcome, Skipped, Unreadable
 from penstock_workers.item.starts import Starts
@@ -180,7 +180,7 @@ def begun(house: House, *keys: ItemKey) -> list[Outcome | None]:
 
     def attempt(key: ItemKey) -> Attempt:
         message = ItemMessage(key, b"{}", None)
-        return Attempt(Delivery(f"t-{key.doc_id}", {}, {}), message, read(key.job_id), b"{}")
+        return Attempt.at(Item.of(Delivery(f"t-{key.doc_id}", {}, {}), message), read(key.job_id), b"{}")
 
     async def ask() -> list[Outcome | None]:
         starts = Starts(house.hot, house.outcomes, house.jobs)

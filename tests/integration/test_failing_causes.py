@@ -1,4 +1,4 @@
-"""Why calls fail, from a worker's call to what everybody reads in Redis: real servers."""
+"""Why calls fail, from a worker's call to what all commands read in Redis: real servers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_certificate_that_is_not_trusted_is_named_with_its_fix(tmp_path: Path)
 
 @pytest.mark.parametrize("stored", [b"", b"{}", b"[1]", b'["a", 1, 2, "x"]', b"\xff"])
 def test_what_cannot_be_read_is_left_out(redis_server: RedisServer, stored: bytes) -> None:
-    """An entry of another release, or rubbish, neither breaks a reader nor the next writer (A9)."""
+    """An entry of another release, or one that cannot be read, neither breaks a reader nor the next writer (A9)."""
     client = redis_server.client()
     client.hset("penstock:failing:openai", "job|timeout", stored)
     book = CauseBook(client)

@@ -39,7 +39,7 @@ async def server(*answers: tuple[int, str]) -> AsyncIterator[str]:
 
 def lane(url: str, wait_s: float = 10.0) -> SidecarLane:
     gpu = {"upstream_url": url, "upstream_wait_s": wait_s}
-    return SidecarLane(WorkerSettings.load(lane="gpu", gpu=gpu), give_up=lambda: pytest.fail("gave up"))
+    return SidecarLane(WorkerSettings.load(lane="gpu", gpu=gpu), give_up=lambda why: pytest.fail(why))
 
 
 def request(body: bytes) -> Request:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import OperationalError
 
@@ -85,7 +86,7 @@ def key(doc: str, generation: int = 1, job_id: str = "job-a") -> ItemKey:
 
 def result(doc: str, generation: int = 1, **changes: Any) -> Result:
     made = Result(key(doc, generation), 200, b'{"n": "\xc3\xa9"}', "req_1", "m", "stop", 10, 20, 5, 100, 1, 1)
-    return replace(made, **changes)
+    return structs.replace(made, **changes)
 
 
 def letter(doc: str, reason: str = "http_400", generation: int = 1, **changes: Any) -> DeadLetter:
@@ -241,8 +242,21 @@ def test_one_feeder_leads_until_its_lease_ends_or_is_released(jobs: JobStore) ->
     assert jobs.lease_feed("job-a", 9, "two", 60) is None
 
 
+def test_many_feeds_are_leased_at_once_and_those_of_others_are_left_out(jobs: JobStore) -> None:
+    """One call takes what is free or led already; what another process leads, or does not exist, is not returned."""
+    for name in ("a", "b", "c"):
+        jobs.create(new_job(f"job-{name}"))
+    mine = jobs.lease_feed("job-a", 1, "one", 60)
+    assert jobs.lease_feed("job-b", 1, "two", 60) is not None
+    leased = jobs.lease_feeds([(f"job-{name}", 1) for name in ("c", "b", "a", "x")], "one", 60)
+    assert [feed.job_id for feed in leased] == ["job-a", "job-c"]
+    assert leased[0] == mine
+    assert jobs.lease_feeds([], "one", 60) == []
+    jobs.advance_feed(leased[1], "one", cursor={"offset": 1}, exhausted=False)
+
+
 def test_an_expired_feeder_cannot_move_its_successors_cursor(jobs: JobStore) -> None:
-    """A feeder that was frozen past its lease is told so and changes nothing."""
+    """A feeder that was frozen past its lease gets FeedLost and changes nothing."""
     jobs.create(new_job())
     frozen = jobs.lease_feed("job-a", 1, "one", 0.0)
     assert frozen is not None
@@ -328,6 +342,18 @@ def test_the_first_writer_wins_and_the_losers_are_named(jobs: JobStore, outcomes
     assert isinstance(outcomes.get("job-a", "b"), DeadLetter)
     assert outcomes.settle([result(doc) for doc in "abcd"], []) == {key(doc) for doc in "abcd"}
     assert outcomes.counts("job-a").succeeded == outcomes.counts("job-a").dead == 2
+
+
+def test_losers_are_named_whatever_the_size_of_the_group(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """A group goes into the table in statements of some rows each; where they are cut does not matter."""
+    jobs.create(new_job())
+    taken = [f"{n:03}" for n in range(0, 87, 10)]
+    outcomes.settle([result(doc, model="first") for doc in taken], [])
+    every = [f"{n:03}" for n in range(87)]
+    assert outcomes.settle([result(doc) for doc in every], []) == {key(doc) for doc in taken}
+    found = {one.key.doc_id: one.model for one in outcomes.results("job-a")}
+    assert found == dict.fromkeys(every, "m") | dict.fromkeys(taken, "first")
+    assert outcomes.counts("job-a") == outcomes.recount("job-a")
 
 
 def test_one_key_twice_in_a_batch_has_one_outcome(jobs: JobStore, outcomes: OutcomeStore) -> None:
@@ -640,7 +666,7 @@ def test_nothing_is_written_into_the_outbox(db: Database, jobs: JobStore, outcom
 
 
 def test_a_purged_job_gets_no_outcomes(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
-    """A worker that thaws after cancel and purge writes nothing of the forgotten job, and the rest of its group (A16)."""
+    """A worker that goes on after its job was cancelled and purged writes nothing of it, and the rest of its group (A16)."""
     jobs.create(new_job("job-a"))
     jobs.create(new_job("job-b"))
     outcomes.settle([result("early")], [])

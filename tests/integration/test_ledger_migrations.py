@@ -12,8 +12,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from penstock_ledger import HEAD, DatabaseUnusable, JobStore, SchemaMissing, SchemaTooNew, open_database
-from penstock_ledger.migrations import alembic_config
+from penstock_ledger import HEAD, Database, DatabaseUnusable, JobStore, SchemaMissing, SchemaTooNew, open_database
+from penstock_ledger.migrations import alembic_config, upgrade
 from penstock_ledger.tables import metadata
 
 MIGRATE = "import sys; from penstock_ledger import open_database; open_database(sys.argv[1]).migrate()"
@@ -40,6 +40,23 @@ def test_the_migrated_schema_is_the_one_that_queries_expect(empty_url: str) -> N
 def test_the_newest_migration_is_the_one_that_the_code_asks_for() -> None:
     """HEAD, which is checked without loading Alembic, is Alembic's head."""
     assert ScriptDirectory.from_config(alembic_config()).get_heads() == [HEAD]
+
+
+def test_a_new_file_gets_what_all_migrations_make_of_it(tmp_path: Path) -> None:
+    """Tables, columns, indexes and views are the same, statement by statement, whether Alembic made them or not."""
+    at_once, step_by_step = (open_database(f"sqlite:///{tmp_path}/{name}.db") for name in ("a", "b"))
+    at_once.migrate()
+    step_by_step.write_unchecked(upgrade)
+    assert statements(at_once) == statements(step_by_step)
+    assert at_once.revision() == step_by_step.revision() == HEAD
+    at_once.close()
+    step_by_step.close()
+
+
+def statements(db: Database) -> dict[str, str]:
+    with db.engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master").all()
+    return {name: "".join(str(sql).split()) for name, sql in rows}
 
 
 def test_processes_that_start_together_migrate_once(empty_url: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+from msgspec import structs
 from servers import RedisServer
 from sqlalchemy import LargeBinary, String
 from sqlalchemy.exc import DBAPIError
@@ -60,7 +61,7 @@ def new_job(job_id: str = "job-a", **changes: object) -> NewJob:
 
 def result(doc: str = "a", **changes: object) -> Result:
     made = Result(ItemKey("job-a", 1, doc), 200, b"{}", "req", "m", "stop", 1, 2, 3, 4, 1, 1)
-    return replace(made, **changes)  # type: ignore[arg-type]  # fields of Result, as the caller names them
+    return structs.replace(made, **changes)
 
 
 def letter(doc: str = "b", **changes: object) -> DeadLetter:

@@ -128,6 +128,8 @@ def test_scripts_survive_a_restart(own_redis: RedisServer) -> None:
     """A Redis that lost its script cache is given the scripts again without the caller noticing."""
     hot = RedisLedger(own_redis.client(), "epoch-1")
     hot.install_epoch()
+    # Otherwise Redis answers before it has written, while an fsync of a busy disk is under way: the kill would lose "a".
+    own_redis.client().config_set("appendfsync", "always")
     hot.publish(QUEUE, [publish("a")], 1)
     own_redis.restart()
     assert hot.publish(QUEUE, [publish("b")], 1) == (1, 0, 0)

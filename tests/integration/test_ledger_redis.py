@@ -22,6 +22,7 @@ from penstock_ledger import (
     RedisLedger,
     RedisUnfit,
     SettleBatch,
+    SettledCrash,
     SettledDead,
     SettledDone,
     SettledRetry,
@@ -229,8 +230,24 @@ def test_a_clean_life_counts_no_crash(hot: RedisLedger) -> None:
     assert hot.begin([begin("a")]) == [Begun(DONE, 0)]
     assert hot.stats(JOB) == {
         "succeeded": 1, "succeeded_after_retry": 1, "calls": 3, "retries": 2, "rate_limited": 1, "skipped": 1,
-        "prompt_tokens": 5, "completion_tokens": 7, "cost_microusd": 11,
+        "prompt_tokens": 5, "completion_tokens": 7, "cost_microusd": 11, "retried:unknown": 2,
     }  # fmt: skip
+
+
+def test_attempts_that_were_followed_by_another_are_counted_by_reason(hot: RedisLedger) -> None:
+    """A retry by its reason, and what was given back as its engine died; the latter's start stays counted (H6)."""
+    feed(hot, "a", "b")
+    hot.begin([begin("a"), begin("b")])
+    crashed = [SettledCrash(key("b"), "engine_died")]
+    hot.settle(SettleBatch(retries=[retry("a", reason="timeout")], crashed=crashed))
+    assert hot.begin([begin("b")]) == [Begun(GO, 1)]
+    stats = hot.stats(JOB)
+    assert {name: stats[name] for name in stats if name.startswith("retried:")} == {
+        "retried:timeout": 1,
+        "retried:engine_died": 1,
+    }
+    hot.reset_stats(JOB, {"succeeded": 5})
+    assert hot.stats(JOB)["retried:timeout"] == 1
 
 
 def test_a_start_that_nobody_concluded_is_a_crash(hot: RedisLedger) -> None:
@@ -260,6 +277,20 @@ def test_one_item_twice_in_a_batch_is_counted_twice(hot: RedisLedger) -> None:
     assert [begun.crashes for begun in hot.begin([begin("a"), begin("b"), begin("a")])] == [0, 0, 1]
 
 
+def test_the_starts_of_many_items_become_a_table(hot: RedisLedger, client: Any) -> None:
+    """With many items in flight, counting a start costs as much as with few: Redis need not walk along a list (table.lua)."""
+    docs = [f"d{number}" for number in range(41)]
+    starts = f"penstock:{JOB}:1:starts"
+    feed(hot, *docs)
+    hot.begin([begin(doc) for doc in docs[:40]])
+    assert client.object("encoding", starts) in (b"listpack", b"ziplist"), "few were there when the call began"
+    hot.begin([begin(docs[40])])
+    assert client.object("encoding", starts) == b"hashtable"
+    assert set(client.hkeys(starts)) == {doc.encode() for doc in docs}, "nothing else is left in it"
+    hot.settle(SettleBatch(done=[done(doc) for doc in docs[:40]]))
+    assert client.hgetall(starts) == {b"d40": b"1"}
+
+
 def test_only_what_was_fed_begins(hot: RedisLedger, client: Any) -> None:
     """An item that no feed sent, or of a generation that none has fed, is not counted and hears that it is unknown (B6)."""
     feed(hot, "a")
@@ -275,8 +306,19 @@ def test_only_what_was_fed_begins(hot: RedisLedger, client: Any) -> None:
     assert hot.begin([begin("a")])[0].reply is GO, "a retry stays in the window"
 
 
+def test_items_of_several_feeds_begin_in_one_call(hot: RedisLedger) -> None:
+    """Each item gets its own answer, in the order in which they were asked, however their feeds are mixed."""
+    long = "x" * 100
+    hot.publish(QUEUE, [publish("a"), publish("a", 2), publish("b"), publish("b", 2), publish(long)], BUCKETS)
+    hot.begin([begin("b", 2), begin("b", 2), begin("b")])
+    hot.settle(SettleBatch(done=[done(long), done("a")]))
+    asked = [begin("b", 2), begin("a"), begin("a", 2), begin(long), begin("b"), begin("b", 2)]
+    assert hot.begin(asked) == [Begun(GO, 2), Begun(DONE, 0), Begun(GO, 0), Begun(DONE, 0), Begun(GO, 1), Begun(GO, 3)]
+    assert hot.stats(JOB)["skipped"] == 2
+
+
 def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client: Any) -> None:
-    """Items that workers hold while Redis is emptied go on, as their windows cannot vouch for anybody (B6)."""
+    """Items that workers hold while Redis is emptied go on, as no window is left to look them up in (B6)."""
     client.flushall()
     assert hot.begin([begin("a")]) == [Begun(GO, 0)]
     hot.install_epoch()
@@ -378,7 +420,7 @@ def test_a_retry_waits_for_its_time_on_the_servers_clock(hot: RedisLedger, clien
 
 
 def test_a_clock_that_steps_back_delays_no_retry(hot: RedisLedger, client: Any) -> None:
-    """After an hour's step back retries keep the wait they had left, and none waits longer than an honest one (A12)."""
+    """After an hour's step back retries keep the wait they had left, and none waits longer than it was asked to (A12)."""
     now = client.time()[0]
     hot.settle(SettleBatch(retries=[retry("soon", after_s=3_598), retry("later", after_s=3_610)]))
     client.set(f"penstock:delayed:{QUEUE}:clock", now + 3_600)  # promoting has seen a clock that was an hour ahead

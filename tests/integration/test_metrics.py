@@ -80,7 +80,7 @@ def test_what_was_done_is_on_the_page(house: House) -> None:
 
 
 def test_the_fleet_is_on_it_too(house: House) -> None:
-    """The control loop tells depths, quotas, jobs and workers, and a fleet at rest is told to be at rest."""
+    """The control loop shows depths, quotas, jobs and workers, and zeros for a fleet at rest."""
     until(lambda: value(scrape(house.port), "penstock_jobs", state="running") == 0, 20, "the figures show the end")
     page = scrape(house.port)
     for name in ("penstock_queue_depth", "penstock_unacked", "penstock_delayed", "penstock_window_items"):
@@ -145,7 +145,7 @@ def drains(house: House) -> tuple[float, float]:
 
 @pytest.mark.parametrize("patience_s", [0.5, 60], ids=["in-time", "hurried"])
 def test_drains_are_counted_where_they_outlive_the_worker(house: House, patience_s: float) -> None:
-    """What a worker gave back when it was told to end, once or impatiently again, is on the pages of those who live."""
+    """What a worker gave back after one SIGTERM, or several, is counted on the pages of the workers that go on."""
     house.fleet.provider.kill()
     house.fleet.provider.start("--latency-ms", "60000")
     house.fleet.submit(60, key=f"slow-{patience_s}")
@@ -155,13 +155,13 @@ def test_drains_are_counted_where_they_outlive_the_worker(house: House, patience
     until(lambda: value(scrape(port), "penstock_slots_in_use", lane="api") > 0, 20, "it has some in flight")
     held, (workers, items) = value(scrape(port), "penstock_items_held", lane="api"), drains(house)
     end(doomed)
-    until(lambda: drains(house)[0] == workers + 1, 20, "the drain is told")
+    until(lambda: drains(house)[0] == workers + 1, 20, "the drain is counted")
     assert drains(house)[1] - items >= held > 0
     assert value(scrape(house.port), "penstock_oldest_item_age_seconds", lane="api") >= 0
 
 
 def end(process: Process) -> None:
-    """Told each second, as an impatient person does. The last time may find an interpreter that ends already."""
+    """SIGTERM each second, as an impatient person sends it. The last time may find an interpreter that ends already."""
     for _ in range(20):
         process.send(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

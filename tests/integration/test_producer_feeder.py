@@ -28,7 +28,8 @@ from penstock_ledger.redis_scripts import Scripts
 from penstock_producer import JobSpec, Producer
 from penstock_producer import feeder as feeder_module
 from penstock_producer.errors import JobCancelled, SourceChanged
-from penstock_producer.feeder import Feeder, open_feeder
+from penstock_producer.feeder import Feeder
+from penstock_producer.leased_feed import open_feeder
 from penstock_producer.repair import republish, write_off
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.of_feed import open_feed_source

@@ -38,7 +38,7 @@ def stored(producer: Producer, job: OpenJob) -> int:
 
 
 def comes_true(what: Callable[[], bool]) -> bool:
-    """Polled for a while: time passes in a thread that is not ours."""
+    """Polled for a while: time passes in a thread of the producer's."""
     until = time.monotonic() + 20
     while not what():
         if time.monotonic() > until:
@@ -48,7 +48,7 @@ def comes_true(what: Callable[[], bool]) -> bool:
 
 
 def test_one_wrong_document_stops_nothing(producer: Producer, no_timer: None) -> None:
-    """A taken id is told once, by name; the documents around it are stored, once, and the job goes on and closes (D2)."""
+    """A taken id is refused once, by name; the documents around it are stored, once, and the job goes on and closes (D2)."""
     job = producer.open_job(SPEC)
     job.enqueue("a", {"text": "1"})
     job.flush()

@@ -121,7 +121,7 @@ async def test_a_step_refused_by_redis_is_an_outage_not_a_crash(
 async def test_a_redis_that_hangs_is_an_outage_and_its_late_answers_are_not_mixed_up(
     own_redis: RedisServer, limiter_on: Callable[[RedisServer], SharedLimiter]
 ) -> None:
-    """While Redis is frozen callers wait; when it thaws, everybody gets his own turn."""
+    """While Redis is frozen callers wait; when it goes on, each gets its own reply."""
     limiter = limiter_on(own_redis)
     await take(limiter, 10)
     os.kill(own_redis.pid, signal.SIGSTOP)

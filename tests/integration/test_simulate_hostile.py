@@ -93,7 +93,7 @@ async def test_a_client_that_follows_a_redirect_is_counted() -> None:
     ],
 )
 async def test_a_certificate_is_wrong_in_one_way_only(tmp_path: Path, kind: str, told: str | None) -> None:
-    """A client that trusts the authority accepts the good one, and is told the one thing that is wrong with another."""
+    """A client that trusts the authority accepts the good one, and reports the one thing that is wrong with another."""
     authority = tmp_path / "authority.pem"
     for _ in range(2):  # the second time the file is there
         async with running(config(certificate=kind, authority=authority)) as url, aiohttp.ClientSession() as session:

@@ -133,7 +133,7 @@ async def test_limits_change_through_the_control_endpoint() -> None:
 
 
 async def test_a_refusal_on_demand_arrives() -> None:
-    """One call is told to slow down, the next is served."""
+    """One call is refused with 429, the next is served."""
     async with provider() as client:
         async with client.session.post(
             client.url + "/control", json={"refuse": {"kind": "slow_down", "calls": 1}}

@@ -26,7 +26,7 @@ CALLERS_SPAN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @dataclass
 class Night:
-    """A job that met faults, a worker that was killed, and a replay; and what was told of all that."""
+    """A job that met faults, a worker that was killed, and a replay; and the spans of all that."""
 
     fleet: Fleet
     collector: Collector
@@ -189,7 +189,7 @@ def test_no_text_of_a_document_leaves(night: Night) -> None:
 
 
 def test_a_collector_that_is_away_changes_nothing(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job ends, and so does its process, with status 0; what could not be told is said in the log, and counted."""
+    """The job ends, and so does its process, with status 0; spans that could not be sent are named in the log, and counted."""
     monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     port = free_port()

@@ -42,9 +42,10 @@ from penstock_workers.control import feed_windows, fleet_figures, loop
 from penstock_workers.control.budget import FIRST_DOCUMENTS
 from penstock_workers.control.feed_windows import ACTIVE_S, LOOK_EVERY_S, FeedWindows
 from penstock_workers.control.leadership import RENEW_BELOW_S
-from penstock_workers.control.loop import Control
+from penstock_workers.control.loop import REST, Control
 from penstock_workers.control.shares import Share
 from penstock_workers.control.specs import Specs
+from penstock_workers.control.turns import TURNS
 from penstock_workers.settings import WorkerSettings
 
 QUEUE = "penstock.api"
@@ -163,7 +164,7 @@ def test_a_fleet_of_unknown_size_gets_urgent_documents_one_by_one(house: House) 
 
 
 def test_jobs_share_the_queue_by_tenant_weight_and_priority(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Shares hold before anybody has finished anything, and from the first step on the documents of all mix."""
+    """Shares hold before any document is finished, and from the first step on the documents of all jobs mix."""
     house = House(redis_server, tmp_path, window=900)
     specs: list[dict[str, object]] = [
         {"tenant": "a", "weight": 1.0}, {"tenant": "a", "weight": 3.0}, {"tenant": "b"}, {"priority": "low"},
@@ -190,6 +191,45 @@ def test_a_job_that_has_nothing_in_the_queue_leaves_its_share_to_the_others(hous
     house.update(windows)
     assert windows.for_feed(busy, 1) == Share(29, False)
     assert windows.for_feed(idle, 1) == Share(18, False)
+
+
+def test_many_jobs_take_turns_and_never_fill_more_than_the_window(house: House) -> None:
+    """Whole steps of a few jobs fill the queue; those that wait for their turn for long do not pass the others."""
+    now = 100.0
+    windows = FeedWindows(house.hot, 80, Specs(), clock=lambda: now)
+    jobs = [house.submit(30) for _ in range(20)]
+    for _ in range(10):
+        house.update(windows)
+        for job in jobs:
+            room = windows.for_feed(job, 1).documents
+            assert room in (0, 80 // TURNS)
+            for number in range(room):
+                house.redis.hset(f"penstock:{job.job_id}:1:window", f"d{number}", "0:1")
+            windows.note_fed(job, room)
+        now += ACTIVE_S / 4
+    assert sum(house.hot.outstanding_of([(job.job_id, 1) for job in jobs])) == 80
+
+
+def test_a_control_loop_that_has_much_to_look_at_rests_in_proportion(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait after a round is at least nine times the CPU that looking at all live jobs took."""
+    house.submit(1)
+    waited: list[float] = []
+    stop = threading.Event()
+
+    def wait(_: threading.Event, seconds: float | None = None) -> bool:
+        waited.append(seconds or 0.0)
+        stop.set()
+        return True
+
+    clock = iter(range(1_000))
+    monkeypatch.setattr(
+        loop.time, "thread_time", lambda: float(next(clock))
+    )  # each look takes a second, and there are two
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    house.control.run(stop)
+    assert waited == [2 * REST]
 
 
 def test_a_job_in_prefix_order_is_fed_in_steps_worth_ordering(redis_server: RedisServer, tmp_path: Path) -> None:
@@ -384,7 +424,7 @@ def test_documents_of_a_resumed_job_come_back_after_the_hold_is_lifted(house: Ho
 
 
 def hold_quota(house: House, why: str, pause_s: float = 0.0) -> None:
-    """What a worker leaves in the quota of the default provider when its account is refused, or told to wait."""
+    """What a worker leaves in the quota of the default provider when its account is refused, or asked to wait."""
     quota = Quota("default", {"requests": PerSecond(10)})
     quota_hash = QuotaHash(BlockingScripts(house.redis), "default")
 
@@ -537,7 +577,7 @@ def test_an_idle_control_only_looks(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     """With feeds that have nothing to feed, a tick is one read of two statements in SQL however many feeds there are, and in
-    Redis at most eight commands beside three for each feed; a process that leads none of them asks Redis nothing (C9)."""
+    Redis at most nine commands beside three for each feed; a process that leads none of them asks Redis nothing (C9)."""
     for module, name in ((loop, "ASIDE_S"), (fleet_figures, "REFRESH_S"), (feed_windows, "LOOK_EVERY_S")):
         monkeypatch.setattr(module, name, 1000.0)  # what comes every few seconds does not come by chance while we count
     house = House(redis_server, tmp_path, window=1, reconcile_interval_s=1000.0)
@@ -552,7 +592,7 @@ def test_an_idle_control_only_looks(
         for _ in range(10):
             house.control.tick()
     assert by_leader.sql == {"BEGIN": 10, "SELECT": 20}
-    assert by_leader.redis <= 10 * (8 + 3 * jobs)
+    assert by_leader.redis <= 10 * (9 + 3 * jobs)
     with counted(house) as by_other:
         for _ in range(10):
             other.tick()

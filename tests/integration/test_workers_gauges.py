@@ -76,11 +76,11 @@ def test_a_server_that_tells_is_listened_to() -> None:
 
 @pytest.mark.parametrize(("text", "status"), [("not found", 404), ("{}", 200), (PAGE, 500)])
 def test_a_server_without_gauges_is_left_alone(text: str, status: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is told, the watch lives on, and the log says when it asks again."""
+    """No figure is reported, the watch goes on, and the log says when it asks again."""
 
     async def main() -> None:
         async with serving(text, status) as url:
-            watch = GaugeWatch({"mine": url}, lambda *_: pytest.fail("told of nothing"))
+            watch = GaugeWatch({"mine": url}, lambda *_: pytest.fail("no figure was reported"))
             with caplog.at_level("INFO"):
                 watch.start()
                 async with asyncio.timeout(10):

@@ -207,7 +207,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def run(fleet: Fleet, *arguments: str, **variables: str) -> str:
-    """A command of ours with the fleet's settings, whatever its exit status."""
+    """A Penstock command with the fleet's settings, whatever its exit status."""
     done = subprocess.run(
         [*PENSTOCK, *arguments], env=fleet._environment({}) | variables, capture_output=True, text=True, timeout=60
     )

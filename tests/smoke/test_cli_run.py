@@ -247,7 +247,7 @@ def test_a_job_reads_from_s3_and_writes_to_s3(
     tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Source and results may both be in a bucket; the report lies beside them, another job is kept from
-    overwriting them, and a missing bucket is told at once (D6)."""
+    overwriting them, and a missing bucket is reported at once (D6)."""
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.setenv(f"AWS_{name}", "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")

@@ -32,7 +32,7 @@ def job_of(fleet: Fleet, key: str) -> Job | None:
 def test_jobs_of_celery_clients_are_taken_in_and_handed_over(fleet: Fleet) -> None:
     """With workers that have no part in control, a control process serves the door and leads.
 
-    Told to end in the middle it ends with 0, and the next one leads at once: no lease is waited for.
+    After SIGTERM in the middle it ends with 0, and the next one leads at once: no lease is waited for.
     """
     roots = f'["{fleet.folder}"]'
     first = fleet.control(window=20, source_roots=roots)
@@ -65,7 +65,7 @@ def test_an_item_in_the_queue_for_jobs_is_kept_aside(fleet: Fleet) -> None:
 
 
 def test_without_tables_the_exit_status_says_so(tmp_path: Path) -> None:
-    """A process that cannot start does not end as if it had been told to."""
+    """A process that cannot start does not end as if it had got SIGTERM."""
     with Fleet(tmp_path) as fleet:
         empty = f"sqlite:///{tmp_path}/empty.db"
         processes = [fleet.control(database_url=empty), fleet.worker(database_url=empty)]

@@ -35,7 +35,7 @@ def found(fleet: Fleet, key: str) -> Job | None:
 
 
 def test_a_plain_celery_client_submits_a_job(fleet: Fleet) -> None:
-    """`send_task("penstock.submit", …)` from an app that knows nothing of ours is one job, however often it is sent."""
+    """`send_task("penstock.submit", …)` from an app without Penstock installed is one job, however often it is sent."""
     with fleet.explained():
         client = Celery("another-service", broker=fleet.redis.url, set_as_current=False)
         order = [str(fleet.source(20, "night")), {"prompt": "Summarise: {text}", "model": "m"}]
@@ -50,7 +50,7 @@ def test_a_plain_celery_client_submits_a_job(fleet: Fleet) -> None:
 
 @pytest.fixture
 def client(fleet: Fleet) -> Iterator[Celery]:
-    """An app that knows nothing of ours, and hears what becomes of its tasks."""
+    """An app that imports nothing of Penstock, and hears what becomes of its tasks."""
     with Celery("another-service", broker=fleet.redis.url, backend=fleet.redis.url, set_as_current=False) as client:
         client.conf.task_default_queue = "penstock.control"
         yield client

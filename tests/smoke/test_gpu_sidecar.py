@@ -58,7 +58,7 @@ def test_it_waits_for_the_model_and_outlives_its_server(fleet: Fleet) -> None:
 def test_a_model_that_does_not_come_ends_the_worker(fleet: Fleet) -> None:
     """After the limit the worker says which address, which limit and which setting, and ends with status 1.
 
-    One that is told to end while it waits ends at once, as one that was told.
+    One that gets SIGTERM while it waits ends at once, with the status of an ordinary end.
     """
     impatient, patient = sidecar_worker(fleet, gpu__upstream_wait_s=1), sidecar_worker(fleet)
     assert impatient.wait(30) == 1

@@ -1,4 +1,4 @@
-"""One worker that dies, freezes or is told to end at a named moment."""
+"""One worker that dies, freezes or gets SIGTERM at a named moment."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_sigterm_lets_calls_finish(tmp_path: Path) -> None:
 
 
 def test_sigterm_gives_back_what_does_not_fit(tmp_path: Path) -> None:
-    """A drain that runs out of time, or is hurried by a second signal, ends; what was in flight is in the queue at once.
+    """A drain that runs out of time, or gets a second signal, ends; what was in flight is in the queue at once.
 
     No lease is waited for, and no attempt is counted.
     """

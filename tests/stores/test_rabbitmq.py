@@ -283,7 +283,7 @@ def test_the_doctor_on_rabbitmq(fleet: Fleet, rabbit: RabbitServer) -> None:
 
 
 def test_only_what_rabbitmq_has_counts_as_published(rabbit: RabbitServer) -> None:
-    """What is confirmed is in the queue; what found no queue, or was not sent because the connection broke, is told."""
+    """What is confirmed is in the queue; what found no queue, or was not sent because the connection broke, is reported."""
     messages = [(f"job:{number}", b"{}") for number in range(500)]
     broker = connect(AmqpAddress.parse(rabbit.url))
     publisher = Publisher(broker.connection.channel(), QUEUE)

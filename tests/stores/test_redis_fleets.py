@@ -49,7 +49,7 @@ def run_a_job(fleet: Fleet, **settings: Any) -> None:
 
 @pytest.mark.parametrize("transport", ["penstock", "redis"])
 def test_a_job_over_tls_as_a_user_of_few_rights(tmp_path: Path, tls_redis: TlsRedis, transport: str) -> None:
-    """Every client of ours checks the server's certificate, logs in, and gets by on what the documented ACL allows."""
+    """Every client of Penstock checks the server's certificate, logs in, and needs no more than the documented ACL allows."""
     with Fleet(tmp_path / "fleet", redis=tls_redis) as fleet:
         run_a_job(fleet, broker_transport=transport)
         denied = [entry for entry in fleet.processes if "NOPERM" in entry.log.read_text()]

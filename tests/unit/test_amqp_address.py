@@ -43,7 +43,7 @@ def test_no_password_is_shown(monkeypatch: pytest.MonkeyPatch, url: str) -> None
 
 
 def test_tls_checks_certificate_and_name() -> None:
-    """Unless it is told otherwise; files are named as in redis_url."""
+    """Unless the address says otherwise; files are named as in redis_url."""
     address = AmqpAddress.parse("amqps://h?ssl_ca_certs=/ca.pem")
     assert address.tls == {"ca_certs": "/ca.pem", "cert_reqs": ssl.CERT_REQUIRED, "server_hostname": "h"}
     assert AmqpAddress.parse("amqps://h?ssl_cert_reqs=none").tls == {

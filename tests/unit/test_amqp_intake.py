@@ -29,7 +29,7 @@ def new_message(body: str | bytes, **properties: Any) -> Any:
 
 
 class Channel:
-    """One channel: its RabbitMQ, its hub and its Redis, all told what to do by the test."""
+    """One channel: its RabbitMQ, its hub and its Redis, all of them steered by the test."""
 
     def __init__(self) -> None:
         self.leases = Leases()
@@ -145,7 +145,7 @@ def test_a_call_under_way_when_the_consumer_is_cancelled_is_given_back(channel: 
 
 
 def test_a_call_under_way_when_the_connection_is_lost_is_given_back(channel: Channel) -> None:
-    """RabbitMQ delivers it again, but Redis says that it is ours: so it must go back."""
+    """RabbitMQ delivers it again, but Redis says that this worker holds it: so it must go back."""
     channel.bring("a", "b")
     channel.intake.tick()
     channel.intake.close()

@@ -9,26 +9,31 @@ import pytest
 
 from benchmarks.__main__ import MODULES
 from benchmarks.check import letters, missed
-from benchmarks.targets import TARGETS, Target
+from benchmarks.targets import MARGIN, TARGETS, Limit, Target, judge
 
 ROOT = Path(__file__).parents[2]
-WITHIN = {name: target.most if target.most is not None else target.least for name, target in TARGETS.items()}
+MEASURED = {name: target.measured for name, target in TARGETS.items()}
 
 
-def test_ratios_at_their_limits_are_no_misses() -> None:
-    """A limit itself is still allowed."""
-    assert missed({name: limit for name, limit in WITHIN.items() if limit is not None}) == []
+def worse(target: Target, times: float) -> float:
+    return target.measured * times if target.wanted.most is not None else target.measured / times
+
+
+def test_what_was_measured_holds_though_a_target_may_be_missed() -> None:
+    """The check does not fail because a ratio is not yet where it should get to."""
+    assert missed(MEASURED) == []
+    assert any(not target.wanted.met(target.measured) for target in TARGETS.values())
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_ratio_beyond_its_limit_is_named_with_it(name: str) -> None:
-    """The line says which ratio, how much it is, what its limit is and where that is argued."""
+def test_a_regression_is_named_with_what_was_measured_before(name: str) -> None:
+    """A little worse than before is chance; beyond the margin the line says how much, the limit and where that is argued."""
     target = TARGETS[name]
-    beyond = target.most * 1.5 if target.most is not None else (target.least or 0.0) / 1.5
-    (line,) = missed({key: value for key, value in WITHIN.items() if value is not None} | {name: beyond})
-    assert line.startswith(f"{name}: {beyond:.2f}x")
-    assert str(target) in line
-    assert target.argued in line
+    assert missed(MEASURED | {name: worse(target, MARGIN - 0.01)}) == []
+    ratio = worse(target, MARGIN + 0.05)
+    (line,) = missed(MEASURED | {name: ratio})
+    assert line.startswith(f"{name}: {ratio:.2f}x")
+    assert all(word in line for word in (str(target.held), f"{target.measured:g}x", target.argued))
 
 
 def test_what_was_not_measured_is_a_miss_of_its_benchmark_only() -> None:
@@ -43,15 +48,23 @@ def test_every_target_is_argued_where_it_says() -> None:
     """Each names a benchmark that exists, and a heading in a page that exists."""
     assert set(letters()) <= set(MODULES)
     for target in TARGETS.values():
-        assert (target.most is None) != (target.least is None)
+        assert (target.wanted.most is None) != (target.wanted.least is None)
         path, _, heading = target.argued.partition(", ")
         text = (ROOT / path).read_text()
         assert not heading or re.search(rf"^#+ {re.escape(heading.strip(chr(39)))}", text, re.MULTILINE), heading
 
 
-def test_a_target_is_a_floor_or_a_ceiling() -> None:
+def test_a_limit_is_a_floor_or_a_ceiling() -> None:
     """More is worse for the one and better for the other."""
-    assert Target("c", "", most=1.4).met(1.0)
-    assert not Target("c", "", most=1.4).met(2.0)
-    assert Target("c", "", least=1.7).met(2.0)
-    assert not Target("c", "", least=1.7).met(1.0)
+    assert Limit(most=1.4).met(1.0)
+    assert not Limit(most=1.4).met(2.0)
+    assert Limit(least=1.7).met(2.0)
+    assert not Limit(least=1.7).met(1.0)
+
+
+def test_a_table_shows_both_the_target_and_the_limit() -> None:
+    """A ratio between the two is not met, and held."""
+    name = "whole path / bare aiohttp"
+    judged = judge(name, MEASURED[name])
+    assert (judged.target, judged.met, judged.held_to, judged.held) == ("<= 1.4x", False, "<= 2.78x", True)
+    assert judge("a figure without a target", 1.0).target == ""

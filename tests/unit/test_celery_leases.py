@@ -113,7 +113,7 @@ def test_conclusions_go_out_in_groups_with_the_score_seen(leases: Leases, script
 
 
 def test_conclusions_outlive_an_outage(leases: Leases, scripts: Scripts) -> None:
-    """What Redis could not be told is told when it answers again, and counts as held until then."""
+    """What could not be written to Redis is written when it answers again, and counts as held until then."""
     scripts.broken["ack"] = 3
     leases.claimed(["a"], "1.0")
     open_for(leases, LONG_S)
@@ -133,7 +133,7 @@ def test_a_conclusion_that_came_too_late_is_reported(leases: Leases, scripts: Sc
 
 
 def test_renewals_keep_what_is_held_and_report_what_is_lost(leases: Leases, scripts: Scripts, owner: Owner) -> None:
-    """A lost lease is let go and told of; the others carry their new time from then on."""
+    """A lost lease is let go and reported; the others carry their new time from then on."""
     scripts.lost = {"b"}
     leases.claimed(["a", "b"], "1.0")
     open_for(leases, SHORT_S)

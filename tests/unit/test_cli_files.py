@@ -25,7 +25,7 @@ def test_files_of_another_job_are_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["output.jsonl", "errors.jsonl", "report.json"])
 def test_files_of_something_else_are_not_overwritten(tmp_path: Path, name: str) -> None:
-    """A file of that name that no report of ours goes with is left alone (D6)."""
+    """A file of that name without a report of Penstock beside it is left alone (D6)."""
     (tmp_path / name).write_text("mine\n")
     with pytest.raises(UsageProblem, match=name):
         files.refuse_other_jobs(str(tmp_path), "letters")

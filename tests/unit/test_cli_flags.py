@@ -141,7 +141,7 @@ def test_flags_say_whose_job_it_is_and_how_urgent() -> None:
     ],
 )
 def test_an_unusable_flag_is_named_as_it_was_typed(given: dict[str, Any], told: str) -> None:
-    """Messages speak of flags and values, not of fields inside."""
+    """Messages name flags and values, not the fields of classes."""
     with pytest.raises(UsageProblem, match=told):
         job_spec(flags(**given))
 
@@ -203,7 +203,7 @@ def test_the_job_key_comes_from_the_file_name(source: str, key: str) -> None:
 
 
 def test_a_lane_with_its_own_model_needs_no_name_for_it() -> None:
-    """A prompt without --model is enough, and embed asks for embeddings unless told otherwise."""
+    """A prompt without --model is enough, and embed asks for embeddings unless a flag says otherwise."""
     assert job_spec(flags(lane="embed", prompt="{text}")).endpoint == "/v1/embeddings"
     assert job_spec(flags(lane="gpu", prompt="{text}")).endpoint == "/v1/chat/completions"
     assert job_spec(flags(lane="embed", endpoint="/v1/x")).endpoint == "/v1/x"

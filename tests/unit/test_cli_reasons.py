@@ -9,14 +9,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock_cli.show.figures import Figures
-from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel
+from penstock_cli.show.figures import Figures, retried_by_reason
+from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel, reason_lines
 from penstock_cli.show.quota import Look, lines, troubles
-from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, latest_cause, unserved
+from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, in_hooks, latest_cause, retried_line, unserved
 from penstock_cli.show.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Cause, WorkerSeen
 from penstock_ratelimit.store.messages import Breaker
-from penstock_ratelimit.store.watch import QuotaView
+from penstock_ratelimit.watch import QuotaView
+from penstock_workers.hooks.under_way import HooksUnderWay
 
 NOW = 1_790_000_000.0
 CAUSE = Cause("openai", "job1", "connect_failed", "certificate verify failed\x1b[31m\nfake", 1234, NOW - 60, NOW - 4)
@@ -28,6 +29,18 @@ VIEW = QuotaView(
 )  # fmt: skip
 
 
+def test_why_attempts_were_followed_by_others_is_one_line() -> None:
+    """The most frequent reasons first, few of them, with figures; nothing where nothing was retried (H6)."""
+    stats = {"retries": 90, "retried:engine_died": 3, "retried:timeout": 87, "retried:odd": 0}
+    assert retried_line(retried_by_reason(stats)) == "retried: timeout 87, engine_died 3"
+    assert retried_line(retried_by_reason({"retries": 0})) is None
+    many = {f"retried:reason{n}": 10 - n for n in range(9)}
+    assert str(retried_line(retried_by_reason(many))).endswith("reason5 5, and 3 more reasons")
+    assert "retried: timeout 87, engine_died 3" in reason_lines(
+        Figures(total=1, retried_by_reason=retried_by_reason(stats))
+    )
+
+
 def test_a_cause_tells_class_count_since_when_and_the_words() -> None:
     """On one line, its control characters as escapes (A9)."""
     since = time.strftime("%H:%M:%S", time.localtime(NOW - 60))
@@ -35,6 +48,27 @@ def test_a_cause_tells_class_count_since_when_and_the_words() -> None:
     assert told.startswith(f"connect_failed (1,234 times since {since}, last 4.0 s ago): certificate verify failed")
     assert "\x1b" not in told
     assert "\n" not in told
+
+
+def test_a_hook_that_hangs_is_named() -> None:
+    """While a document is only "claimed", the job's own hook is said to have it, in how many calls and for how long."""
+    slow = WorkerSeen("w1", 1.0, {"hook": "mine:clean", "hook_s": "41", "hook_calls": "2"})
+    other = WorkerSeen("w2", 1.0, {"hook": "another:job", "hook_s": "50", "hook_calls": "1"})
+    silent = WorkerSeen("w3", 99.0, {"hook": "mine:clean", "hook_s": "90", "hook_calls": "1"})
+    (told,) = in_hooks([slow, other, silent], (None, "mine:clean"))
+    assert told.startswith("2 documents are in the hook mine:clean, the longest for 41 s")
+    assert list(in_hooks([other], ("mine:clean", None))) == []
+
+
+def test_only_hooks_that_take_long_are_told_of() -> None:
+    """A worker's heartbeat names the hook that has run longest, and none while all of them answer soon."""
+    now = [100.0]
+    under_way = HooksUnderWay(lambda: now[0])
+    with under_way.call("m:slow"), under_way.call("m:slow"), under_way.call("m:fast"):
+        assert under_way.described() == {}
+        now[0] += 30.0
+        assert under_way.described() == {"hook": "m:slow", "hook_s": "30", "hook_calls": "2"}
+    assert under_way.described() == {}
 
 
 def test_an_old_failure_says_nothing_of_now() -> None:

@@ -19,7 +19,7 @@ from penstock_ledger.model import Counts, Job, JobState
 FIELDS = [
     *("job", "state", "total", "succeeded", "succeeded_after_retry", "dead", "skipped", "calls", "retries"),
     *("rate_limited", "prompt_tokens", "completion_tokens", "cost_usd", "seconds", "items_per_second"),
-    "dead_by_reason",
+    *("dead_by_reason", "retried_by_reason"),
 ]
 
 
@@ -138,10 +138,16 @@ def test_speed_is_that_of_the_last_seconds() -> None:
 def test_kept_figures_survive_and_add_up(tmp_path: Path) -> None:
     """A resumed job reports the work of all its runs, and damage to the file costs only decoration."""
     path = tmp_path / "id1.json"
-    KeptFigures.load(path).save(10.0, {"retries": 5, "calls": 20})
+    KeptFigures.load(path).save(10.0, {"retries": 5, "calls": 20, "retried:timeout": 5})
     kept = KeptFigures.load(path)
     assert kept.seconds == 10.0
-    assert kept.merged({"retries": 3, "calls": 25}) == {"calls": 25, "retries": 5, "rate_limited": 0, "skipped": 0}
+    assert kept.merged({"retries": 3, "calls": 25}) == {
+        "calls": 25,
+        "retries": 5,
+        "rate_limited": 0,
+        "skipped": 0,
+        "retried:timeout": 5,
+    }
     path.write_text("{]")
     assert KeptFigures.load(path).seconds == 0.0
 

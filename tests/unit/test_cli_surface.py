@@ -19,7 +19,7 @@ from penstock_cli.show.text import aligned
 from penstock_ledger.model import ItemKey, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_ratelimit.store.messages import Breaker
-from penstock_ratelimit.store.watch import DimensionView, QuotaView
+from penstock_ratelimit.watch import DimensionView, QuotaView
 
 LOOK = Look(
     QuotaView(
@@ -37,7 +37,7 @@ COMMAND = typer.main.get_command(command_line())
 
 def commands() -> list[list[str]]:
     found: list[list[str]] = []
-    for name, command in COMMAND.commands.items():  # type: ignore[attr-defined]  # a group, as ours has commands
+    for name, command in COMMAND.commands.items():  # type: ignore[attr-defined]  # a group, as this one has commands
         below = getattr(command, "commands", None)
         found += [[name, one] for one in below] if below else [[name]]
     return found

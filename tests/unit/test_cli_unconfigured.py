@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import redis
 from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
@@ -42,6 +43,20 @@ def test_nothing_is_configured(empty: Path, command: tuple[str, ...]) -> None:
     assert "nothing is configured" in told
     assert "PENSTOCK_DATABASE_URL" in told
     assert list(empty.iterdir()) == []
+
+
+def test_limits_without_settings_say_what_to_set(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No error number of a socket: where nothing is configured, it is Redis that is to be named."""
+    local_run(empty, "out")
+
+    def refuse(_client: redis.Redis) -> None:
+        raise redis.ConnectionError("Error 111 connecting to localhost:6379. Connection refused.")
+
+    monkeypatch.setattr(redis.Redis, "ping", refuse)
+    told = refused("limits")
+    assert "nothing is configured" in told
+    assert "PENSTOCK_REDIS_URL" in told
+    assert "--state out/.penstock" in told
 
 
 def test_no_job_goes_where_no_fleet_looks(empty: Path) -> None:

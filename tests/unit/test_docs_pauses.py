@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock_ratelimit.shared.discovery import ABSURD, FORGET_S
-from penstock_ratelimit.shared.dispatcher import ASK_AGAIN_S
+from penstock_ratelimit.shared.reserving import ASK_AGAIN_S
 from penstock_workers.item.failures import ASTRAY
 from penstock_workers.item.fates import FATES
 from penstock_workers.item.outcome import Parked
@@ -25,7 +25,7 @@ def default(name: str) -> object:
 
 
 def test_every_row_has_a_cause_a_scope_an_end_and_a_command() -> None:
-    """No pause is told of without all four (A2)."""
+    """No pause is described without all four (A2)."""
     rows = [line.strip("|").split("|") for line in PAUSES.splitlines() if line.startswith("| ")]
     assert len(rows) > 8
     assert all(len(row) == 4 and all(cell.strip() for cell in row) for row in rows)

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import gc
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 
 import pytest
 from encoders import POISON, AtOnce, FakeEncoder, OnCall
 
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.lanes.embed import batcher as module
-from penstock_workers.lanes.embed.batcher import Batcher, EncodingFailed, NoRoom
+from penstock_workers.lanes.embed.batcher import Batcher, EncoderLost, EncodingFailed, NoRoom
+from penstock_workers.lanes.embed.buckets import TokenIds, Vector
 from penstock_workers.lanes.embed.budget import TokenBudget
+from penstock_workers.lanes.embed.encoder import OutOfMemory, SentenceTransformersEncoder
+from penstock_workers.lanes.embed.encoder_thread import EncoderThread
+from penstock_workers.lanes.engine_life.failing import IN_A_ROW
 
 WINDOW_S = 2.0
+LOST: list[str] = []  # what batchers said of encoders that are lost
 
 
-def batcher(encoder: FakeEncoder, thread: OnCall | None = None, *, budget: int = 100_000, items: int = 100) -> Batcher:
+@pytest.fixture(autouse=True)
+def nothing_lost() -> None:
+    LOST.clear()
+
+
+def batcher(
+    encoder: FakeEncoder, thread: Executor | None = None, *, budget: int = 100_000, items: int = 100
+) -> Batcher:
     made = Batcher(
-        encoder, TokenBudget(budget), batch_items=items, window_s=WINDOW_S, thread=thread or AtOnce(), builder=AtOnce()
+        encoder,
+        TokenBudget(budget),
+        batch_items=items,
+        window_s=WINDOW_S,
+        on_lost=LOST.append,
+        thread=thread or AtOnce(),
+        builder=AtOnce(),
     )
     made.start()
     return made
@@ -115,7 +137,7 @@ async def test_a_cancelled_waiter_leaves_its_bucket() -> None:
 async def test_out_of_memory_the_halves_go_apart_and_the_budget_sinks() -> None:
     """A batch of sixteen that does not fit goes as four of four, and the next one is no larger than what fitted."""
     encoder = FakeEncoder(memory=1_024)
-    made = Batcher(encoder, TokenBudget(4_096), batch_items=16, window_s=0, thread=AtOnce(), builder=AtOnce())
+    made = Batcher(encoder, TokenBudget(4_096), batch_items=16, window_s=0, on_lost=LOST.append, thread=AtOnce())
     made.start()
     await made.encode([[1] * 256 for _ in range(16)])
     assert encoder.sizes()[0] == [256] * 16
@@ -126,7 +148,7 @@ async def test_out_of_memory_the_halves_go_apart_and_the_budget_sinks() -> None:
 
 
 async def test_a_text_that_alone_is_too_large_fails_as_itself() -> None:
-    """A text that exceeds the memory alone fails with that error, and its neighbours have their vectors."""
+    """A text that exceeds the memory alone fails with that error, and the others of its batch have their vectors."""
     encoder = FakeEncoder(memory=50)
     made = batcher(encoder, items=4)
     ends = await asyncio.gather(*(made.encode([[1] * n]) for n in (10, 60, 10, 10)), return_exceptions=True)
@@ -135,7 +157,7 @@ async def test_a_text_that_alone_is_too_large_fails_as_itself() -> None:
 
 
 async def test_a_culprit_fails_alone() -> None:
-    """Seven innocents in the same batch get their vectors; one batch's exception is not another's."""
+    """Seven others in the same batch get their vectors; one batch's exception is not another's."""
     encoder = FakeEncoder()
     made = batcher(encoder, items=8)
     texts = [[POISON if n == 5 else n + 1] * 9 for n in range(8)]
@@ -176,6 +198,127 @@ async def test_too_many_waiting_are_told_so(monkeypatch: pytest.MonkeyPatch) -> 
         thread.step()
         await turns()
     await asyncio.gather(*tasks)
+
+
+async def test_a_lost_device_is_no_texts_fault() -> None:
+    """An error of CUDA: all that are in the batch and all that wait are told so, later ones at once, and its lane once (H4)."""
+    thread = OnCall()
+    encoder = Failing(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    made = batcher(encoder, thread, items=2)
+    tasks = [asyncio.create_task(made.encode([[1] * 9])) for _ in range(6)]
+    await turns()
+    thread.step()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(end) for end in ends} == {EncoderLost}
+    with pytest.raises(EncoderLost):
+        await made.encode([[1]])
+    assert len(LOST) == 1
+    assert thread.busy == 0
+
+
+async def test_a_batch_that_never_ends_loses_the_encoder() -> None:
+    """After `stall_s` without an end, and with nobody's text blamed for it (H5)."""
+    thread = OnCall()
+    made = Batcher(
+        FakeEncoder(), TokenBudget(99), batch_items=1, window_s=0, on_lost=LOST.append, stall_s=0.01, thread=thread
+    )
+    made.start()
+    ends = await asyncio.gather(*(made.encode([[1]]) for _ in range(3)), return_exceptions=True)
+    assert {type(end) for end in ends} == {EncoderLost}
+    assert "hangs" in LOST[0]
+
+
+async def test_an_encoder_that_fails_at_everything_takes_itself_out() -> None:
+    """After a run of failures it is asked for one token; what cannot do that is lost, and the other texts are not blamed."""
+    encoder = Failing(RuntimeError("no more"))
+    made = batcher(encoder, items=1)
+    ends = await asyncio.gather(*(made.encode([[2] * 9]) for _ in range(100)), return_exceptions=True)
+    failed = sum(isinstance(end, EncodingFailed) for end in ends)
+    assert failed == IN_A_ROW - 1
+    assert sum(isinstance(end, EncoderLost) for end in ends) == 100 - failed
+    assert "fails at everything" in LOST[0]
+
+
+async def test_texts_that_fail_in_a_row_do_not_talk_a_good_encoder_to_death() -> None:
+    """A hundred bad texts: each fails by itself, and the next good one has its vector."""
+    made = batcher(FakeEncoder(), items=1)
+    ends = await asyncio.gather(*(made.encode([[POISON]]) for _ in range(100)), return_exceptions=True)
+    assert {type(end) for end in ends} == {EncodingFailed}
+    assert await made.encode([[5]])
+    assert LOST == []
+
+
+async def test_a_failed_batch_is_forgotten_before_its_halves_are_tried() -> None:
+    """Its error holds the tensors of the whole batch: a half that is computed beside them has no memory, either (H8)."""
+    encoder = FakeEncoder()
+    whole = encoder.encode
+    errors: list[weakref.ref[BaseException]] = []
+    alive: list[bool] = []
+
+    class Hog(RuntimeError):
+        def __init__(self) -> None:
+            errors.append(weakref.ref(self))
+
+    def encode(ids: Sequence[TokenIds]) -> list[Vector]:
+        alive.append(any(error() is not None for error in errors))
+        if len(ids) > 1:
+            raise Hog
+        return whole(ids)
+
+    encoder.encode = encode  # type: ignore[method-assign]
+    made = batcher(encoder, EncoderThread(), items=4)
+    gc.disable()  # nothing is to be left to the collector
+    try:
+        await made.encode([[1] * 9 for _ in range(4)])
+    finally:
+        gc.enable()
+        await made.close()
+    assert len(errors) == 3
+    assert alive == [False] * 7
+
+
+def test_an_encoder_frees_what_did_not_fit_before_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the moment the device's memory is given back, nothing of the batch is alive (H8)."""
+    held: list[weakref.ref[Tensor]] = []
+
+    class Torch:
+        @staticmethod
+        def inference_mode() -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+    def model(features: dict[str, object]) -> None:
+        made = features["attended"] = Tensor()
+        held.append(weakref.ref(made))
+        raise RuntimeError(f"CUDA out of memory. Tried to allocate {made}")
+
+    encoder = object.__new__(SentenceTransformersEncoder)
+    given_back: list[bool] = []
+    monkeypatch.setattr(encoder, "_torch", Torch, raising=False)
+    monkeypatch.setattr(encoder, "_model", model, raising=False)
+    monkeypatch.setattr(encoder, "_give_memory_back", lambda: given_back.append(held[0]() is None))
+    gc.disable()
+    try:
+        with pytest.raises(OutOfMemory) as caught:
+            encoder.encode({"input_ids": [[1]]})
+    finally:
+        gc.enable()
+    assert given_back == [True]
+    assert caught.value.__context__ is None
+
+
+class Tensor:
+    """Stands for one of torch's."""
+
+
+class Failing(FakeEncoder):
+    """At everything."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def encode(self, ids: Sequence[TokenIds]) -> list[Vector]:
+        raise self._error
 
 
 async def test_closing_lets_nobody_hang() -> None:

@@ -1,4 +1,4 @@
-"""Who goes with whom: neighbours in length, within the budget, the most urgent first, and each one in the end."""
+"""Which texts make a batch: those next in length, within the budget, the most urgent first, and each one in the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock_workers.lanes.embed.buckets import (
     HANDICAPS_S,
     MIN_EFFICIENCY,
     Buckets,
-    Row,
+    TextRow,
     bucket_of,
     padded_tokens,
 )
@@ -31,19 +31,19 @@ def close_the_loop() -> Iterator[None]:
     LOOP.close()
 
 
-def row(length: int, arrived: float = 0.0, priority: Priority = "normal") -> Row:
+def row(length: int, arrived: float = 0.0, priority: Priority = "normal") -> TextRow:
     future: asyncio.Future[Any] = LOOP.create_future()
-    return Row([7] * length, arrived, priority, future)
+    return TextRow([7] * length, arrived, priority, future)
 
 
-def holding(*rows: Row, batch_items: int = 1_000) -> Buckets:
+def holding(*rows: TextRow, batch_items: int = 1_000) -> Buckets:
     buckets = Buckets(batch_items=batch_items, window_s=1.0)
     for one in rows:
         buckets.add(one)
     return buckets
 
 
-def lengths(rows: list[Row]) -> list[int]:
+def lengths(rows: list[TextRow]) -> list[int]:
     return sorted(one.length for one in rows)
 
 
@@ -102,7 +102,7 @@ def test_who_comes_first_leads() -> None:
 
 def test_urgent_goes_before_normal_and_normal_before_low() -> None:
     """The most urgent row is taken first, whatever its length and arrival."""
-    late: dict[Priority, Row] = {
+    late: dict[Priority, TextRow] = {
         "low": row(10, 0.0, "low"), "normal": row(100, 0.1, "normal"), "urgent": row(1_000, 0.2, "urgent")
     }  # fmt: skip
     buckets = holding(*late.values())
@@ -144,7 +144,7 @@ def test_no_batch_is_above_its_limits_and_everybody_goes_once(
     """Whatever waits: budget, count and padding hold for each batch of more than one, and no row is lost or doubled."""
     rows = [row(size, arrived=n / 10, priority=priorities[n]) for n, size in enumerate(sizes)]
     buckets = holding(*rows, batch_items=batch_items)
-    gone: list[Row] = []
+    gone: list[TextRow] = []
     while len(buckets):
         batch = buckets.take(1_000.0, budget)
         assert 1 <= len(batch) <= batch_items

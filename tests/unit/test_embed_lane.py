@@ -17,9 +17,12 @@ from encoders import POISON, FakeEncoder, OnCall
 from penstock_ledger.vectors import Vectors, as_json, pack, unpack
 from penstock_workers.children.protocol import Inferred
 from penstock_workers.errors import ModelMissing, PackageMissing
+from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, Reply, name_failure
+from penstock_workers.item.fates import FATES
 from penstock_workers.item.lane import Request
+from penstock_workers.item.outcome import Released
 from penstock_workers.lanes.embed import encoder
 from penstock_workers.lanes.embed.bodies import MAX_INPUTS
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
@@ -260,13 +263,41 @@ async def test_a_culprit_is_a_failure_of_the_engine(lane: EmbedLane) -> None:
     assert (tried.failure, "poison" in tried.detail) == ("engine_failed", True)
 
 
-async def test_who_waits_too_long_hears_of_it(lane: EmbedLane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request's own time holds for waiting and computing together."""
-    monkeypatch.setattr(lane._batcher, "_thread", OnCall())
-    prepared = await lane.prepare(request({"input": "a"}, timeout_s=0.001))
-    tried = await lane.infer(prepared)
+async def test_only_computing_counts_against_an_items_time(lane: EmbedLane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One waits in line for longer than it has and is answered; one whose batch takes longer is a timeout."""
+    thread = OnCall()
+    monkeypatch.setattr(lane._batcher._computing, "_thread", thread)  # type: ignore[union-attr]
+    monkeypatch.setattr(lane._batcher._buckets, "_batch_items", 1)  # type: ignore[union-attr]
+    slow = await lane.prepare(request({"input": "a"}, timeout_s=0.02))
+    later = await lane.prepare(request({"input": "a"}, timeout_s=0.02))
+    first = asyncio.create_task(lane.infer(slow))
+    second = asyncio.create_task(lane.infer(later))
+    tried = await first
     assert isinstance(tried, NoAnswer)
     assert tried.failure == "timeout"
+    assert not second.done()
+    thread.given.clear()
+    thread.step()
+    await asyncio.wait_for(thread.given.wait(), 5)
+    thread.step()
+    assert isinstance(await second, Answer)
+
+
+async def test_a_lost_encoder_gives_its_items_back_and_ends_the_worker(model: Path) -> None:
+    """Three thousand items meet a lost context: none is dead, none counted, and the worker asks to be replaced once (H4)."""
+    why: list[str] = []
+    lost = Failpoints.parse("engine:cuda")
+    made = EmbedLane(
+        EmbedSettings(model=str(model), window_ms=0), lambda *_: FakeEncoder(), failpoints=lost, give_up=why.append
+    )
+    await made.start()
+    prepared = [await made.prepare(request({"input": f"text {n}"})) for n in range(3_000)]
+    tried = await asyncio.gather(*(made.infer(one) for one in prepared))
+    await made.close()
+    assert {one.failure for one in tried if isinstance(one, NoAnswer)} == {"engine_died"}
+    assert len(tried) == 3_000
+    assert FATES["engine_died"].outcome is Released
+    assert len(why) == 1
 
 
 async def test_gauges_are_flat(lane: EmbedLane) -> None:

@@ -1,4 +1,4 @@
-"""What documents may not say to an engine of ours. No engine is needed to refuse it."""
+"""What documents may not ask of the engine. No engine is needed to refuse it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from penstock_workers.item.lane import Request
+from penstock_workers.lanes.gpu.adapters import Adapters
 from penstock_workers.lanes.gpu.calls import CallBuilder, ModelFacts
 from penstock_workers.lanes.gpu.engines import RequestRefused
 from penstock_workers.lanes.gpu.settings import GpuSettings
@@ -30,7 +31,7 @@ class Tokenizer:
 
 
 def refused(body: dict[str, Any], endpoint: str = "/v1/chat/completions") -> str:
-    builder = CallBuilder(GpuSettings(model="m"), Tokenizer(), FACTS)
+    builder = CallBuilder(GpuSettings(model="m"), Tokenizer(), FACTS, Adapters({}, "m"))
     with pytest.raises(RequestRefused) as caught:
         builder.build(Request("tag", "default", endpoint, orjson.dumps({"model": "m"} | body), 10.0))
     assert type(caught.value) is RequestRefused

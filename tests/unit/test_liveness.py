@@ -130,7 +130,7 @@ def test_who_waits_with_good_reason_is_alive(house: House) -> None:
 
 
 def test_another_transport_is_judged_by_its_loop(house: House) -> None:
-    """Stock kombu and other brokers make no claims of ours: a hub that turns is all that can be asked."""
+    """Stock kombu and other brokers do not claim as Penstock does: a hub that turns is all that can be asked."""
     house.leases.claim_heard_at = house.leases.kept_at = None
     house.now = 5000.0
     assert house.touches()
@@ -163,7 +163,8 @@ def test_only_alive_has_an_age(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.skipif(
-    not Path("/proc/self/stat").exists(), reason="no /proc here: a process cannot be told from its heir"
+    not Path("/proc/self/stat").exists(),
+    reason="no /proc here: a process cannot be distinguished from a later one with its pid",
 )
 def test_files_of_a_dead_process_count_for_nothing(tmp_path: Path) -> None:
     """A folder outlives a container that is restarted: what the dead one wrote says nothing of the next."""

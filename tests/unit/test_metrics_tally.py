@@ -15,7 +15,7 @@ from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.item.attempt import NOTHING_SPENT, Settled, Spent
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry, Skipped, Unreadable
-from penstock_workers.lanes.embed.figures import Figures
+from penstock_workers.lanes.embed.figures import BatchFigures
 from penstock_workers.lanes.gpu.figures import EngineFigures
 from penstock_workers.metrics import catalogue, start_metrics
 from penstock_workers.metrics.lane_figures import BOUND_BY, bound_figures, engine_figures
@@ -100,7 +100,7 @@ def test_buckets_are_cumulative_and_take_their_own_bound() -> None:
 def test_what_a_gpu_engine_says_has_names() -> None:
     """All that the engine tells of itself is on the page, in base units, whatever release of vLLM it is."""
     now = [0.0]
-    figures = EngineFigures(lambda _state: None, clock=lambda: now[0])
+    figures = EngineFigures(lambda _state: None, lambda _engine, _state: None, clock=lambda: now[0])
     cache = SimpleNamespace(queries=100, hits=25)
     scheduler = SimpleNamespace(num_running_reqs=7, num_waiting_reqs=2, kv_cache_usage=0.5, prefix_cache_stats=cache)
     finished = [SimpleNamespace(queued_time=2.0)]
@@ -127,7 +127,7 @@ def test_what_a_gpu_engine_says_has_names() -> None:
 
 def test_what_an_encoder_says_has_names() -> None:
     """Batch sizes, padding and the budget of the embed lane are on the page."""
-    figures = Figures(lambda: 1.0)
+    figures = BatchFigures(lambda: 1.0)
     got = found(engine_figures("embed", {**figures.lately(), "token_budget": 4096, "waiting": 3, "bound": "engine"}))
     assert got["penstock_embed_padding_efficiency_ratio", "embed"] == 1.0
     assert got["penstock_embed_token_budget", "embed"] == 4096

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer.errors import SinkError
@@ -43,7 +44,7 @@ class Ledger:
             if number == self.fail_at:
                 raise ConnectionError("the database is gone")
             self.given += 1
-            yield replace(result(body=self.body), key=ItemKey(job_id, 1, f"doc-{number}"))
+            yield structs.replace(result(body=self.body), key=ItemKey(job_id, 1, f"doc-{number}"))
 
     def dead_letters(self, job_id: str) -> Iterator[DeadLetter]:
         for number in range(self.dead):

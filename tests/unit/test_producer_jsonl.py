@@ -234,7 +234,7 @@ def test_an_array_is_one_error(tmp_path: Path) -> None:
 
 
 def test_folders_pipes_patterns_and_stdin_have_words_of_their_own(tmp_path: Path) -> None:
-    """Each is told what it is and what to do instead of `no such file` (D25)."""
+    """The error says what it is and what to do, instead of `no such file` (D25)."""
     os.mkfifo(tmp_path / "pipe")
     told = {
         tmp_path: "is a folder; name one file, or join them first: cat",

@@ -226,7 +226,7 @@ def test_the_other_form_is_named_at_the_first_row(tmp_path: Path, spec: JobSpec,
 @given(st.binary(max_size=300))
 @settings(max_examples=300)
 def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    """Whatever a line holds, it is a document, a bad row, or an error of ours."""
+    """Whatever a line holds, it is a document, a bad row, or one of Penstock's errors."""
     path = tmp_path_factory.mktemp("fuzz") / "in.jsonl"
     path.write_bytes(dumped() + b"\n" + content)
     for row in open_source(path, JobSpec()).documents({}):

@@ -71,7 +71,7 @@ def test_broken_toml_is_named() -> None:
 
 
 def test_a_misspelt_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A setting close to one of ours is a typo, in the file as in the environment."""
+    """A name close to that of a setting is a typo, in the file as in the environment."""
     Path("penstock.toml").write_text('redis_ulr = "redis://file"\n')
     with pytest.raises(SettingsError, match="did you mean 'redis_url'"):
         ProducerSettings.load()

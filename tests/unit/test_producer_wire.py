@@ -153,7 +153,7 @@ def nested(depth: int) -> list[Any]:
     ids=lambda damage: str(next(iter(damage))),
 )  # fmt: skip
 def test_what_no_store_takes_is_refused_at_decode(damage: dict[str, Any]) -> None:
-    """Ids and numbers beyond what is honest never get as far as a store, which would refuse them for ever (B5)."""
+    """Ids and numbers beyond what Penstock makes never get as far as a store, which would refuse them for ever (B5)."""
     kwargs = {"v": 1, "job": "job_a", "gen": 1, "doc": "d", "body": {}}
     assert wire.decode_item(kwargs, {}).key == ItemKey("job_a", 1, "d")
     with pytest.raises(BadMessage):

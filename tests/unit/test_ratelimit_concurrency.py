@@ -8,7 +8,7 @@ import pytest
 
 from penstock_ratelimit.concurrency.adaptive import AdaptiveConcurrency
 from penstock_ratelimit.provider.refusals import Signal
-from penstock_ratelimit.provider.strays import GOOD_PER_STRAY
+from penstock_ratelimit.strays import GOOD_PER_STRAY
 
 
 @dataclass

@@ -123,7 +123,7 @@ def test_no_header_breaks_the_reader_of_limits(headers: dict[str, str], style: s
 def test_the_window_follows_from_what_is_left_and_when_it_is_back(
     limit: float | None, remaining: float | None, reset: str | None, window_s: float | None
 ) -> None:
-    """limit * reset / used, snapped to a window that providers use; nothing when it cannot be told."""
+    """limit * reset / used, snapped to a window that providers use; nothing when it cannot be computed."""
     assert infer_window(limit, remaining, None if reset is None else parse_duration(reset)) == window_s
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock_ratelimit import BadQuota, LocalLimiter, PerMinute, PerSecond, Quota
 from penstock_ratelimit.rates import DEFAULT_SLOPE, Slope
-from penstock_ratelimit.shared.window import MAX_WINDOW, Window
+from penstock_ratelimit.shared.reserving import MAX_WINDOW, Window
 from penstock_ratelimit.terms import Terms
 
 Limits = Mapping[str, PerMinute | PerSecond]

@@ -265,7 +265,7 @@ RUBBISH: list[Any] = [
 @pytest.mark.parametrize(("status", "name", "signal"), BY_STATUS)
 @pytest.mark.parametrize("body", RUBBISH, ids=range(len(RUBBISH)))
 def test_without_words_the_status_decides(status: int, name: str, signal: Signal, body: Any) -> None:
-    """HTML of a proxy, rubbish and nothing at all are judged by the status, and never raise.
+    """HTML of a proxy, what is no JSON, and an empty body are judged by the status, and never raise.
 
     But for one thing: HTML says nothing of an account (A3).
     """
@@ -318,7 +318,7 @@ def test_a_daily_limit_is_held_though_the_answer_says_seconds(detail: dict[str, 
 
 @pytest.mark.parametrize(("delay", "seconds"), [("36000s", 36_000.0), ("21599.960323804s", 21_599.960323804)])
 def test_hours_of_delay_are_a_daily_limit(delay: str, seconds: float) -> None:
-    """Told to wait ten hours, the whole time is kept."""
+    """When the provider asks for ten hours, the whole time is kept."""
     refusal = refused(429, google("RESOURCE_EXHAUSTED", {"retryDelay": delay}))
     assert (refusal.name, refusal.retry_after_s) == pytest.approx(("daily_limit", seconds))
 
@@ -347,7 +347,7 @@ def test_an_acceleration_limit_is_a_ramp() -> None:
 
 
 def test_words_that_quote_the_request_hold_no_account() -> None:
-    """A document about credit balances must not stop everybody: only the beginning of a message is believed."""
+    """A document about credit balances must not stop the fleet: only the beginning of a message is believed."""
     quoted = openai(None, message="Invalid value: 'Your credit balance is too low'")
     assert refused(400, quoted).name == "bad_request"
     assert refused(404, openai(None, message="Resource unavailable: no such model")).name == "not_found"

@@ -1,4 +1,4 @@
-"""A task that talks to Redis ends when it is told to, whatever a library makes of a cancellation."""
+"""A task that talks to Redis ends when it is cancelled, whatever a library makes of a cancellation."""
 
 from __future__ import annotations
 

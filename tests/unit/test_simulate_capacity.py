@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.limits.capacity import Slots, gauges, resized
+from penstock_simulate.limits.capacity import ServerSlots, gauges, resized
 
 
 def test_calls_beyond_the_slots_wait_in_order() -> None:
     """Two at a time, one second each: six calls at once wait 0, 0, 1, 1, 2 and 2 seconds."""
-    slots = Slots(2)
+    slots = ServerSlots(2)
     assert [slots.enter(10.0, 1.0) for _ in range(6)] == [0, 0, 1, 1, 2, 2]
     assert [(slots.running(at), slots.waiting(at)) for at in (10.0, 11.5, 12.5, 13.0)] == [
         (2, 4),
@@ -20,7 +20,7 @@ def test_calls_beyond_the_slots_wait_in_order() -> None:
 
 def test_throughput_ends_at_the_slots_and_latency_grows() -> None:
     """Twice the load that the slots can serve: every call waits longer than the one before, none is refused."""
-    slots = Slots(4)
+    slots = ServerSlots(4)
     waits = [slots.enter(at / 8, 1.0) for at in range(80)]
     assert waits == sorted(waits)
     assert waits[-1] > 8
@@ -29,7 +29,7 @@ def test_throughput_ends_at_the_slots_and_latency_grows() -> None:
 
 def test_the_number_of_slots_can_change() -> None:
     """With more of them calls start at once again; with fewer they wait for those that are left."""
-    slots = Slots(1)
+    slots = ServerSlots(1)
     assert [slots.enter(0.0, 10.0), slots.enter(0.0, 10.0)] == [0, 10]
     slots.change(2)
     assert slots.enter(1.0, 10.0) == 0

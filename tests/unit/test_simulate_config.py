@@ -1,4 +1,4 @@
-"""What `penstock simulate` can be told."""
+"""The options of `penstock simulate`."""
 
 from __future__ import annotations
 

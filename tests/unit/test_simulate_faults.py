@@ -48,7 +48,7 @@ def test_latency_has_the_median_that_was_asked_for() -> None:
 
 
 def test_a_poisoned_document_is_poisoned_for_good() -> None:
-    """The share is met, all kinds occur, and neither the job nor the generation nor the call changes the verdict."""
+    """The share is met, all kinds occur, and neither the job nor the generation nor the call changes what a document meets."""
     fates = Fates(SimulatorConfig(poison_rate=0.1))
     verdicts = [fates.poison(document) for document in DOCUMENTS]
     kinds = Counter(verdict for verdict in verdicts if verdict)

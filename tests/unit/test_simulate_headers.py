@@ -13,7 +13,7 @@ from penstock_simulate.answers.headers import WRITERS, HeaderStyle, go_duration
 from penstock_simulate.answers.retry import ABSURD_VALUES, RetryHeaders, RetryStyle
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.limits.charges import charge
-from penstock_simulate.limits.limits import Limits
+from penstock_simulate.limits.limits import KeyLimits
 from penstock_simulate.presets import PRESETS
 
 WALL = 1_767_225_600.4  # 2026-01-01T00:00:00.4Z
@@ -21,7 +21,7 @@ WALL = 1_767_225_600.4  # 2026-01-01T00:00:00.4Z
 
 def headers_after(requests: int, input_tokens: int, output_tokens: int, **config: Any) -> dict[str, str]:
     made = SimulatorConfig(**config)
-    limits = Limits(made)
+    limits = KeyLimits(made)
     limits.admit(charge(requests, input_tokens, output_tokens), 0.0)
     return WRITERS[HeaderStyle(made.metering.headers)](limits.meters, 0.0, WALL)
 
@@ -88,7 +88,7 @@ def test_azures_headers_show_the_window_that_is_enforced() -> None:
 
 @pytest.mark.parametrize("like", ["bedrock", "gemini", "vllm"])
 def test_some_tell_nothing(like: str) -> None:
-    """Limits that are there and are not told."""
+    """Limits that hold and are in no header."""
     assert headers_after(1, 100, 0, like=like, rpm=600, tpm=60_000) == {}
 
 
@@ -115,7 +115,7 @@ def test_what_is_told_is_what_our_reader_reads(like: str) -> None:
 def test_remaining_is_never_below_nothing(like: str) -> None:
     """A limit in debt shows 0."""
     config = SimulatorConfig(like=like, tpm=6_000)
-    limits = Limits(config)
+    limits = KeyLimits(config)
     limits.correct(charge(0, 0, 9_000), 0.0)
     limits.catch_up(0.0)
     found = WRITERS[HeaderStyle(config.metering.headers)](limits.meters, 0.0, WALL)

@@ -10,15 +10,15 @@ import pytest
 
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.limits.charges import charge
-from penstock_simulate.limits.limits import Limits
+from penstock_simulate.limits.limits import KeyLimits
 from penstock_simulate.limits.meters import ContinuousBucket, FixedWindow, Meter
 
 
-def limited(**config: Any) -> Limits:
-    return Limits(SimulatorConfig(**config))
+def limited(**config: Any) -> KeyLimits:
+    return KeyLimits(SimulatorConfig(**config))
 
 
-def admitted(limits: Limits, times: list[float], tokens: int = 1) -> int:
+def admitted(limits: KeyLimits, times: list[float], tokens: int = 1) -> int:
     return sum(limits.admit(charge(1, tokens, 0), now) is None for now in times)
 
 
@@ -68,7 +68,7 @@ def test_requests_and_tokens_are_taken_together_or_not_at_all() -> None:
 
 
 def test_a_request_above_the_limit_never_fits() -> None:
-    """More tokens than the bucket can ever hold is told apart from a wait."""
+    """More tokens than the bucket can ever hold is refused for good, and not asked to wait."""
     assert ContinuousBucket(1_000, 1).wait_s(1_001, 0.0) == math.inf
     assert FixedWindow(100, 10).wait_s(1_001, 0.0) == math.inf
 

@@ -50,7 +50,7 @@ def test_below_the_free_rate_nothing_is_too_steep() -> None:
 
 
 def test_after_a_long_pause_the_ramp_starts_over() -> None:
-    """A gap of half a span is forgiven; after two spans without traffic the old rate counts for nothing."""
+    """A gap of half a span changes nothing; after two spans without traffic the old rate counts for nothing."""
     detector = RampDetector(percent=200, within_s=10, free_rpm=60)
     assert refused(detector, lambda t: 2 ** (t / 10), 50, start=0) == 0
     assert refused(detector, lambda _: 30, 20, start=55) == 0

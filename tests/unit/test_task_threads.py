@@ -12,7 +12,7 @@ import pytest
 
 from penstock_workers.doors.threads import THREADS, TaskThreads
 
-WAIT_S = 10.0  # for a thread of ours to come to a point; it takes a millisecond
+WAIT_S = 10.0  # for a thread to come to a point; it takes a millisecond
 
 
 class Hub:
@@ -97,7 +97,7 @@ def test_a_task_that_hangs_is_given_up_and_its_thread_replaced(
 
 
 def test_what_a_given_up_task_says_later_is_not_heard(hub: Hub, threads: TaskThreads, told: SimpleQueue[str]) -> None:
-    """A task that ends after it was given up is not acknowledged or told a second time (B8)."""
+    """A task that ends after it was given up is not acknowledged or answered a second time (B8)."""
     gate, request, after = threading.Event(), Request("slow", told), Request("after", told)
     start(threads, request, lambda: gate.wait(WAIT_S))
     hub.turn(lambda: len(hub.timers) == 1 and "accepted" in request.fates)

@@ -25,7 +25,7 @@ from penstock_ledger.model import Feed, FeedKind, ItemKey, Job, JobState
 from penstock_producer import tracing, wire
 from penstock_producer.spec import JobSpec
 from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.item.attempt import Attempt, JobView, Marks, Settled
+from penstock_workers.item.attempt import Attempt, Item, JobView, Marks, Settled
 from penstock_workers.item.outcome import Outcome, Parked, Released, Retry
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 from penstock_workers.tracing.feeds import FeedSpans
@@ -140,10 +140,9 @@ def _attempt(header: object = None, **marks: int) -> Attempt:
     kwargs = {"v": 1, "job": KEY.job_id, "gen": KEY.generation, "doc": KEY.doc_id, "body": {}}
     headers = {} if header is None else {"traceparent": header}
     job = JobView(KEY.job_id, JobSpec(), ProviderSettings(), 1)
-    return Attempt(
-        Delivery("t", kwargs, headers, queue="penstock.api"), wire.decode_item(kwargs, {}), job, b"{}",
-        marks=_marks(read=1_000, **marks),
-    )  # fmt: skip
+    delivery = Delivery("t", kwargs, headers, queue="penstock.api")
+    item = Item.of(delivery, wire.decode_item(kwargs, {}), _marks(read=1_000, **marks))
+    return Attempt.at(item, job, b"{}")
 
 
 def _marks(**later: int) -> Marks:
@@ -218,7 +217,7 @@ def test_the_wait_is_named_by_its_longest_part(seated: int, prepared: int, waits
     ],
 )
 def test_errors_are_named_and_not_quoted(outcome: Retry | Parked, name: str) -> None:
-    """The name of a failure is told; what a provider, a setting or a hook said with it is not."""
+    """The name of a failure is in the span; what a provider, a setting or a hook said with it is not."""
     spans = _spans_of(_attempt(), outcome)
     process = spans[-1]
     assert process.error
@@ -227,7 +226,7 @@ def test_errors_are_named_and_not_quoted(outcome: Retry | Parked, name: str) -> 
 
 
 def test_a_feed_tells_of_what_it_traces() -> None:
-    """Of a group only traced documents are told, as children of nothing; one that was lost and sent again hangs below."""
+    """Of a group only traced documents have spans, without a parent; one that was lost and sent again is a child of its first."""
     told: list[Span] = []
     job = Job("job_a", "k", {}, {}, "d", JobState.RUNNING, None, 1, None, 0.0, None)
     feed = Feed("job_a", 1, FeedKind.SOURCE, {}, False, 1)

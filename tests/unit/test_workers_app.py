@@ -16,7 +16,7 @@ def test_remote_control_is_a_setting(allowed: bool) -> None:
 
 
 def test_no_tasks_of_celerys_own_are_served() -> None:
-    """`celery.map`, `celery.chunks`, `celery.group` and their kin, which run or send other tasks, are unknown to workers
+    """`celery.map`, `celery.chunks`, `celery.group` and others like them, which run or send other tasks, are unknown to workers
     (B30)."""
     app = create_app(WorkerSettings(database_url="sqlite:///x.db"))
     doors = {"penstock.submit", "penstock.open_job", "penstock.enqueue", "penstock.close_job"}

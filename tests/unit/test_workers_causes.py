@@ -1,4 +1,4 @@
-"""Why calls fail: told to Redis and to the log at a pace that no failure can raise."""
+"""Why calls fail: written to Redis and to the log at a pace that no number of failures raises."""
 
 from __future__ import annotations
 

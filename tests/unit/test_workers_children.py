@@ -18,11 +18,11 @@ import pytest
 import pytest_asyncio
 from fleet import until
 
-from penstock_workers.children.child import Cause, Child, ChildLimits
+from penstock_workers.children.child import Child, ChildLimits, LossCause
 from penstock_workers.children.child_pool import DEATHS_ALLOWED, CallEndedChild, ChildPool
 from penstock_workers.children.protocol import (
+    CallFault,
     Check,
-    Fault,
     Fine,
     ImportHook,
     Missing,
@@ -122,30 +122,38 @@ async def test_hooks_run_in_another_process(pool: ChildPool) -> None:
 
 @pytest.mark.parametrize("name", ["exits", "exits_later", "exits_in_a_task"])
 async def test_a_call_that_ends_its_process_is_found_and_its_neighbours_live(pool: ChildPool, name: str) -> None:
-    """The marks say which call it was; it is tried once more, alone, and is guilty then (A1, B7)."""
+    """The marks say which call it was; it is tried once more, alone, and is named as the cause then (A1, B7)."""
     ended = await beside(pool, name)
     assert isinstance(ended, CallEndedChild)
-    assert (ended.cause, ended.deaths) == (Cause.DIED, DEATHS_ALLOWED)
+    assert (ended.cause, ended.deaths) == (LossCause.DIED, DEATHS_ALLOWED)
+
+
+async def test_a_repeated_call_is_told_of_each_time(pool: ChildPool) -> None:
+    """What a dying child may have sent to a provider is billed, and so it is counted."""
+    begun: list[None] = []
+    with pytest.raises(CallEndedChild):
+        await pool.ask(after("exits", "poison"), begins=lambda: begun.append(None))
+    assert len(begun) == DEATHS_ALLOWED
 
 
 async def test_an_async_hook_that_blocks_its_loop_is_ended(pool: ChildPool) -> None:
     """It costs its own item; the ones beside it are asked again in another process (A13)."""
     ended = await beside(pool, "blocks")
     assert isinstance(ended, CallEndedChild)
-    assert (ended.cause, ended.deaths) == (Cause.STUCK, 1)
+    assert (ended.cause, ended.deaths) == (LossCause.STUCK, 1)
 
 
 async def test_a_hook_that_eats_memory_is_ended(pool: ChildPool) -> None:
     """A child that holds more than it may is killed before the machine is short of memory (B7)."""
     ended = await beside(pool, "eats")
     assert isinstance(ended, CallEndedChild)
-    assert ended.cause is Cause.MEMORY
+    assert ended.cause is LossCause.MEMORY
 
 
 async def test_a_thread_that_hangs_ends_with_its_child(pool: ChildPool) -> None:
     """The call fails after its time, and its process is replaced: threads that never end do not pile up (A13)."""
     said = await beside(pool, "hangs")
-    assert said == Fault("it took longer than 1 s", overtime=True, hangs=True)
+    assert said == CallFault("it took longer than 1 s", overtime=True, hangs=True)
     first, second = await pool.ask(after("pid")), await pool.ask(after("pid"))
     assert first == second
 
@@ -164,8 +172,8 @@ async def test_one_regular_expression_costs_one_check(pool: ChildPool) -> None:
     said = await asyncio.gather(*(pool.ask(Check(schema, text)) for text in texts), return_exceptions=True)
     assert (said[0], said[2]) == (Fine(), Fine())
     assert isinstance(said[1], CallEndedChild)
-    assert said[1].cause is Cause.STUCK
-    assert said[3] == Fault("$: 5 is not of type 'string'")
+    assert said[1].cause is LossCause.STUCK
+    assert said[3] == CallFault("$: 5 is not of type 'string'")
 
 
 async def test_nothing_is_fetched_for_a_schema(pool: ChildPool) -> None:
@@ -184,7 +192,7 @@ async def test_nothing_is_fetched_for_a_schema(pool: ChildPool) -> None:
             schema = f'{{"$ref":"{ref}"}}'.encode()
             for call in (TrySchema(schema), Check(schema, "5")):
                 said = await pool.ask(call)
-                assert isinstance(said, Fault)
+                assert isinstance(said, CallFault)
                 assert "nothing is fetched for a schema" in said.words
                 assert "root:" not in said.words
     finally:
@@ -204,7 +212,7 @@ async def test_nothing_is_fetched_for_a_schema(pool: ChildPool) -> None:
 async def test_an_unusable_schema_is_found_before_anything_is_paid(pool: ChildPool, schema: bytes, words: str) -> None:
     """Tried on samples, so that one which only fails in use is found, too (B20)."""
     said = await pool.ask(TrySchema(schema))
-    assert isinstance(said, Fault)
+    assert isinstance(said, CallFault)
     assert words in said.words
 
 
@@ -213,7 +221,7 @@ async def test_a_usable_schema_is_fine(pool: ChildPool) -> None:
     schema = b'{"$ref":"#/$defs/a","$defs":{"a":{"type":"object","properties":{"next":{"$ref":"#/$defs/a"}}}}}'
     assert await pool.ask(TrySchema(schema)) == Fine()
     assert await pool.ask(Check(schema, '{"next":{"next":{}}}')) == Fine()
-    assert await pool.ask(Check(schema, '{"next":5}')) == Fault("$.next: 5 is not of type 'object'")
+    assert await pool.ask(Check(schema, '{"next":5}')) == CallFault("$.next: 5 is not of type 'object'")
 
 
 async def test_a_module_that_ends_its_process_at_import_is_found(pool: ChildPool) -> None:
@@ -223,7 +231,7 @@ async def test_a_module_that_ends_its_process_at_import_is_found(pool: ChildPool
 
 
 async def test_a_cancelled_call_frees_its_child(pool: ChildPool) -> None:
-    """The item's lease is lost: the hook is told, and the next call is answered (A13)."""
+    """The item's lease is lost: the hook is cancelled, and the next call is answered (A13)."""
     asked = asyncio.create_task(pool.ask(after("blocks")))
     await pool.ask(after("pid"))
     asked.cancel()
@@ -242,7 +250,7 @@ async def test_only_allowed_modules_are_imported(modules: Path) -> None:
 
 
 async def test_a_child_that_cannot_start_is_no_fault_of_a_call(modules: Path) -> None:
-    """It says so, and no document is blamed (A1)."""
+    """It says so, and no document gets the failure (A1)."""
     pool = pool_of(modules, hook_s="not a number")
     with pytest.raises(ChildBroken, match="did not start"):
         await pool.ask(after("pid"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 from attempts import make_attempt
+from msgspec import structs
 
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Reply
@@ -93,4 +94,4 @@ def test_without_limits_a_sample_of_the_answers_teaches() -> None:
     assert None not in usages
     reserved, _ = known.of(attempt("x" * 4_000))
     assert reserved["tokens"] == pytest.approx(5_045, rel=0.05)
-    assert known.sample(attempt("x"), answered(5_000, 40)._replace(completion_tokens=None)) is None
+    assert known.sample(attempt("x"), structs.replace(answered(5_000, 40), completion_tokens=None)) is None

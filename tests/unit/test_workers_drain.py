@@ -46,6 +46,9 @@ class PausedProvider:
     def known(self, job_id: str) -> JobView:
         return JobView(job_id, JobSpec(), ProviderSettings(), 1)
 
+    def at_once(self, attempt: Attempt) -> None:
+        """Never: the steps of waiting are what is looked at."""
+
     async def turn(self, attempt: Attempt, prepared: object) -> Any:
         await asyncio.Event().wait()
 
@@ -98,6 +101,34 @@ def test_a_document_whose_job_cannot_be_read_waits_for_the_database() -> None:
         assert catalogue.ADMITTING(1, "api") in set(host.figures("api"))
         await host.drain(DRAIN_S)
         assert isinstance(parts.outcomes[0], Released)
+
+    run_virtual(main())
+
+
+class FreeProvider(PausedProvider):
+    """Nothing is limited, but what is done before an item's turn takes its time."""
+
+    def at_once(self, attempt: Attempt) -> None:
+        raise AssertionError("a draining worker asked for a turn")
+
+    async def prepare(self, request: object) -> Any:
+        await asyncio.sleep(5)
+        return await super().prepare(request)
+
+    async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
+        return outcome
+
+
+def test_an_item_that_was_prepared_as_the_drain_began_is_released() -> None:
+    """It has not begun, so it goes back, even where its turn would come at once."""
+    parts = FreeProvider()
+
+    async def main() -> None:
+        host = make_host(cast(Any, parts), concurrency=5)
+        host.accept(Delivery("j:d", KWARGS, {}))
+        await asyncio.sleep(1)
+        await host.drain(DRAIN_S)
+        assert [type(outcome) for outcome in parts.outcomes] == [Released]
 
     run_virtual(main())
 

@@ -137,7 +137,7 @@ def test_a_good_answer_is_kept_whole() -> None:
     (NoAnswer("worker_crashed", "twice", 0), Signal.REFUSED),
 ])  # fmt: skip
 def test_a_failure_says_what_it_means_for_the_pace(tried: Answer | NoAnswer, signal: Signal) -> None:
-    """The server's troubles are told from the request's own."""
+    """The server's troubles and the request's own have different names."""
     happened = name_failure(tried, NOW)
     assert isinstance(happened, Failure)
     assert happened.signal is signal

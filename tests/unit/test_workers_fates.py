@@ -120,7 +120,7 @@ def test_waiting_for_capacity_never_costs_an_attempt() -> None:
 
 
 def test_a_very_long_retry_after_pauses_the_job() -> None:
-    """A provider that asks for an hour is told to the operator, not waited for in silence."""
+    """A provider that asks for an hour is shown to the operator, not waited for in silence."""
     outcome = decide(attempt(), throttled(3600.0), POLICY)
     assert isinstance(outcome, Parked)
     assert outcome.pauses
@@ -138,7 +138,7 @@ def test_a_pause_for_the_provider_knows_its_end() -> None:
 
 
 def test_a_document_does_not_outwait_a_pause_that_can_be_lifted() -> None:
-    """Told to wait 800 s, the quota keeps everybody waiting; the document itself is back in line within two minutes (A2)."""
+    """Asked to wait 800 s, the quota keeps all others waiting; the document itself is back in line within two minutes (A2)."""
     outcome = decide(attempt(), throttled(800.0), POLICY)
     assert isinstance(outcome, Retry)
     assert outcome.after_s <= 2 * POLICY.cap_s

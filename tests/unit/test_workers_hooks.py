@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 from attempts import make_attempt
@@ -120,7 +121,7 @@ class Here:
     def __init__(self, timeout_s: float) -> None:
         self._calls = HookCalls(RunningCalls(new_file()), None, timeout_s)
 
-    async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.Reply:
+    async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.ChildReply:
         return await self._calls.answer(1, call)
 
 
@@ -417,7 +418,7 @@ class NoProcess(Here):
         super().__init__(10)
         self.left = times
 
-    async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.Reply:
+    async def ask(self, call: ImportHook | Preprocess | Postprocess, line: int = 0) -> protocol.ChildReply:
         if self.left:
             self.left -= 1
             raise ChildBroken("no process could be started for hooks and schemas: out of memory")
@@ -439,3 +440,22 @@ async def test_a_paid_answer_waits_for_a_process(module: str, monkeypatch: pytes
     with pytest.raises(ChildBroken):
         await JobCode(unpaid, unpaid, unpaid).preprocess(attempt(preprocess=f"{module}:louder"))
     assert unpaid.left == 98, "nothing is lost by pausing before the call"
+
+
+async def test_a_cut_answer_is_named_as_that_before_its_schema_is() -> None:
+    """Half a JSON is not the model's mistake: the failure says that it was cut, where, and what to raise."""
+
+    class Checks:
+        async def ask(self, call: object, line: int = 0) -> protocol.ChildReply:
+            return protocol.CallFault("the answer is not JSON")
+
+    pool: Any = Checks()
+    code = JobCode(pool, pool, pool)
+    asked = attempt(response_schema={"type": "object"})
+    cut, whole = [
+        await code.accept(asked, msgspec.structs.replace(REPLY, finish_reason=reason)) for reason in ("length", "stop")
+    ]
+    assert isinstance(cut, Failure)
+    assert isinstance(whole, Failure)
+    assert cut.detail.startswith("the answer was cut after 2 tokens (finish_reason length): raise max_tokens")
+    assert whole.detail == "the answer is not JSON"

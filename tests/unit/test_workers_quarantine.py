@@ -61,6 +61,9 @@ class Parts:
     def known(self, job_id: str) -> JobView:
         return self.job
 
+    def at_once(self, attempt: Attempt) -> None:
+        """Never: the steps of waiting are what is looked at."""
+
     async def turn(self, attempt: Attempt, prepared: Prepared) -> Any:
         self.books.steps.append("admit" if not self.books.open else "admit, counted")
         return self
@@ -136,7 +139,7 @@ def test_groups_are_wide_until_deaths_from_outside_are_unlikely() -> None:
 
 
 class Crowd:
-    """Suspects who enter cells and stay until they are told to leave."""
+    """Suspects who enter cells and stay until the test lets them leave."""
 
     def __init__(self, *widths: int) -> None:
         self.cells = Cells(widths)

@@ -88,7 +88,7 @@ def test_an_item_of_the_sample_is_told_whole(app: Celery, watched: Eventer) -> N
 
 
 def test_an_item_outside_the_sample_is_silent(app: Celery, watched: Eventer) -> None:
-    """No part of it is told."""
+    """No event shows a part of it."""
     request = item(app, watched)
     request.receive(EventSample(0.0))
     run(request)
@@ -138,7 +138,7 @@ def test_nobody_watches_nothing_is_sent(app: Celery, unwatched: Eventer) -> None
 
 
 def test_switched_on_while_it_runs(app: Celery, unwatched: Eventer) -> None:
-    """An item that was received before Flower came is not told in part; should it fail, it is told whole."""
+    """An item that was received before Flower came has no events of its later steps alone; should it fail, it has all of them."""
     quiet, failing = item(app, unwatched), item(app, unwatched)
     for request in (quiet, failing):
         request.receive(EventSample(1.0))

@@ -41,7 +41,8 @@ class Job:
 
     async def _weigh(self, attempt: Attempt, happened: Failure | Reply) -> Parked | None:
         try:
-            await self._runs.weigh(attempt, happened)
+            if self._runs.note(attempt, happened):
+                await self._runs.weigh(attempt, happened)
         except TurnedAway as away:
             return away.outcome if isinstance(away.outcome, Parked) else None
         return None

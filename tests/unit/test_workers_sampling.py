@@ -1,4 +1,4 @@
-"""Which items Flower hears of: by hash, by pace, and within a budget. The clock is ours."""
+"""Which items Flower hears of: by hash, by pace, and within a budget. The tests set the clock."""
 
 from __future__ import annotations
 

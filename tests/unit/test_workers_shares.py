@@ -1,4 +1,4 @@
-"""Who may have how much in a queue: everybody something, the urgent little, and together no more than there is."""
+"""Who may have how much in a queue: each job something, the urgent ones little, and together no more than there is."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ async def test_no_more_than_size_at_once_and_in_order() -> None:
     slots, order, gates = Slots(2), [], [asyncio.Event() for _ in range(4)]
 
     async def item(number: int) -> None:
-        async with slots.place():
+        with await slots.place():
             order.append(number)
             await gates[number].wait()
 
@@ -42,7 +42,7 @@ async def test_an_urgent_item_is_let_in_before_those_who_wait() -> None:
     slots, order = Slots(1), []
 
     async def item(name: str, flow: Flow) -> None:
-        async with slots.place(flow):
+        with await slots.place(flow):
             order.append(name)
 
     await slots.take(DEFAULT_FLOW)
@@ -96,9 +96,9 @@ async def test_closed_slots_turn_everybody_away() -> None:
 async def test_a_place_that_was_left_early_is_given_up_once() -> None:
     """Leaving lets the next one in at once, and the end of the block does not give the slot up again."""
     slots = Slots(1)
-    async with slots.place() as place:
+    with await slots.place() as place:
         place.leave()
-        async with slots.place():
+        with await slots.place():
             assert slots.taken == 1
         place.leave()
     assert slots.taken == 0

@@ -87,6 +87,7 @@ ALERTS: Final = (
         f"/ sum by (lane) (increase({of.ITEMS}{{{ENDED}}}[15m])) > 0.5\n"
         f"and sum by (lane) (increase({of.RETRIES}[15m])) > 50", "10m",
         "Lane {{ $labels.lane }} repeats {{ $value | humanizePercentage }} as many attempts as it finishes items",
+        "`penstock_failed_tries_total` has the reasons, as `penstock status` of a job has; "
         "`penstock_rate_limited_total` shows whether they are 429s (see PenstockThrottled); otherwise the provider fails or is "
         "overloaded: `penstock limits` counts its failures. Retries back off by themselves; they cost quota and lose no items.",
     ),
@@ -178,6 +179,16 @@ ALERTS: Final = (
         "Engines of lane {{ $labels.lane }} idle although its jobs are not done",
         "Too few items reach the engines. Either the jobs are nearly done and fewer workers are enough, or feeding is slow: "
         "compare `penstock_window_items` with its target and look at the control loop's CPU and the source.",
+    ),
+    Alert(
+        "PenstockEngineDies", "warning",
+        f'sum by (lane) (increase({of.FAILED_TRIES}{{reason="engine_died"}}[15m])) > 0', "0m",
+        "An engine of lane {{ $labels.lane }} died with {{ $value | humanize }} items in it",
+        "It hung, lost its device, or was killed; the items were given back and no attempt was counted. The worker's log says "
+        "which (`the engine died`). A gpu worker builds a new engine, an embed worker ends with status 1 and is replaced. Deaths "
+        "that repeat on one node mean its GPU: `nvidia-smi -q`, `dmesg | grep Xid`, then drain the node. Deaths everywhere mean "
+        "a document or a setting: `penstock dlq list JOB --reason worker_crashed`, memory, the engine's version. A model whose "
+        "single steps are slow needs a longer `gpu.stall_s` (`embed.stall_s`).",
     ),
 )  # fmt: skip
 

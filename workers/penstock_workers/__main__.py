@@ -14,6 +14,8 @@ from penstock_workers.settings import WorkerSettings, process_name
 if TYPE_CHECKING:
     from penstock_workers.celery_app.app import PenstockApp
 
+__all__ = ["run_worker"]
+
 
 def run_worker(
     lane: str, *, concurrency: int | None = None, name: str | None = None, hosted: Mapping[str, Any] | None = None
@@ -36,12 +38,14 @@ def _worker_main(app: PenstockApp, name: str) -> int:
     """Returns the exit status, which ``app.worker_main`` drops."""
     from celery.utils.nodenames import default_nodename, host_format
 
+    from penstock_workers.celery_app.ending import THIS_PROCESS
+
     # Not through Celery's command line: that imports Flower, a prompt and a highlighter, a third of a worker's start.
     worker = app.Worker(
         hostname=host_format(default_nodename(name)), loglevel=logging.WARNING, without_mingle=True, without_gossip=True
     )
     worker.start()
-    return int(worker.exitcode or 0)
+    return int(worker.exitcode or THIS_PROCESS.status)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ class WorkerEngine:
         self._closing = contextlib.ExitStack()
         self._parts = contextlib.AsyncExitStack()  # of the items, on the item loop
         self._host: ItemHost | None = None
+        self._code: JobCode | None = None
         self._heartbeat: Heartbeat | None = None
         self._tally = Tally(tuple(settings.providers))
         self._held_at_drain: int | None = None  # None before it
@@ -92,6 +93,7 @@ class WorkerEngine:
         code = JobCode(
             ChildPool(start_child, settings.hook_processes), ChildPool(start_child, settings.hook_processes), suspects
         )
+        self._code = code
         waits = Waits(settings.concurrency)
         runner = ItemRunner(
             bridge=bridge,
@@ -195,7 +197,9 @@ class WorkerEngine:
         return self._host
 
     def _describe(self) -> dict[str, str]:
+        hooks = self._code.described() if self._code is not None else {}
         return {
+            **hooks,
             "lane": self._settings.lane,
             "concurrency": str(self._settings.concurrency),
             "in_flight": str(self.stats().get("in-flight", 0)),

@@ -30,6 +30,8 @@ from collections.abc import Collection, Sequence
 from penstock_ledger.errors import EXIT_USAGE, PenstockError
 from penstock_producer.lanes import LANES
 
+__all__ = ["MissingApiKey", "PlainHttp"]
+
 
 class WorkerError(PenstockError):
     """Root of everything that this package raises on purpose."""

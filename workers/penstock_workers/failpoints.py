@@ -1,8 +1,8 @@
 """Named places where a test, or an operator, can make a worker die.
 
 A failpoint is written ``<place>[:<doc_id>]:<act>`` and several are separated by commas, for example ``infer:doc-7:kill`` or
-``after_commit:kill``. The acts: ``kill`` (SIGKILL to this process), ``raise`` (an unexpected error). Off unless the setting
-``failpoints`` names one.
+``after_commit:kill``. The acts: ``kill`` (SIGKILL to this process), ``raise`` (an unexpected error), and ``cuda``, which only
+the place ``engine`` has: what torch raises once the context of a GPU is lost. Off unless the setting ``failpoints`` names one.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from dataclasses import dataclass
 
 from penstock_workers.errors import FailpointHit, InvalidFailpoint
 
-PLACES = ("infer", "before_commit", "after_commit", "after_settle")
-ACTS = ("kill", "raise")
+PLACES = ("infer", "engine", "before_commit", "after_commit", "after_settle")
+ACTS = ("kill", "raise", "cuda")
+
+
+class PlayedDeviceError(RuntimeError):
+    """Of a GPU that is lost; torch's are RuntimeErrors as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class Failpoints:
 def _parse_one(text: str) -> Failpoint:
     place, _, rest = text.partition(":")
     doc_id, _, act = rest.rpartition(":")
-    if place not in PLACES or act not in ACTS:
+    if place not in PLACES or act not in ACTS or (act == "cuda" and place != "engine"):
         raise InvalidFailpoint(text, PLACES, ACTS)
     return Failpoint(place, doc_id or None, act)
 
@@ -58,4 +62,6 @@ def _parse_one(text: str) -> Failpoint:
 def _act(failpoint: Failpoint) -> None:
     if failpoint.act == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if failpoint.act == "cuda":
+        raise PlayedDeviceError("CUDA error: an illegal memory access was encountered (failpoint engine)")
     raise FailpointHit(f"failpoint {failpoint.place} for {failpoint.doc_id or 'every document'}")

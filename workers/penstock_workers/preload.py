@@ -6,6 +6,8 @@ from importlib import import_module
 
 from penstock_workers.lanes.registry import lane_row
 
+__all__ = ["preload"]
+
 MODULES = (
     "celery.apps.worker",
     "celery.worker.worker",

@@ -23,6 +23,8 @@ from penstock_workers.broker.amqp.address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
 from penstock_workers.lanes.lane_fields import LaneFields, suitable_concurrency
 
+__all__ = ["CONTROL_LANE", "DEFAULT_BASE_URL", "DEFAULT_PROVIDER", "ProviderSettings", "WorkerSettings", "process_name"]
+
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
 DEFAULT_PROVIDER = "default"
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
@@ -55,7 +57,7 @@ class ProviderSettings(ProviderFacts):
     )
     allow_plain_http: bool = False  # send the key over http:// to another machine, in a network of one's own
     proxy: str | None = None  # http://[user:password@]host:port for calls; variables such as HTTPS_PROXY do not count
-    profile: ProfileName | None = None  # how it meters; None = told from the host of base_url
+    profile: ProfileName | None = None  # how it meters; None = found by the host of base_url
     rpm: PerMinuteLimit = None  # requests per minute shared by the fleet; None = as its headers tell, or unlimited
     tpm: PerMinuteLimit = None  # tokens per minute, input and output together
     itpm: PerMinuteLimit = None  # input tokens per minute, for providers that limit them apart
@@ -129,6 +131,12 @@ class ProviderSettings(ProviderFacts):
     def cost_microusd(self, prompt_tokens: int | None, completion_tokens: int | None) -> int:
         """Millionths of a dollar for one answered call: dollars per million tokens times tokens is just that."""
         return round((prompt_tokens or 0) * self.usd_per_mtok_in + (completion_tokens or 0) * self.usd_per_mtok_out)
+
+
+def proxy_variables() -> list[str]:
+    """Variables that name a proxy and are set; a program may read either spelling."""
+    names = [name for kind in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY") for name in (kind, kind.lower())]
+    return [name for name in names if os.environ.get(name)]
 
 
 def is_open_to_others(url: str) -> bool:

@@ -10,14 +10,24 @@ from typing import Literal
 
 from redis.exceptions import RedisError
 
-from penstock_ledger import POOL_SIZE, Database, Meta, RedisAddress, RedisLedger, in_words, open_database
+from penstock_ledger import (
+    POOL_SIZE,
+    REDIS_CONNECT_TIMEOUT_S,
+    REDIS_TIMEOUT_S,
+    Database,
+    Meta,
+    RedisAddress,
+    RedisLedger,
+    in_words,
+    open_database,
+)
 from penstock_workers.settings import WorkerSettings
+
+__all__ = ["pool_sizes"]
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 5.0
 CONTROL_POOL = 2  # the control thread, and the one that writes a finished job's files
-REDIS_TIMEOUT_S = 15.0  # a silent Redis is an error that callers retry, never a thread that hangs
 
 
 Part = Literal["worker", "control"]
@@ -55,7 +65,7 @@ def open_stores(settings: WorkerSettings, part: Part) -> Iterator[Stores]:
         role=part,
     )
     client = RedisAddress.parse(settings.redis_url).connect(
-        socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_keepalive=True
+        socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S, socket_keepalive=True
     )
     try:
         hot = RedisLedger(client, Meta(database).epoch())

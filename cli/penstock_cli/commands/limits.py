@@ -191,11 +191,15 @@ def _unknown(client: redis.Redis, quota: str, prefix: str) -> UsageProblem:
 
 def _client(state: Path | None) -> redis.Redis:
     """The private Redis of a local run, or the configured one. Needs no database. Raises RedisNotRunning."""
+    from penstock_cli.connect import refuse_without_redis
     from penstock_ledger import RedisAddress
     from penstock_producer.settings import ProducerSettings
 
     if state is None:
-        return RedisAddress.parse(ProducerSettings.load().redis_url).connect()
+        settings = ProducerSettings.load()
+        client = RedisAddress.parse(settings.redis_url).connect()
+        refuse_without_redis(client, settings)
+        return client
     from penstock_cli.redis_server.server import EmbeddedRedis
     from penstock_cli.run.state import StateFolder
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from penstock_cli.job import options
 from penstock_cli.job.flags import JobFlags, takes_job_flags
 from penstock_cli.job.options import ProviderFlags
 
-DEFAULT_WORKERS = 2  # one goes on while the other restarts; a single one already keeps up with most providers
-DEFAULT_ENGINES = 1  # of lanes with a model of their own: each worker loads it and takes the whole machine
-
 
 @takes_job_flags
 def run(
     source: options.Source,
-    out: Annotated[str, typer.Option(metavar="DIR", help="Folder or s3://bucket/prefix for the result files.")],
+    out: options.Out,
     flags: JobFlags,
     job: options.Job = None,
     base_url: options.BaseUrl = None,
@@ -30,46 +24,12 @@ def run(
     otpm: options.Otpm = None,
     usd_per_mtok_in: options.UsdIn = None,
     usd_per_mtok_out: options.UsdOut = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=256,
-            help=f"Worker processes (default: {DEFAULT_WORKERS}; with a model in them: {DEFAULT_ENGINES}).",
-            rich_help_panel=options.MACHINE,
-        ),
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(min=1, help="Requests in flight per worker process.", rich_help_panel=options.MACHINE),
-    ] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the queue and the ledger (default: OUT/.penstock).", rich_help_panel=options.MACHINE
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Check source and options, show the first requests and an estimate; nothing is called.",
-            rich_help_panel=options.MACHINE,
-        ),
-    ] = False,
-    sample: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=10_000,
-            help="Only so many documents, spread over the source, as a job of its own in OUT/sample-…; "
-            "the run of all takes its results over.",
-            rich_help_panel=options.MACHINE,
-        ),
-    ] = None,
-    no_progress: Annotated[
-        bool, typer.Option("--no-progress", help="Lines instead of a live panel.", rich_help_panel=options.MACHINE)
-    ] = False,
+    workers: options.Workers = None,
+    concurrency: options.Concurrency = None,
+    state: options.LocalState = None,
+    dry_run: options.DryRun = False,
+    sample: options.Sample = None,
+    no_progress: options.NoProgress = False,
 ) -> None:
     """Run a job on this machine: everything embedded, results as files.
 
@@ -90,7 +50,7 @@ def run(
         job_key=job if job is not None else default_job_key(source),
         job=flags,
         provider=ProviderFlags(base_url, api_key_env, profile, rpm, tpm, itpm, otpm, usd_per_mtok_in, usd_per_mtok_out),
-        workers=workers or (DEFAULT_ENGINES if has_own_model(flags["lane"]) else DEFAULT_WORKERS),
+        workers=workers or (options.DEFAULT_ENGINES if has_own_model(flags["lane"]) else options.DEFAULT_WORKERS),
         concurrency=concurrency,
         panel=not no_progress,
         sample=sample,
@@ -99,7 +59,7 @@ def run(
         from penstock_cli.run.local import dry_run as show
 
         raise typer.Exit(show(request))
-    with Standby(flags["lane"], request.workers) as standby:  # first of all: their imports take as long as all of ours
+    with Standby(flags["lane"]) as standby:  # first of all: its imports take as long as all of this command's
         from penstock_cli.run.local import run_local
 
         raise typer.Exit(run_local(request, standby))

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli.run import standby
 from penstock_producer.lanes import lanes_in_words
 
 
@@ -25,7 +24,6 @@ def worker(
     lora: Annotated[
         list[str] | None, typer.Option(help="gpu: an adapter that requests may name, NAME=FOLDER. Repeatable.")
     ] = None,
-    settings_from_stdin: Annotated[bool, typer.Option(standby.FLAG, hidden=True)] = False,
 ) -> None:
     """Run one worker process; SIGTERM lets it finish what it holds.
 
@@ -38,12 +36,6 @@ def worker(
     parent = parent_pid()
     if parent is not None:
         end_with_parent(parent)
-    if settings_from_stdin:
-        from penstock_workers.preload import preload
-
-        preload(lane)
-        if not standby.await_settings():
-            return
     from penstock_cli.doctor.worker import check
     from penstock_workers.__main__ import run_worker
     from penstock_workers.lanes.registry import check_lane

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import redis
 
     from penstock_ledger import Database, RedisAddress
-    from penstock_workers.settings import ProviderSettings, WorkerSettings
+    from penstock_workers.settings import WorkerSettings
 
 MINIMUM_PYTHON = (3, 11)
 MAX_CLOCK_SKEW_S = 5.0  # leases are judged by Redis's clock; a worker this far off reports nonsense times
@@ -67,20 +67,16 @@ def _examine(state: Path | None, *, knock: bool, migrate: bool) -> Iterator[Find
     if settings.results_url is not None and state is None:
         yield _results(settings.results_url, settings.s3_endpoint_url)
     yield from _lanes(settings, knock=knock)
-    if knock:
-        for name, provider in settings.providers.items():
-            if _is_configured(provider):
-                yield from _provider(name, provider)
 
 
 def _lanes(settings: WorkerSettings, *, knock: bool) -> Iterator[Finding]:
-    """What the settings of lanes name. Warnings at most: their workers may run on other machines than the doctor."""
+    """What the settings of lanes name. Mostly warnings: their workers may run on other machines than the doctor."""
     from penstock_workers.lanes.registry import REGISTRY
 
     for row in REGISTRY.values():
         for found in () if row.check is None else row.check(settings, knock=knock):
-            verdict = Verdict.GOOD if found.is_good else Verdict.WARNING
-            yield Finding(verdict, row.name, safe(found.seen), safe(found.fix))
+            verdict = Verdict.GOOD if found.is_good else Verdict.BAD if found.stops else Verdict.WARNING
+            yield Finding(verdict, found.subject or row.name, safe(found.seen), safe(found.fix))
 
 
 def _configuration(state: Path | None) -> tuple[WorkerSettings, str | None, str, str | None]:
@@ -337,16 +333,3 @@ def _disk(state: Path | None) -> Finding:
     if free >= LOW_DISK_BYTES:
         return Finding(Verdict.GOOD, "disk", seen)
     return Finding(Verdict.WARNING, "disk", seen, "make room: results, the queue's log and outputs are written here")
-
-
-def _is_configured(provider: ProviderSettings) -> bool:
-    """A provider that is all defaults was not configured."""
-    from penstock_workers.settings import ProviderSettings
-
-    return provider != ProviderSettings()
-
-
-def _provider(name: str, settings: ProviderSettings) -> Iterator[Finding]:
-    from penstock_cli.doctor.provider import provider
-
-    return provider(name, settings)

@@ -10,17 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from penstock_cli.job.options import JOB, PROVIDER
-from penstock_producer.options import OPTIONS, Form, Option
+from penstock_producer.options import OPTIONS, FlagForm, Option
 
 JobFlags = Mapping[str, Any]
 """The job options as they were typed, by the spec's field. One that is left out is None, or not there."""
 
-_TYPES: Mapping[Form, Any] = {
-    Form.WHOLE: int,
-    Form.NUMBER: float,
-    Form.PAIRS: list[str],
-    Form.FILE: Path,
-    Form.SWITCH: bool,
+_TYPES: Mapping[FlagForm, Any] = {
+    FlagForm.WHOLE: int,
+    FlagForm.NUMBER: float,
+    FlagForm.PAIRS: list[str],
+    FlagForm.FILE: Path,
+    FlagForm.SWITCH: bool,
 }  # the others are text, read by jobspec.py
 
 
@@ -43,12 +43,12 @@ def takes_job_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 def _parameter(option: Option) -> inspect.Parameter:
     kind, default = _TYPES.get(option.form, str), _shown_default(option)
-    names = (f"--{option.name}", f"--no-{option.name}") if option.form is Form.SWITCH else (f"--{option.name}",)
+    names = (f"--{option.name}", f"--no-{option.name}") if option.form is FlagForm.SWITCH else (f"--{option.name}",)
     flag = typer.Option(
         "/".join(names),
-        help=option.help + (" Repeatable." if option.form is Form.PAIRS else ""),
+        help=option.help + (" Repeatable." if option.form is FlagForm.PAIRS else ""),
         metavar=option.metavar,
-        show_default=option.form is not Form.SWITCH,
+        show_default=option.form is not FlagForm.SWITCH,
         rich_help_panel=PROVIDER if option.field == "provider" else JOB,
     )
     annotation = Annotated[kind if default is not None else kind | None, flag]  # type: ignore[valid-type]  # made, not read

@@ -14,7 +14,7 @@ from penstock_cli.job.flags import JobFlags
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.settings import OPENAI_KEY_VARIABLE, variable_is_set
 from penstock_producer.lanes import LANES, has_own_model
-from penstock_producer.options import OPTIONS, Form, Option
+from penstock_producer.options import OPTIONS, FlagForm, Option
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -85,13 +85,13 @@ def job_spec(flags: JobFlags) -> JobSpec:
 def _read(option: Option, typed: Any) -> Any:
     """What was typed, as the spec has it. Raises UsageProblem."""
     match option.form:
-        case Form.DURATION:
+        case FlagForm.DURATION:
             return parse_duration(f"--{option.name}", typed)
-        case Form.PAIRS:
+        case FlagForm.PAIRS:
             return parse_pairs(f"--{option.name}", typed)
-        case Form.FILE:
+        case FlagForm.FILE:
             return _schema_file(typed)
-        case Form.ROWS:
+        case FlagForm.ROWS:
             rows = typed.strip()
             return int(rows) if rows.isdecimal() else rows
     return typed

@@ -62,6 +62,52 @@ UsdOut = Annotated[
     typer.Option("--usd-per-mtok-out", help="Price of a million output tokens.", rich_help_panel=PROVIDER),
 ]
 
+# -- of `penstock run` alone -------------------------------------------------------------------------------------------
+
+DEFAULT_WORKERS = 2  # one goes on while the other restarts; a single one already keeps up with most providers
+DEFAULT_ENGINES = 1  # of lanes with a model of their own: each worker loads it and takes the whole machine
+
+Out = Annotated[str, typer.Option(metavar="DIR", help="Folder or s3://bucket/prefix for the result files.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=256,
+        help=f"Worker processes (default: {DEFAULT_WORKERS}; with a model in them: {DEFAULT_ENGINES}).",
+        rich_help_panel=MACHINE,
+    ),
+]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, help="Requests in flight per worker process.", rich_help_panel=MACHINE)
+]
+LocalState = Annotated[
+    Path | None,
+    typer.Option(
+        "--state", help="Folder of the queue and the ledger (default: OUT/.penstock).", rich_help_panel=MACHINE
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Check source and options, show the first requests and an estimate; nothing is called.",
+        rich_help_panel=MACHINE,
+    ),
+]
+Sample = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=10_000,
+        help="Only so many documents, spread over the source, as a job of its own in OUT/sample-…; "
+        "the run of all takes its results over.",
+        rich_help_panel=MACHINE,
+    ),
+]
+NoProgress = Annotated[
+    bool, typer.Option("--no-progress", help="Lines instead of a live panel.", rich_help_panel=MACHINE)
+]
+
 
 @dataclass(frozen=True, slots=True)
 class ProviderFlags:

@@ -44,7 +44,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class EmbeddedRedis:
-    """A private redis-server that runs and is known to be ours. ``started`` is False when it was found running."""
+    """A private redis-server that runs, and works in this state folder. ``started`` is False when it was found running."""
 
     folder: Path
     endpoint: Endpoint
@@ -273,7 +273,9 @@ def _identify(folder: Path, endpoint: Endpoint) -> int | None:
         if served is None:
             return None
         pid, directory = served
-    except redis.RedisError as error:  # it answers, but not as ours would: another password, another protocol
+    except (
+        redis.RedisError
+    ) as error:  # it answers, but not as the private server would: another password, another protocol
         raise _foreign(folder, endpoint, f"it says: {error}") from error
     finally:
         client.close()
@@ -305,7 +307,7 @@ def _when_loaded(client: redis.Redis) -> tuple[int, str] | None:
 def _foreign(folder: Path, endpoint: Endpoint, seen: str) -> ForeignRedis:
     where = endpoint.socket or f"127.0.0.1:{endpoint.port}"
     return ForeignRedis(
-        f"a Redis that is not ours answers at {where}: {seen}, ours works in {folder}. "
+        f"another Redis answers at {where}: {seen}, the private one works in {folder}. "
         "Stop it, or choose another --state folder."
     )
 
@@ -357,7 +359,7 @@ def _ended(pid: int, folder: Path) -> bool:
 
 
 def _works_in(pid: int, folder: Path) -> bool:
-    """Whether this pid is a living process with this working folder; pids are reused, folders are ours."""
+    """Whether this pid is a living process with this working folder; pids are used again, the folder belongs to this state."""
     try:
         return Path(f"/proc/{pid}/cwd").readlink() == folder
     except OSError:

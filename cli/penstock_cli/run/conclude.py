@@ -45,7 +45,8 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
         f"{count(report.total)} documents are finished and kept."
     )
     if not is_out_of_budget(job):
-        return f"{message} Once that is put right, resume with:  {this_command()}"
+        doubt = " (with another --base-url, if that was wrong)" if "--base-url" in (job.reason or "") else ""
+        return f"{message} Once that is put right, resume with{doubt}:  {this_command()}"
     all_of_it = _for_all(report)
     return (
         f"{message} Raise --budget-usd above {report.cost_usd:.4f}; all documents cost about {all_of_it} in the end. "

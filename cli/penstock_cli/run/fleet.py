@@ -75,6 +75,7 @@ class Fleet:
         self._asked_to_stop: Callable[[], bool] = lambda: False
         self._calling = False  # whether a worker has taken a document in this run
         self._finished_before: int | None = None  # documents that had an outcome when this run began
+        self._failing: str | None = None
         self._pause_said: float | None = None  # when the pause ends that was said
 
     def __enter__(self) -> Self:
@@ -127,6 +128,11 @@ class Fleet:
             self._keep(self._watch.job, seconds(), kept)
         return self._watch.job
 
+    @property
+    def failing(self) -> str | None:
+        """The last failure, where nothing has finished in this run; None where something has, or nothing failed."""
+        return self._failing
+
     def _look(self) -> bool:
         """Look after everything once and show it; True when the job is over or paused."""
         import redis
@@ -171,7 +177,9 @@ class Fleet:
             self._finished_before = figures.finished
         self._calling = self._calling or figures.claimed > 0
         if figures.finished > self._finished_before:
+            self._failing = None
             return None
+        self._failing = figures.cause
         return Wait("the first calls are under way" if self._calling else "starting workers; the first calls follow")
 
     def _hold(self, why: str) -> bool:

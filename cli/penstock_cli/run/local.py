@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def run_local(request: RunRequest, standby: Standby) -> int:
-    """Returns the exit status; ``standby`` has the first worker processes.
+    """Returns the exit status; ``standby`` forks the workers.
 
     Raises CliError and the errors of the producer, the ledger and the workers.
     """
@@ -101,6 +101,11 @@ def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby
         plan.console.print(
             f"{count(counts.succeeded + counts.dead)} of {count(job.total or 0)} documents are finished and kept"
         )
+        if fleet.failing is not None:
+            plan.console.print(
+                f"calls were failing: {fleet.failing}. Where --base-url was wrong, correct it in the command that follows",
+                soft_wrap=True,
+            )
         raise Interrupted("interrupted")
     return job
 

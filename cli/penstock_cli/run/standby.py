@@ -1,7 +1,8 @@
-"""Worker processes that start beside the rest: they import what a worker needs while the job is still checked and read.
+"""Workers that are forked: one process imports what a worker needs, once, while the job is still checked and read.
 
-`penstock run` starts them first. Each waits for one line of JSON on its standard input: its settings, known once the
-private Redis runs, and the file for its log. A standard input that ends without a line means that no worker is wanted.
+`penstock run` starts that process first. Each order on its standard input makes it fork a worker, which has its modules
+already and shares their memory; what became of the workers comes back on its standard output. See fork_server.py for
+its half. Where there is no such process any more, the supervisor starts workers one by one.
 """
 
 from __future__ import annotations
@@ -9,46 +10,123 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from penstock_cli.run.orphan import PARENT_PID_VARIABLE
-from penstock_cli.settings import adopt_settings, child_environment
+from penstock_cli.settings import child_environment
 
-FLAG = "--settings-from-stdin"
+READ_BYTES = 65_536
+KILLED_WITHIN_S = 5.0  # from the order to the report of a worker's end, which takes milliseconds
 
 
 def worker_command(lane: str, number: int) -> list[str]:
-    return [sys.executable, "-m", "penstock_cli", "worker", "--lane", lane, "--name", f"local-{number}"]
+    """A worker that imports its modules itself."""
+    return [sys.executable, "-m", "penstock_cli", "worker", "--lane", lane, "--name", worker_name(number)]
+
+
+def server_command(lane: str) -> list[str]:
+    return [sys.executable, "-m", "penstock_cli.run.fork_server", lane]
+
+
+def worker_name(number: int) -> str:
+    return f"local-{number}"
+
+
+class ForkedWorker:
+    """A worker process that the fork server started, with what the supervisor uses of ``subprocess.Popen``."""
+
+    def __init__(self, server: Standby, order: int) -> None:
+        self.pid: int | None = None  # until it is forked
+        self.returncode: int | None = None
+        self._server, self._order = server, order
+
+    def poll(self) -> int | None:
+        self._server.read_reports()
+        return self.returncode
+
+    def wait(self) -> int:
+        while self.poll() is None:
+            self._server.await_report()
+        assert self.returncode is not None
+        return self.returncode
+
+    def terminate(self) -> None:
+        self._server.signal(self._order, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """A server that does not do it in time is killed itself: its workers end with it."""
+        self._server.signal(self._order, signal.SIGKILL)
+        until = time.monotonic() + KILLED_WITHIN_S
+        while self.poll() is None:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                self._server.kill()
+                return
+            self._server.await_report(left_s)
 
 
 class Standby:
-    """``count`` processes that wait for their settings; those that were not taken end with the context."""
+    """The fork server of one `penstock run`. It ends with the context, and so do workers that still run."""
 
-    def __init__(self, lane: str, count: int) -> None:
-        environment = {**child_environment({}), PARENT_PID_VARIABLE: str(os.getpid())}
-        self._waiting = {
-            number: _started([*worker_command(lane, number), FLAG], environment) for number in range(1, count + 1)
-        }
+    def __init__(self, lane: str) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 -- our own interpreter and command line
+            server_command(lane),
+            env=child_environment({}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process, which then decides
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._orders, self._reports = self._process.stdin, self._process.stdout
+        os.set_blocking(self._reports.fileno(), False)
+        self._unread = b""
+        self._ready = False
+        self._workers: dict[int, ForkedWorker] = {}
 
-    def take(self, number: int, variables: Mapping[str, str], log: Path) -> subprocess.Popen[bytes] | None:
-        """Hand its settings to a waiting process, which is the caller's from now on; None where none waits."""
-        process = self._waiting.pop(number, None)
-        if process is None:
+    def take(self, number: int, variables: Mapping[str, str], log: Path) -> ForkedWorker | None:
+        """Order a worker with these settings and this log; None where the server is gone."""
+        order = len(self._workers) + 1
+        given = {"order": order, "name": worker_name(number), "variables": dict(variables), "log": str(log)}
+        if self._process.poll() is not None or not self._send(given):
             return None
-        assert process.stdin is not None
-        line = json.dumps({"variables": dict(variables), "log": str(log)})
-        try:
-            with process.stdin:
-                process.stdin.write(line.encode() + b"\n")
-        except BrokenPipeError:  # it could not import its modules: a fresh one says why in its log
-            process.wait()
-            return None
-        return process
+        worker = self._workers[order] = ForkedWorker(self, order)
+        return worker
+
+    def signal(self, order: int, number: signal.Signals) -> None:
+        """Through the server, which knows whether the process is still that worker."""
+        self.read_reports()
+        if not self._ready:
+            self.kill()  # it still imports: nothing was forked yet
+        else:
+            self._send({"order": order, "signal": int(number)})
+
+    def read_reports(self) -> None:
+        """Take what the server has written so far."""
+        if self._reports.closed:
+            return
+        while chunk := self._reports.read(READ_BYTES):
+            *lines, self._unread = (self._unread + chunk).split(b"\n")
+            for line in lines:
+                self._note(json.loads(line))
+        if chunk == b"":
+            self._lost()
+
+    def await_report(self, limit_s: float | None = None) -> None:
+        select.select([self._reports], [], [], limit_s)
+
+    def kill(self) -> None:
+        """End the server, and so its workers, at once."""
+        self._process.kill()
+        self._lost()
 
     def __enter__(self) -> Self:
         return self
@@ -56,40 +134,35 @@ class Standby:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._waiting.values():
-            process.kill()  # it has done nothing yet
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-        self._waiting.clear()
+        self.kill()
 
+    def _note(self, report: Mapping[str, Any]) -> None:
+        if "ready" in report:
+            self._ready = True
+            return
+        worker = self._workers[report["order"]]
+        if "pid" in report:
+            worker.pid = report["pid"]
+        else:
+            worker.returncode = report["status"]
 
-def await_settings() -> bool:
-    """The worker's half: wait for the line and act on it. False when there is none, and no worker is wanted."""
-    line = sys.stdin.buffer.readline()
-    if not line:
-        return False
-    given = json.loads(line)
-    _log_into(Path(given["log"]))
-    adopt_settings(given["variables"])
-    return True
+    def _lost(self) -> None:
+        """The server has ended: the kernel ends its workers, or they see it themselves (orphan.py)."""
+        self._process.wait()
+        self._reports.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._orders.close()
+        for worker in self._workers.values():
+            if worker.returncode is None:
+                worker.returncode = -signal.SIGTERM
 
-
-def _started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603 -- our own interpreter and command line
-        command,
-        env=dict(environment),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the parent, which then decides
-    )
-
-
-def _log_into(path: Path) -> None:
-    """On a full disk there is no log."""
-    with contextlib.suppress(OSError):
-        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+    def _send(self, order: Mapping[str, Any]) -> bool:
+        """False when the server is gone."""
+        if self._orders.closed:
+            return False
+        try:
+            self._orders.write(json.dumps(order).encode() + b"\n")
+            self._orders.flush()
+        except BrokenPipeError:
+            return False
+        return True

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from penstock_cli.errors import WorkersKeepCrashing
 from penstock_cli.run.orphan import PARENT_PID_VARIABLE
@@ -29,26 +29,39 @@ BACKOFF_CAP_S = 15.0
 POLL_S = 0.05
 
 
+class Process(Protocol):
+    """What we use of a worker's process: ``subprocess.Popen`` and ``ForkedWorker`` have it."""
+
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
 @dataclass
 class Worker:
     """One place in the fleet. ``process`` is None while it waits for its next start."""
 
     number: int
     log: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     started_at: float = 0.0  # on the supervisor's clock
     start_again_at: float = 0.0
     quick_crashes: int = 0
 
 
-Take = Callable[[int, Path], "subprocess.Popen[bytes] | None"]
-"""Gives the process that stands by for the worker of this number, with this log; None where none does."""
+Take = Callable[[int, Path], Process | None]
+"""Forks the worker of this number, with this log; None where nothing can be forked."""
 
 
 class Supervisor:
     """Keeps ``count`` worker processes running until ``stop``. Not thread-safe: one thread drives it.
 
-    ``command`` starts the worker of a number, where ``take`` has none that stands by.
+    ``command`` starts the worker of a number where ``take`` gives none.
     """
 
     def __init__(
@@ -81,8 +94,8 @@ class Supervisor:
                 if self._clock() >= worker.start_again_at:
                     self.restarts += 1
                     self._spawn(worker)
-            elif worker.process.poll() is not None:
-                self._crashed(worker, worker.process.returncode)
+            elif (status := worker.process.poll()) is not None:
+                self._crashed(worker, status)
             _bound_log(worker.log)
 
     @property

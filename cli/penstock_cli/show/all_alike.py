@@ -17,7 +17,7 @@ SHOWN_CHARS = 300  # of the provider's words
 def advice(ledger: Books, job: Job, report: Report, *, url: str | None = None, again: str | None = None) -> list[str]:
     """Lines for people; none where the documents failed in several ways, or one has succeeded.
 
-    A job of few documents ends before a wrong address can be told apart from wrong documents, so its end has to say it.
+    A job of few documents ends before a wrong address can be distinguished from wrong documents, so its end has to say it.
     ``url`` is the provider's where it is known, ``again`` the command that works on what was replayed.
     """
     from penstock_workers.item.failures import ASTRAY

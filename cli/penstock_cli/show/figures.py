@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from penstock_ledger import RETRIED
 
 if TYPE_CHECKING:
     from penstock_cli.show.engines import Engines
@@ -25,6 +27,17 @@ MICRO = 1_000_000
 KEPT_STATS = ("calls", "retries", "rate_limited", "skipped")
 
 
+def retried_by_reason(stats: Mapping[str, int]) -> dict[str, int]:
+    """Attempts that were followed by another, the most frequent reason first."""
+    found = {name.removeprefix(RETRIED): count for name, count in stats.items() if name.startswith(RETRIED) and count}
+    return dict(sorted(found.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+def _kept(stats: Mapping[str, Any]) -> dict[str, int]:
+    reasons = [name for name in stats if name.startswith(RETRIED)]
+    return {name: int(stats.get(name, 0)) for name in (*KEPT_STATS, *reasons)}
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """One look at a job."""
@@ -34,6 +47,7 @@ class Figures:
     succeeded_after_retry: int = 0
     dead: int = 0
     retries: int = 0
+    retried_by_reason: Mapping[str, int] = field(default_factory=dict)
     rate_limited: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -117,13 +131,14 @@ class KeptFigures:
         """Zero when there are none, or when they are damaged: these figures decorate, they decide nothing."""
         try:
             stored = json.loads(path.read_bytes())
-            return cls(path, float(stored["seconds"]), {name: int(stored["stats"].get(name, 0)) for name in KEPT_STATS})
+            return cls(path, float(stored["seconds"]), _kept(stored["stats"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls(path)
 
     def merged(self, stats: Mapping[str, int]) -> dict[str, int]:
         """Counters only grow: whichever memory is longer is right."""
-        return {name: max(self.stats.get(name, 0), stats.get(name, 0)) for name in KEPT_STATS}
+        names = dict.fromkeys([*_kept(self.stats), *_kept(stats)])
+        return {name: max(self.stats.get(name, 0), stats.get(name, 0)) for name in names}
 
     def save(self, seconds: float, stats: Mapping[str, int]) -> None:
         fresh = self.path.with_suffix(".new")

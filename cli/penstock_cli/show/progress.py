@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from penstock_cli.show.engines import engines_line
 from penstock_cli.show.figures import Figures
+from penstock_cli.show.reasons import retried_line
 from penstock_cli.show.text import count, duration, percent, rate, safe, usd
 
 if TYPE_CHECKING:
@@ -218,7 +219,8 @@ def _figure_lines(figures: Figures) -> list[str]:
 
 def reason_lines(figures: Figures) -> list[str]:
     """What keeps the job from going faster, and why calls failed lately."""
-    return [*figures.reasons, *([f"the last failure: {figures.cause}"] if figures.cause else [])]
+    last = f"the last failure: {figures.cause}" if figures.cause else None
+    return [*figures.reasons, *(line for line in (retried_line(figures.retried_by_reason), last) if line is not None)]
 
 
 def _share(figures: Figures) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock_cli.show.text import count, duration, one_line
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 CAUSE_FRESH_S = 600.0  # a failure from before says nothing of now
 ALIVE_S = 15.0  # three heartbeats: a worker that is silent for longer says nothing of now
 CAUSE_CHARS = 300
+RETRIED_SHOWN = 6
 USED = 0.9  # of what may be in flight: more than that is all of it
 
 
@@ -34,11 +35,37 @@ def cause_line(cause: Cause, now: float | None = None) -> str:
     return f"{one_line(cause.name)} ({times}, last {ago} ago): {one_line(cause.text, CAUSE_CHARS)}"
 
 
+def retried_line(by_reason: Mapping[str, int]) -> str | None:
+    """Why attempts were followed by another, the most frequent reasons first; None where none was."""
+    if not by_reason:
+        return None
+    shown = list(by_reason.items())[:RETRIED_SHOWN]
+    more = len(by_reason) - len(shown)
+    words = [f"{one_line(name)} {count(number)}" for name, number in shown]
+    return "retried: " + ", ".join([*words, f"and {more} more reasons"] if more else words)
+
+
 def unserved(workers: Iterable[WorkerSeen], lane: str) -> str | None:
     """That no worker of the lane lives, and what to do; None when one does."""
     if any(seen.info.get("lane") == lane and seen.seconds_ago < ALIVE_S for seen in workers):
         return None
     return f"no worker serves lane {lane}: start one with  penstock worker --lane {shlex.quote(lane)}"
+
+
+def in_hooks(workers: Iterable[WorkerSeen], hooks: Iterable[str | None]) -> Iterator[str]:
+    """One sentence for each of a job's hooks that takes long in some worker."""
+    for hook in filter(None, hooks):
+        slow = [seen.info for seen in workers if seen.info.get("hook") == hook and seen.seconds_ago < ALIVE_S]
+        if slow:
+            calls, seconds = (
+                sum(int(info["hook_calls"]) for info in slow),
+                max(float(info["hook_s"]) for info in slow),
+            )
+            inside = "1 document is" if calls == 1 else f"{count(calls)} documents are"
+            yield (
+                f"{inside} in the hook {one_line(hook)}, the longest for {duration(seconds)}; after a minute it counts as "
+                "failed"
+            )
 
 
 def bound(view: QuotaView) -> str | None:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
-from penstock_cli.show.figures import MICRO
+from penstock_cli.show.figures import MICRO, retried_by_reason
+from penstock_cli.show.reasons import retried_line
 from penstock_cli.show.text import count, duration, percent, rate, safe, usd
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Report:
     seconds: float  # of work: pauses between two runs of the same job do not count
     items_per_second: float
     dead_by_reason: dict[str, int]
+    retried_by_reason: dict[str, int]  # attempts that were followed by another, or ended with their engine
 
     @property
     def finished(self) -> int:
@@ -77,6 +79,7 @@ def build(job: Job, counts: Counts, *, stats: Mapping[str, int], seconds: float 
         seconds=round(spent, 3),
         items_per_second=round(finished / spent, 2) if spent > 0 else 0.0,
         dead_by_reason=dict(sorted(counts.dead_by_reason.items(), key=lambda entry: (-entry[1], entry[0]))),
+        retried_by_reason=retried_by_reason(stats),
     )
 
 
@@ -122,8 +125,10 @@ def _headline(report: Report) -> Any:
 
 
 def _effort(report: Report) -> list[str]:
+    retried = retried_line(report.retried_by_reason)
     return [
         f"{duration(report.seconds)} at {rate(report.items_per_second)} · {count(report.calls)} calls · "
         f"{count(report.retries)} retries · {count(report.rate_limited)} rate limited",
         f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {usd(report.cost_usd)}",
+        *([] if retried is None else [retried]),
     ]

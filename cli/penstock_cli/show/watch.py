@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from penstock_cli.show.engines import engines_of
-from penstock_cli.show.figures import MICRO, Counter, Figures, Speed
+from penstock_cli.show.figures import MICRO, Counter, Figures, Speed, retried_by_reason
 from penstock_cli.show.quota import Look, lift_command, troubles
-from penstock_cli.show.reasons import bound, cause_line, latest_cause, unserved
+from penstock_cli.show.reasons import bound, cause_line, in_hooks, latest_cause, unserved
 from penstock_producer.lanes import has_own_model
 
 REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
@@ -56,6 +56,7 @@ class Watch:
             succeeded_after_retry=counts.succeeded_after_retry,
             dead=dead,
             retries=stats.get("retries", 0),
+            retried_by_reason=retried_by_reason(stats),
             rate_limited=stats.get("rate_limited", 0),
             prompt_tokens=counts.prompt_tokens + moved.get("prompt_tokens", 0),
             completion_tokens=counts.completion_tokens + moved.get("completion_tokens", 0),
@@ -88,6 +89,7 @@ class Watch:
         cause = latest_cause(redis.failing.of(provider, self.job.job_id))
         line = None if cause is None else cause_line(cause)
         found = [None if served else unserved(seen, lane)]
+        found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
         if not has_own_model(lane):
             for view in read_quotas(client, quota_ids=[provider]):
                 look = Look(view, None, lift_command(provider, self._books.option()))

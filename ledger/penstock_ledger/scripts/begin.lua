@@ -6,37 +6,60 @@
 --   penstock:<job>:state            string: paused | cancelled | missing
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
---   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; settle.lua takes them back
+--   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; put_off.lua takes them back
 --   penstock:<job>:<gen>:window     hash: a finished item leaves it; only what is in it may start
--- ARGV[1] epoch, then per item (at most 500): job prefix, feed prefix, bucket number, completed-set field, document id
--- Returns per item: reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, see BeginReply),
+-- ARGV[1] epoch
+-- ARGV[2] msgpack list of feeds, each {job prefix, feed prefix, {document id, ...}, {bucket number, ...}, {completed-set field,
+-- ...}}, at most 500 items in all; a field is false where it is the document's id, else the index of the argument that holds it
+-- Returns per item, in this order: reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, see BeginReply),
 -- crashes = earlier starts that never came to a conclusion
+--
+-- What is in the window is not in the completed set: what is put into the set leaves the window in the same call (settle.lua,
+-- rehydrate.lua), and publish.lua puts nothing into the window that is in the set. So the set is asked about the rest only.
 
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
-local states, answer = {}, {}
-local verdicts = {paused = 2, cancelled = 3}
+local VERDICTS = {paused = 2, cancelled = 3}
+local GO, DONE = 0, 1
 local remembers = redis.call('GET', KEYS[1]) == ARGV[1]
 local unknown = redis.call('EXISTS', KEYS[2]) == 1 and 5 or 4
-for i = 2, #ARGV, 5 do
-  local job, feed, field, doc = ARGV[i], ARGV[i + 1], ARGV[i + 3], ARGV[i + 4]
-  local verdict, crashes = 0, 0
-  if states[job] == nil then states[job] = redis.call('GET', job .. ':state') or '' end
-  if redis.call('HEXISTS', feed .. ':done:' .. ARGV[i + 2], field) == 1 then
-    verdict = 1
-    redis.call('HDEL', feed .. ':window', doc)
-    redis.call('HDEL', feed .. ':starts', doc)
-    redis.call('HINCRBY', job .. ':stats', 'skipped', 1)
-  elseif verdicts[states[job]] then
-    verdict = verdicts[states[job]]
-  elseif remembers and redis.call('HEXISTS', feed .. ':window', doc) == 0 then
-    verdict = unknown
-  else
-    if i == 2 then make_table(feed .. ':starts') end -- table.lua; each feed comes first in some call
-    crashes = redis.call('HINCRBY', feed .. ':starts', doc, 1) - 1
+local answer = {}
+
+local function is_finished(scope, bucket, field, doc)
+  return redis.call('HEXISTS', scope .. ':done:' .. bucket, field and ARGV[field] or doc) == 1
+end
+
+local function skip(job, scope, doc)
+  redis.call('HDEL', scope .. ':starts', doc)
+  redis.call('HINCRBY', job .. ':stats', 'skipped', 1)
+end
+
+for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
+  local job, scope, docs, buckets, fields = unpack(feed)
+  local verdict = VERDICTS[redis.call('GET', job .. ':state') or '']
+  local fed = redis.call('HMGET', scope .. ':window', unpack(docs))
+  local begun = redis.call('HMGET', scope .. ':starts', unpack(docs))
+  local counts, counted = {}, {} -- by document, and as HSET takes them
+  for at, doc in ipairs(docs) do
+    local reply, crashes = GO, 0
+    if not fed[at] and is_finished(scope, buckets[at], fields[at], doc) then
+      reply = DONE
+      skip(job, scope, doc)
+    elseif verdict then
+      reply = verdict
+    elseif remembers and not fed[at] then
+      reply = unknown
+    else
+      crashes = counts[doc] or tonumber(begun[at] or '0')
+      counts[doc] = crashes + 1
+      counted[#counted + 1], counted[#counted + 2] = doc, crashes + 1
+    end
+    answer[#answer + 1], answer[#answer + 2] = reply, crashes
   end
-  answer[#answer + 1] = verdict
-  answer[#answer + 1] = crashes
+  if #counted > 0 then
+    make_table(scope .. ':starts') -- table.lua
+    redis.call('HSET', scope .. ':starts', unpack(counted))
+  end
 end
 return answer

@@ -4,7 +4,7 @@
 -- KEYS[2] penstock:delayed:<queue>:raw   hash tag -> raw message
 -- KEYS[3] <queue>                        kombu's list. LPUSH: the back of the queue, behind documents that were never
 --                                        tried, so that a few documents that fail again and again cannot starve the rest.
---                                        Urgent ones return to the urgent, which are too few to starve anybody
+--                                        Urgent ones return to the urgent, which are too few to keep others from their turn
 -- KEYS[4] unacked                        kombu's hash tag -> message. A tag that is still held there was retried but not
 --                                        acknowledged yet; its message would be taken for a duplicate and dropped, so
 --                                        it waits ARGV[2] seconds more

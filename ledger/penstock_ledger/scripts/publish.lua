@@ -6,8 +6,8 @@
 -- computed: penstock:<job>:<gen>:done:<n>  hash, completed set (prefix in ARGV[2])
 -- ARGV[1] epoch, ARGV[2] prefix "penstock:<job>:<gen>:done:", ARGV[3] 1 when the messages are urgent, else 0,
 -- ARGV[4] 1 for documents whose message is lost: what is in the window is queued all the same; else 0,
--- ARGV[5] msgpack list of documents (at most 500), each {document id, position, bucket number} and, where the completed set
--- knows the document by another field than its id, the index of the argument with that field,
+-- ARGV[5] msgpack list of documents (at most 500), each {document id, position, bucket number, completed-set field}; the field
+-- is false where it is the document's id, else the index of the argument that holds it,
 -- then one raw message per document, in the same order, then the fields.
 -- Returns {published, done, in window}, or the epoch found (a string, "" for none) and nothing is done.
 -- The first write needs memory, so a full Redis refuses the whole call.

@@ -24,7 +24,7 @@ from penstock_producer.template import MissingField, Template, TextTooLong
 _MAX_COLUMNS_SHOWN = 20
 
 
-class Form(Protocol):
+class RowForm(Protocol):
     control_keys: tuple[bytes, ...]
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
@@ -40,7 +40,7 @@ class Form(Protocol):
         ...
 
 
-def form_of(spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> Form:
+def form_of(spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> RowForm:
     """The form that ``spec`` asks for. Raises SpecError when the spec cannot make requests out of plain records.
 
     A row whose request would be larger than ``max_body_bytes`` is refused.

@@ -11,7 +11,7 @@ from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.blob import Blob
 from penstock_producer.sources.convert import refuse_content
-from penstock_producer.sources.forms import Form, form_of
+from penstock_producer.sources.forms import RowForm, form_of
 from penstock_producer.sources.lines import BOM, Line, split_lines
 from penstock_producer.sources.strict_json import RowFault, parse_object, parse_surveyed
 from penstock_producer.spec import JobSpec
@@ -38,7 +38,7 @@ class JsonlSource:
     ) -> None:
         self.uri = blob.uri
         self._blob = blob
-        self._form: Form = form_of(spec, max_body_bytes)
+        self._form: RowForm = form_of(spec, max_body_bytes)
         self._max_line_bytes = max_line_bytes
         self._max_body_bytes = max_body_bytes
         self._surveyed = surveyed

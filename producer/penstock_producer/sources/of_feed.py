@@ -30,10 +30,12 @@ def open_feed_source(
     raise SourceError("source_unavailable", f"job {job_id} has no generation {generation}; is this its database?")
 
 
-def source_of(database: Database, job: Job, feed: Feed, settings: ProducerSettings | None = None) -> Source:
-    """The source that ``feed`` reads. Nothing is read yet."""
+def source_of(
+    database: Database, job: Job, feed: Feed, settings: ProducerSettings | None = None, spec: JobSpec | None = None
+) -> Source:
+    """The source that ``feed`` reads. Nothing is read yet. ``spec``: the job's, where the caller has parsed it."""
     if feed.kind is FeedKind.REPLAY:
         return ReplaySource(feed, OutcomeStore(database))
     if feed.kind is FeedKind.SPOOL:
         return SpoolSource(job.job_id, Spool(database), JobStore(database))
-    return open_source(job.source, JobSpec.accepted(job.spec), settings)
+    return open_source(job.source, spec or JobSpec.accepted(job.spec), settings)

@@ -20,7 +20,7 @@ from penstock_ratelimit.provider.profiles import Usage
 from penstock_ratelimit.provider.refusals import Signal
 from penstock_ratelimit.quota import Quota, by_id
 from penstock_ratelimit.shared.limiter import SharedLimiter
-from penstock_ratelimit.tickets import QuotaStats, Ticket, TicketState
+from penstock_ratelimit.tickets import FailureDetails, QuotaStats, Ticket, TicketState
 
 log = logging.getLogger("penstock.ratelimit")
 
@@ -169,16 +169,9 @@ class BlockingTicket:
         """See ``Ticket``."""
         self._tell(lambda: self._ticket.answered(headers, usage=usage))
 
-    def failed(
-        self,
-        signal: Signal,
-        *,
-        retry_after_s: float | None = None,
-        reason: str = "",
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def failed(self, signal: Signal, **details: Unpack[FailureDetails]) -> None:
         """See ``Ticket``."""
-        self._tell(lambda: self._ticket.failed(signal, retry_after_s=retry_after_s, reason=reason, headers=headers))
+        self._tell(lambda: self._ticket.failed(signal, **details))
 
     def settle(self, actual: Mapping[str, float]) -> None:
         """See ``Ticket``."""

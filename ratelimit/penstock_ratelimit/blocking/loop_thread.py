@@ -58,7 +58,7 @@ class LoopThread:
 
         ``undo`` takes back a result that the waiting thread was interrupted before it had.
         """
-        waiting = Wait(lambda: begin(self._limiter), quota_id, timeout, undo)
+        waiting = ThreadWait(lambda: begin(self._limiter), quota_id, timeout, undo)
         self._put(waiting.begin, quota_id)
         try:
             return waiting.done.result()
@@ -109,7 +109,7 @@ class LoopThread:
             await client.aclose()
 
 
-class Wait(Generic[T]):
+class ThreadWait(Generic[T]):
     """One thread's wait for one coroutine. Only the loop's thread touches it, but for ``done``."""
 
     def __init__(

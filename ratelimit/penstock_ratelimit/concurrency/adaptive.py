@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from penstock_ratelimit.provider.refusals import Signal
-from penstock_ratelimit.provider.strays import Patience
+from penstock_ratelimit.provider.refusals import OVERLOADS, Signal
+from penstock_ratelimit.strays import Patience
 
 REFUSED_CUT: Final = 0.7
 FAILED_CUT: Final = 0.5
@@ -101,7 +101,7 @@ class AdaptiveConcurrency:
         self._in_flight -= 1
         now = self._clock()
         since_cut = now - latency_s >= self._cut_at
-        if signal in (Signal.OVERLOADED, Signal.THROTTLED, Signal.RAMP):
+        if signal in OVERLOADS:
             if since_cut and (signal is Signal.RAMP or not self._patience.is_stray()):
                 self._cut(REFUSED_CUT, now)
         elif signal is Signal.TRANSIENT:
@@ -143,10 +143,12 @@ class AdaptiveConcurrency:
 
     def _is_whole(self, age: float) -> bool:
         """Whether the window has enough answers to rate the limit."""
-        if self._growth == SLOW_START:
-            round_trip = self._busy_s / self._answers
-            return self._answers >= CLIMB_ANSWERS * self.limit and age >= max(CLIMB_PART * round_trip, CLIMB_WINDOW_S)
-        return self._answers >= WINDOW_ANSWERS * self.limit and age >= WINDOW_S
+        if self._growth != SLOW_START:
+            return self._answers >= WINDOW_ANSWERS * self.limit and age >= WINDOW_S
+        if self._answers < CLIMB_ANSWERS * self.limit:
+            return False
+        round_trip = self._busy_s / self._answers
+        return age >= max(CLIMB_PART * round_trip, CLIMB_WINDOW_S)
 
     def _close_window(self, now: float) -> None:
         age = now - self._window_at

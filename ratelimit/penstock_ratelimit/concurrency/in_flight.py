@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock_ratelimit.concurrency.adaptive import AdaptiveConcurrency
-from penstock_ratelimit.provider.refusals import Signal
+from penstock_ratelimit.provider.refusals import OK, Signal
 from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.tickets import Feedback
 
@@ -82,7 +82,7 @@ class InFlight:
     def ended(self, since: float, feedback: Feedback | None) -> None:
         """Its request, sent at ``since`` (loop time), is over."""
         self.count -= 1
-        if feedback is not None and feedback.signal is Signal.OK:
+        if feedback is not None and feedback.signal is OK:
             self._proven = True  # the next call reports it to Redis
         if self.control is not None:
             signal = Signal.REFUSED if feedback is None else feedback.signal

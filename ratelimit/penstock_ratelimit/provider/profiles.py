@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from penstock_ratelimit.rates import Slope
@@ -42,8 +42,7 @@ class Output(Enum):
     """Nothing, ever: only the prompt counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens that one answer took, as its provider reported. ``input_tokens`` excludes cache reads and writes."""
 
     input_tokens: float
@@ -199,17 +198,22 @@ _HOSTS: Final = (
 )
 
 
-def profile_for(base_url: str) -> Profile:
-    """The profile of the provider at this address; "generic" for one that is not known (vLLM has no address of its own)."""
+def profile_for(base_url: str, name: str | None = None) -> Profile:
+    """The profile of this name; without one that of the provider at this address.
+
+    It is "generic" for an address that is not known (vLLM has none of its own). Raises KeyError for an unknown name.
+    """
+    if name is not None:
+        return PROFILES[name]
     try:
         host = urlsplit(base_url).hostname or ""
     except ValueError:
         host = ""
     if host.startswith(("bedrock-runtime", "bedrock-mantle")) and host.endswith((".amazonaws.com", ".api.aws")):
         return PROFILES["bedrock"]
-    for known, name in _HOSTS:
+    for known, its_name in _HOSTS:
         if host == known or (known.startswith(".") and host.endswith(known)):
-            return PROFILES[name]
+            return PROFILES[its_name]
     return PROFILES["generic"]
 
 

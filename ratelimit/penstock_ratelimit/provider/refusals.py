@@ -51,8 +51,16 @@ class Signal(Enum):
     """Broken for now: other 5xx, timeouts, lost connections. For the breaker."""
 
 
-WINS: Final = (Signal.OK, Signal.REFUSED)  # a tuple: hashing an enum runs Python code
+# Tuples: hashing an enum runs Python code. And names of this module: each look at a member runs some, too (Python 3.11).
+OK: Final = Signal.OK
+WINS: Final = (Signal.OK, Signal.REFUSED)
 """Answers that show a server which works, whatever became of the request."""
+THROTTLES: Final = (Signal.THROTTLED, Signal.RAMP)
+"""Too much, or growing too steeply."""
+OVERLOADS: Final = (Signal.OVERLOADED, *THROTTLES)
+"""The server has more than it can do, or allows."""
+HOLDS: Final = (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED)
+"""No request can succeed before a person acts."""
 
 
 class Meaning(NamedTuple):
@@ -254,7 +262,7 @@ def _by_class(status: int) -> Meaning:
 
 
 def _answer(body: bytes | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The body as a mapping; empty for HTML, rubbish and nothing. Gemini's OpenAI endpoint wraps it in a list."""
+    """The body as a mapping; empty for HTML, for other text, and for nothing. Gemini's OpenAI endpoint wraps it in a list."""
     parsed: object = body
     if isinstance(body, bytes):
         try:

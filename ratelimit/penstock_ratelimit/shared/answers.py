@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 
-from penstock_ratelimit.provider.refusals import WINS, Signal
-from penstock_ratelimit.provider.strays import LIMITED_S, Patience, may_be_stray
+from penstock_ratelimit.provider.refusals import OK, WINS
 from penstock_ratelimit.rates import pause_seconds
 from penstock_ratelimit.shared.discovery import Discovery
 from penstock_ratelimit.shared.reports import ReportBuffer
+from penstock_ratelimit.strays import LIMITED_S, Patience, may_be_stray
 from penstock_ratelimit.terms import Terms
 from penstock_ratelimit.tickets import Feedback, Ticket
 
@@ -34,16 +35,19 @@ class Answers:
         """
         if feedback.signal in WINS:
             self._patience.answered_well(in_flight)
+        pause_s = feedback.pause_s
         if feedback.headers is not None:
-            self._read_headers(ticket, feedback, terms, now)
-        stray = self._is_stray(ticket, feedback, alone)
+            self._read_headers(
+                feedback.headers, ticket, terms, now, refused=pause_s is not None, good=feedback.signal is OK
+            )
+        stray = pause_s is not None and self._is_stray(ticket, feedback, alone)
         self._reports.add_feedback(feedback, ticket.grant.generation, now=now, stray=stray)
-        return 0.0 if stray or feedback.pause_s is None else pause_seconds(feedback.pause_s)
+        return 0.0 if stray or pause_s is None else pause_seconds(pause_s)
 
-    def _read_headers(self, ticket: Ticket, feedback: Feedback, terms: Terms, now: float) -> None:
-        assert feedback.headers is not None
-        refused, good = feedback.pause_s is not None, feedback.signal is Signal.OK
-        levels = self._discovery.read(feedback.headers, ticket, terms, now=now, always=refused, good=good)
+    def _read_headers(
+        self, headers: Mapping[str, str], ticket: Ticket, terms: Terms, now: float, *, refused: bool, good: bool
+    ) -> None:
+        levels = self._discovery.read(headers, ticket, terms, now=now, always=refused, good=good)
         for dim, seen in levels.items():
             self._reports.add_remaining(dim, seen, now=now)
 

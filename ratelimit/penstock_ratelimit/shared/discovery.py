@@ -81,7 +81,10 @@ class Discovery:
         stated = {reading.dim for reading in paced if reading.limit is not None}
         self.stated |= stated
         for dim in learned(terms):
-            self._silent[dim] = 0 if dim in stated else self._silent.get(dim, 0) + good
+            if dim in stated:
+                self._silent[dim] = 0
+            elif good:
+                self._silent[dim] = self._silent.get(dim, 0) + 1
         wanted = self._wanted(terms, paced)
         self.proposal = wanted if wanted != terms else None
         counters = dict(zip(terms.dims, ticket.grant.counters, strict=False))

@@ -65,7 +65,8 @@ class ReportBuffer:
         report, signal = self._load.report, feedback.signal
         current = generation == report.generation
         if signal in WINS:
-            self._wins += current
+            if current:
+                self._wins += 1
             return self._due(now + BUSY_S)
         if feedback.hold:
             self._load.report = replace(report, hold=feedback.hold)
@@ -74,7 +75,8 @@ class ReportBuffer:
             self._load.report = replace(report, strays=report.strays + 1)
             return self._due(now + BUSY_S)
         if signal in _FAILURES:
-            self._load.report = replace(report, losses=report.losses + current)
+            if current:
+                self._load.report = replace(report, losses=report.losses + 1)
         elif signal is Signal.RAMP:
             self._load.report = replace(report, ramp=report.ramp + 1)
         else:
@@ -128,12 +130,12 @@ class ReportBuffer:
 
 
 def _sum(before: ProviderReport, since: ProviderReport) -> ProviderReport:
-    same = before.generation == since.generation
+    counts = before.generation == since.generation  # results from before the breaker changed its state do not
     return ProviderReport(
         throttled=before.throttled + since.throttled,
         ramp=before.ramp + since.ramp,
-        wins=since.wins + before.wins * same,
-        losses=since.losses + before.losses * same,
+        wins=since.wins + (before.wins if counts else 0),
+        losses=since.losses + (before.losses if counts else 0),
         generation=since.generation,
         retries=before.retries + since.retries,
         strays=before.strays + since.strays,

@@ -95,7 +95,7 @@ class Health:
 class Reserved:
     """Answer to a reservation; the first ``len(waits_s)`` items have their start times, seconds from now."""
 
-    verdict: ReserveStatus
+    status: ReserveStatus
     waits_s: Sequence[float] = ()
     retry_s: float = 0.0
     """When the first item left out may be asked for again; 0 = at once."""

@@ -142,7 +142,7 @@ def _content(content: Any) -> str:
 
 
 def _subject(question: str) -> str:
-    """The document within a prompt: what follows the instruction, where one can be told apart."""
+    """The document within a prompt: what follows the instruction, where there is one."""
     head = question[:INSTRUCTION_CHARS]
     ends = [at for at in (head.find("\n\n"), head.find(": "), head.find(":\n")) if at >= 0]
     rest = question[min(ends) + 2 :] if ends else ""

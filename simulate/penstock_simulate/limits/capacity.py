@@ -17,7 +17,7 @@ class Crowded(StrEnum):
     QUEUED = "queue"  # it waits as long as it takes: vLLM
 
 
-class Slots:
+class ServerSlots:
     """An unbounded first-come-first-served queue in front of ``slots`` equal servers; times are known at once."""
 
     def __init__(self, slots: int) -> None:
@@ -55,12 +55,12 @@ class Slots:
             self._starts.popleft()
 
 
-def resized(slots: Slots | None, metering: Metering) -> Slots | None:
+def resized(slots: ServerSlots | None, metering: Metering) -> ServerSlots | None:
     """The queue under these settings, with the calls that are in it; None where none is kept."""
     if metering.crowded != Crowded.QUEUED or metering.max_concurrency is None:
         return None
     if slots is None:
-        return Slots(metering.max_concurrency)
+        return ServerSlots(metering.max_concurrency)
     slots.change(metering.max_concurrency)
     return slots
 

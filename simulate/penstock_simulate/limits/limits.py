@@ -47,7 +47,7 @@ class OverLimit:
     cost: float
 
 
-class Limits:
+class KeyLimits:
     """The meters of one key, what other clients do to them, and the accounts of both."""
 
     def __init__(self, config: SimulatorConfig) -> None:

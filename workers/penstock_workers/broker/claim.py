@@ -8,23 +8,23 @@ every ``idle_poll_s``.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from queue import Empty
 from time import monotonic
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from kombu.transport import redis as kombu_redis
-from kombu.utils.json import dumps
 from redis.exceptions import NoScriptError
 
+from penstock_workers.broker.claim_script import Claim, Claimed, ClaimScript
 from penstock_workers.broker.connections import ConnectingChannel
 from penstock_workers.broker.held import BrokerAction
-from penstock_workers.broker.lease_scripts import PARKED_KEY, Keys, script_text
+from penstock_workers.broker.lease_scripts import PARKED_KEY
 from penstock_workers.broker.leases import BROKER_ERRORS
 from penstock_workers.broker.messages import Message, payload_of
+from penstock_workers.broker.qos import QoS
 
 log = logging.getLogger(__name__)
 
@@ -33,89 +33,7 @@ BULK_LIMIT = 500  # for the option `bulk_max`: a script may pass some thousand a
 IDLE_POLL_S = 0.05  # an idle worker costs Redis 20 small scripts per second
 
 
-class Claimed(NamedTuple):
-    """One message that was taken from its queue."""
-
-    queue: str
-    tag: str
-    raw: bytes  # as it lay in the queue
-
-
-class Claim(NamedTuple):
-    """The messages of one claim."""
-
-    score: str  # the lease time of all of them
-    dropped: int  # duplicates of messages that some worker holds
-    put_off: int  # retries that came before the earlier try was acknowledged
-    messages: list[Claimed]
-
-
-class ClaimScript:
-    """One claim at a time: ``command``, then ``read`` with its answer, or ``forget`` when the server lost the script."""
-
-    def __init__(self) -> None:
-        self._text = script_text("claim")
-        self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()  # how Redis names scripts
-        self._is_loaded = False
-        self._queues: list[str] = []
-
-    def command(
-        self, keys: Keys, lists: Sequence[tuple[str, str]], unrecorded: Collection[str], room: int
-    ) -> list[str | int]:
-        """Take up to ``room`` messages from ``lists``, pairs of queue and Redis list, in their order.
-
-        Messages of ``unrecorded`` queues need no acknowledgement.
-        """
-        self._queues = [queue for queue, _ in lists]
-        names = ["" if queue in unrecorded else str(dumps(queue)) for queue in self._queues]
-        paths = [keys.unacked, keys.unacked_index, keys.parked, *(keys.prefix + path for _, path in lists)]
-        script = ["EVALSHA", self._digest] if self._is_loaded else ["EVAL", self._text]
-        return [*script, len(paths), *paths, room, *names]
-
-    def read(self, reply: Any) -> Claim:
-        self._is_loaded = True
-        score, dropped, put_off, *found = reply
-        messages = [
-            Claimed(self._queues[number - 1], tag.decode(), raw)
-            for number, tag, raw in zip(found[::3], found[1::3], found[2::3], strict=True)
-        ]
-        return Claim(score.decode(), dropped, put_off, messages)
-
-    def forget(self) -> None:
-        """After a restart Redis has no scripts: the next command carries the text."""
-        self._is_loaded = False
-
-
-class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
-    """Counts and concludes messages through the leases, which outlive the channel."""
-
-    channel: Channel
-
-    def can_consume(self) -> bool:
-        return bool(self.channel._in_poll) or self.channel.room() > 0
-
-    def can_consume_max_estimate(self) -> int:
-        return max(0, self.channel.room())
-
-    def append(self, message: Message, delivery_tag: str) -> None:
-        """The claim has recorded it already."""
-
-    def ack(self, delivery_tag: str) -> None:
-        self.channel.leases.conclude([delivery_tag], BrokerAction.ACK)
-
-    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Without ``requeue`` the message is set aside: nothing is dropped here."""
-        self.channel.leases.conclude([delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE)
-
-    def restore_unacked_once(self, stderr: Any = None) -> None:
-        """A closed channel gives nothing back: what is in flight goes on, and is acknowledged through the leases."""
-        self._on_collect.cancel()
-
-    def restore_visible(self, *_: Any, **__: Any) -> None:
-        """The lease keeper sweeps."""
-
-
-class Channel(ConnectingChannel):
+class ClaimingChannel(ConnectingChannel):
     """Claims in bulk where stock kombu pops one."""
 
     QoS = QoS
@@ -137,44 +55,7 @@ class Channel(ConnectingChannel):
         most = min(self.bulk_max, BULK_LIMIT)
         return min(most, limit - len(self.leases)) if limit else most
 
-    # -- consuming ---------------------------------------------------------------------------------------------------
-
-    def basic_consume(self, queue: str, no_ack: bool = False, *args: Any, **options: Any) -> Any:
-        if no_ack:
-            self._unrecorded.add(queue)
-        else:
-            self._unrecorded.discard(queue)
-            self.leases.open(self._connect_keeper, self.broker_keys())
-        return super().basic_consume(queue, no_ack, *args, **options)
-
-    def _basic_cancel(self, consumer_tag: str) -> Any:
-        cancelled = super()._basic_cancel(consumer_tag)
-        if not self.active_queues:
-            self._take_back_claim()
-        return cancelled
-
-    def close(self) -> None:
-        self._take_back_claim()
-        super().close()
-
-    def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
-        message = super().basic_get(queue, no_ack=False, **options)
-        if message is not None and no_ack:
-            self.qos.ack(message.delivery_tag)
-        return message
-
-    def _get(self, queue: str) -> dict[str, Any]:
-        """One message, without waiting. Raises queue.Empty."""
-        self.leases.open(self._connect_keeper, self.broker_keys())
-        script = ClaimScript()
-        with self.conn_or_acquire() as client:
-            claim = script.read(client.execute_command(*self._claim_command(script, [queue], 1)))
-        self._note(claim)
-        if not claim.messages:
-            raise Empty
-        return payload_of(claim.messages[0].raw)
-
-    # -- claiming: kombu's poller calls these two in place of BRPOP ---------------------------------------------------
+    # -- kombu's poller calls these two in place of BRPOP --------------------------------------------------------------
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         room = self.room()
@@ -237,13 +118,3 @@ class Channel(ConnectingChannel):
         except Exception:
             log.exception("message %s of queue %s cannot be taken; kept in %s", claimed.tag, claimed.queue, PARKED_KEY)
             self.leases.conclude([claimed.tag], BrokerAction.SET_ASIDE)
-
-    def _take_back_claim(self) -> None:
-        """Messages of a claim that ends after the last consumer was cancelled return to their queues at once."""
-        if not self._in_poll:
-            return
-        try:
-            messages = self._read_claim()
-        except BROKER_ERRORS:
-            return  # its messages return when their lease ends
-        self.leases.conclude([claimed.tag for claimed in messages], BrokerAction.GIVE_BACK)

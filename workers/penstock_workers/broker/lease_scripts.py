@@ -14,6 +14,8 @@ from penstock_ledger import keys
 from penstock_producer.lanes import LANES
 from penstock_producer.wire import queue_name
 
+__all__ = ["return_leases_of_the_dead"]
+
 PARKED_KEY = keys.PARKED_UNKNOWN
 SWEEP_KEY = "penstock:sweep"
 RESTORED_PER_SWEEP = 500  # each costs Redis some 20 us: a sweep blocks Redis for 10 ms at most

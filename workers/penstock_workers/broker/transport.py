@@ -13,7 +13,8 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport import redis as kombu_redis
 
 from penstock_ledger import RedisAddress
-from penstock_workers.broker.claim import IDLE_POLL_S, Channel
+from penstock_workers.broker.channel import Channel
+from penstock_workers.broker.claim import IDLE_POLL_S
 from penstock_workers.broker.leases import Leases
 
 ALIASES = ("penstock", "redisbulk")  # broker URLs: penstock+redis://…, penstock+rediss://…, penstock+socket://…

@@ -12,7 +12,7 @@ from celery import Celery, Task
 from celery.signals import after_setup_logger, after_setup_task_logger
 from kombu.entity import Queue
 
-from penstock_ledger import RedisAddress, keys
+from penstock_ledger import REDIS_CONNECT_TIMEOUT_S, REDIS_TIMEOUT_S, RedisAddress, keys
 from penstock_ledger.log_lines import make_safe
 from penstock_producer.wire import TASK_NAME, queue_name
 from penstock_workers.broker import transport
@@ -25,11 +25,11 @@ from penstock_workers.celery_app.bridge import ItemEngine
 from penstock_workers.doors.tasks import door_tasks
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
+__all__ = ["CONTROL_QUEUE", "PenstockApp", "create_app"]
+
 EngineFactory = Callable[["PenstockApp", "WorkerSettings"], ItemEngine]
 
 CONTROL_QUEUE = queue_name(CONTROL_LANE)
-SOCKET_TIMEOUT_S = 15.0  # a dead peer blocks forever without one
-CONNECT_TIMEOUT_S = 5.0
 HEARTBEAT_S = 20  # of RabbitMQ's connections: a half-open one is noticed within twice that
 HEALTH_CHECK_S = 25  # kombu's: half-open consumer connections are noticed within some 50 s
 
@@ -171,8 +171,8 @@ def _transport_options(parts: Parts) -> dict[str, Any]:
     timeout_s, queue = parts.settings.visibility_timeout_s, queue_name(parts.settings.lane)
     options: dict[str, Any] = {
         "visibility_timeout": timeout_s,
-        "socket_timeout": SOCKET_TIMEOUT_S,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": REDIS_TIMEOUT_S,
+        "socket_connect_timeout": REDIS_CONNECT_TIMEOUT_S,
         "socket_keepalive": True,
         "health_check_interval": HEALTH_CHECK_S,
         "queue_order_strategy": "priority",

@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from celery.exceptions import CPendingDeprecationWarning
+from celery.exceptions import CPendingDeprecationWarning, InvalidTaskError
 from celery.worker.consumer import Consumer
+from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.utils.url import maybe_sanitize_url
 
 from penstock_ledger.keys import PARKED_UNKNOWN
-from penstock_workers.celery_app.handover import ItemPool, item_handler
+from penstock_producer.wire import TASK_NAME
+from penstock_workers.broker.acks import Ack
+from penstock_workers.celery_app.handover import ItemPool
 from penstock_workers.doors.tasks import MAX_TASK_BYTES
 
 log = logging.getLogger(__name__)
@@ -39,18 +42,30 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
             return info
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[..., None]:
-        """Items take the faster path of ``handover.py``."""
+        """What is called with each message. Celery makes two promises per message, for brokers that acknowledge one by one."""
         handle: Callable[..., None] = super().create_task_handler(*arguments, **options)
-        if not isinstance(self.pool, ItemPool):
+        pool = self.pool
+        if not isinstance(pool, ItemPool):
             return handle  # the strategy logs what is wrong
 
-        def handle_task(message: Any) -> None:
-            if len(message.body) > MAX_TASK_BYTES:
+        def on_message(message: Any) -> None:
+            task = message.headers.get("task") if isinstance(message.headers, dict) else None
+            if task != TASK_NAME and len(message.body) > MAX_TASK_BYTES:
                 self._keep_aside_unread(message)
+            elif isinstance(task, str) and task in self.strategies:
+                self._begin(task, message, Ack(pool.handover.acks, message))
             else:
                 handle(message)
 
-        return item_handler(self, self.pool, handle_task)
+        return on_message
+
+    def _begin(self, task: str, message: Any, ack: Ack) -> None:
+        try:
+            self.strategies[task](message, None, ack, message.reject_log_error, self.on_task_message)
+        except (InvalidTaskError, ContentDisallowed) as error:
+            self.on_invalid_task(None, message, error)
+        except DecodeError as error:
+            self.on_decode_error(message, error)
 
     def _keep_aside_unread(self, message: Any) -> None:
         """Set a message aside before it is parsed, which needs several times its size in memory."""

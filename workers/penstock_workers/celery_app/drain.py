@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 TURN_S = 0.01
 GRACE_S = 2.0  # beyond the deadline, for the engine's last group commit
-STOP_TIMEOUT_S = 5.0  # for closing connections; the thread is a daemon
+STOP_TIMEOUT_S = 8.0  # for closing connections, and an engine with its processes; the thread is a daemon
 FLUSH_TIMEOUT_S = 5.0  # for the last writes to Redis; messages whose write fails return when their lease ends
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

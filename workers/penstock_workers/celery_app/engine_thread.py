@@ -38,12 +38,12 @@ class EngineThread:
         self._turned_at: float | None = None  # written by the loop while it serves, read by any thread
 
     def start(self, bridge: Bridge) -> None:
-        """Raises what the engine raises when it cannot start, and WorkerShutdown when the worker was told to stop meanwhile."""
+        """Raises what the engine raises when it cannot start, and WorkerShutdown after a signal to stop that came meanwhile."""
         self._thread = threading.Thread(target=self._main, args=(bridge,), name="penstock-items", daemon=True)
         self._thread.start()
         while not self._ready.done():
             concurrent.futures.wait([self._ready], START_LOOK_S)
-            if state.should_stop is not None:  # told to stop while a model loads: there is nothing to drain
+            if state.should_stop is not None:  # a signal to stop while a model loads: there is nothing to drain
                 raise WorkerShutdown(state.should_stop)
         self._ready.result()
         spare_the_collector()

@@ -18,11 +18,12 @@ from kombu.asynchronous import get_event_loop
 from kombu.common import ignore_errors
 
 from penstock_producer.wire import TASK_NAME
+from penstock_workers.broker.acks import Acks
 from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.leases import Leases
 from penstock_workers.celery_app.drain import Drain
 from penstock_workers.celery_app.engine_thread import EngineThread
-from penstock_workers.celery_app.handover import Acks, HandOver, ItemPool
+from penstock_workers.celery_app.handover import HandOver, ItemPool
 from penstock_workers.celery_app.item_loop import loop_factory
 from penstock_workers.celery_app.liveness import BEAT_S, Liveness
 from penstock_workers.celery_app.probe import ProbeFiles
@@ -66,7 +67,7 @@ class AsyncioPool(ItemPool):
         self._engine = EngineThread(partial(parts.build_engine, self.app, settings), loop_factory(settings.uvloop))
         self._leases: Leases = parts.leases
         late = LateAcks()
-        acks = Acks(self._leases, late, hub.call_soon)
+        acks = Acks(self._leases, late.add, hub.call_soon)
         self.handover = HandOver(self._engine, acks, late, self.sample, self._wake)
         self._threads = TaskThreads(self._post, acks.give_back, hub.call_later)
         self._leases.serve(self)
@@ -136,12 +137,11 @@ class AsyncioPool(ItemPool):
         if args[0] == TASK_NAME:
             self.handover.accept(request)
         else:
-            request._on_ack = self.handover.acks.bind(request.message)
             self._threads.run(request, target, args, options)
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
         """Stop a revoked item, which Celery then acknowledges. In a cold shutdown Celery does not, and it is given back."""
-        item = self.handover.revoke(pid)
+        item = self.handover.withdrawals.revoke(pid)
         if item is not None:
             self._post(self._give_back_unless_acknowledged, item)
 
@@ -159,12 +159,12 @@ class AsyncioPool(ItemPool):
         """Return what is still here to its queue, without waiting for the engine."""
         left = self.handover.items.all()
         for item in left:
-            self.handover.give_back(item)
+            self.handover.withdrawals.give_back(item)
         return len(left)
 
     def _give_back_unless_acknowledged(self, item: RunningItem) -> None:
         if not item.request.acknowledged:
-            self.handover.give_back(item)
+            self.handover.withdrawals.give_back(item)
 
     def _may_rest(self) -> bool:
         """Whether there is no room for messages, or an operator has cancelled every queue."""
@@ -177,10 +177,10 @@ class AsyncioPool(ItemPool):
         return self._engine.is_turning()
 
     def lost(self, tags: Sequence[str]) -> None:
-        self._post(self.handover.lose, tags, self._leases)
+        self._post(self.handover.withdrawals.lose, tags, self._leases)
 
     def late(self, action: BrokerAction, tags: Sequence[str]) -> None:
-        self._post(self.handover.note_late, action, tags)
+        self._post(self.handover.withdrawals.note_late, action, tags)
 
     # -- any thread --------------------------------------------------------------------------------------------------
 

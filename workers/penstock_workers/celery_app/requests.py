@@ -120,8 +120,8 @@ class ItemRequest(QuietRequest):
         return eventer
 
     def _came_before(self) -> bool:
-        headers = self._request_dict
-        return bool(headers.get("retries") or headers.get(CALLS_HEADER) or self._delivery_info["redelivered"])
+        headers, info = self._message.headers, self._message.delivery_info
+        return bool(headers.get("retries") or headers.get(CALLS_HEADER) or info.get("redelivered"))
 
     def _announce(self, eventer: Any) -> None:
         self._announced = True

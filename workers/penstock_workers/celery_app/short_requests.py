@@ -8,6 +8,7 @@ a change in a new Celery is noticed.
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 from time import monotonic, time
 from typing import Any
 
@@ -18,35 +19,44 @@ from celery.worker import state
 from penstock_workers.celery_app.requests import ItemRequest
 
 # Headers of what only Celery's whole request does. The producer sends none of them.
-UNUSUAL = ("eta", "expires", "timelimit", "shadow", "stamped_headers", "ignore_result")
+UNUSUAL = frozenset({"eta", "expires", "timelimit", "shadow", "stamped_headers", "ignore_result"})
 _strategy_log = get_logger("celery.worker.strategy")
 
 
 class ShortRequest(ItemRequest):
     """``of_consumer`` makes the class whose instances are requests: what all of them share are its attributes."""
 
-    def __init__(self, message: Any, on_ack: Any) -> None:  # Celery's own reads fifteen headers more
-        headers = dict(message.headers)
-        delivery, properties = message.delivery_info, message.properties
-        self._message, self._on_ack, self._on_reject = message, on_ack, message.reject_log_error
-        self._body = message.body
-        self._content_type, self._content_encoding = message.content_type, message.content_encoding
-        self._Request__payload = payload = message.payload
-        self.id = headers["id"]
-        self._root_id, self._parent_id = headers.get("root_id"), headers.get("parent_id")
-        self._argsrepr, self._kwargsrepr = headers.get("argsrepr", ""), headers.get("kwargsrepr", "")
-        self._delivery_info = {
-            "exchange": delivery.get("exchange"),
-            "routing_key": delivery.get("routing_key"),
-            "priority": properties.get("priority"),
-            "redelivered": delivery.get("redelivered", False),
-        }
-        headers["args"], headers["kwargs"], _ = payload
-        headers["properties"], headers["delivery_info"] = properties, self._delivery_info
-        headers["reply_to"], headers["correlation_id"] = properties.get("reply_to"), properties.get("correlation_id")
-        headers["hostname"] = self._hostname
-        self._args, self._kwargs = headers["args"], headers["kwargs"]
-        self._request_dict = headers
+    def __init__(self, message: Any, on_ack: Any) -> None:
+        """Celery's own reads some thirty fields; here those that are seldom asked for are read when they are."""
+        self._message, self._on_ack, self.id = message, on_ack, message.headers["id"]
+        self._args, self._kwargs, _ = message.payload
+
+    @cached_property
+    def _request_dict(self) -> dict[str, Any]:
+        message = self._message
+        return {
+            **message.headers, "properties": message.properties, "delivery_info": self._delivery_info,
+            "reply_to": message.properties.get("reply_to"), "hostname": self._hostname,
+            "correlation_id": message.properties.get("correlation_id"), "args": self._args, "kwargs": self._kwargs,
+        }  # fmt: skip
+
+    @cached_property
+    def _delivery_info(self) -> dict[str, Any]:
+        info, properties = self._message.delivery_info, self._message.properties
+        return {
+            "exchange": info.get("exchange"), "routing_key": info.get("routing_key"),
+            "priority": properties.get("priority"), "redelivered": info.get("redelivered", False),
+        }  # fmt: skip
+
+    _on_reject = cached_property(lambda self: self._message.reject_log_error)
+    _body = cached_property(lambda self: self._message.body)
+    _content_type = cached_property(lambda self: self._message.content_type)
+    _content_encoding = cached_property(lambda self: self._message.content_encoding)
+    _Request__payload = cached_property(lambda self: self._message.payload)
+    _root_id = cached_property(lambda self: self._message.headers.get("root_id"))
+    _parent_id = cached_property(lambda self: self._message.headers.get("parent_id"))
+    _argsrepr = cached_property(lambda self: self._message.headers.get("argsrepr", ""))
+    _kwargsrepr = cached_property(lambda self: self._message.headers.get("kwargsrepr", ""))
 
     @staticmethod
     def of_consumer(task: Any, app: Any, consumer: Any) -> type[ShortRequest]:
@@ -64,7 +74,7 @@ class ShortRequest(ItemRequest):
         """False for what Celery's own strategy must see: dates, limits, stamps, a listener to its signal, its log."""
         headers = message.headers
         return (
-            all(headers.get(name) is None for name in UNUSUAL)
+            headers.keys().isdisjoint(UNUSUAL)
             and not state.revoked_stamps
             and headers["id"] not in state.revoked
             and not signals.task_received.receivers

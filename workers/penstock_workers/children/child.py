@@ -24,15 +24,15 @@ import msgspec
 
 from penstock_workers.children.protocol import (
     HELLO,
-    Call,
+    CallFault,
     CallFrame,
     Cancel,
     Check,
-    Fault,
+    ChildCall,
+    ChildReply,
     Ping,
     Postprocess,
     Preprocess,
-    Reply,
     TrySchema,
     frame,
     read_frame,
@@ -47,12 +47,13 @@ START_S = 60.0  # until a child can take calls: most of a second on an idle core
 WATCH_S = 0.5  # between checks of its running calls and its memory
 PING_S = 5.0
 SILENT_S = 65.0  # without an answer although it has calls: longer than a hook may take
+HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck
 CHECK_S = 5.0  # one check of an answer against a schema; a usual one takes well under a millisecond
 IDLE_S = 60.0  # a child that has had no call for so long is ended: to free its memory
 PROGRAM = "penstock_workers.children.serve"
 
 
-class Cause(Enum):
+class LossCause(Enum):
     """Why a child was lost."""
 
     DIED = "died"
@@ -71,7 +72,7 @@ class Involvement(Enum):
 class ChildLost(Exception):
     """The child ended before it answered this call."""
 
-    def __init__(self, cause: Cause, involvement: Involvement) -> None:
+    def __init__(self, cause: LossCause, involvement: Involvement) -> None:
         super().__init__(cause, involvement)
         self.cause, self.involvement = cause, involvement
 
@@ -84,7 +85,7 @@ class ChildLimits:
     hook_s: float  # one call of a hook
     check_s: float = CHECK_S
 
-    def of(self, call: Call | None) -> float:
+    def of(self, call: ChildCall | None) -> float:
         """Seconds for which a call may keep the child's event loop for itself."""
         if isinstance(call, (Check, TrySchema)):
             return self.check_s
@@ -101,7 +102,7 @@ class Child:
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._numbers = count(HELLO + 1)
-        self._calls: dict[int, tuple[Call, asyncio.Future[Reply]]] = {}
+        self._calls: dict[int, tuple[ChildCall, asyncio.Future[ChildReply]]] = {}
         self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heard_at = self._pinged_at = monotonic()
         self._on_loop: tuple[tuple[int, int], float] = (
@@ -139,10 +140,10 @@ class Child:
     def open(self) -> bool:
         return not (self.retired or self.lost)
 
-    async def ask(self, call: Call) -> Reply:
+    async def ask(self, call: ChildCall) -> ChildReply:
         """The child's answer. Raises ChildLost."""
         number = next(self._numbers)
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ChildReply] = asyncio.get_running_loop().create_future()
         if not self._calls:
             self._heard_at = monotonic()  # an idle child is silent
         self._calls[number] = call, future
@@ -156,14 +157,14 @@ class Child:
             raise
         finally:
             self._end_if_retired()
-        if isinstance(answer, Fault) and answer.hangs:
+        if isinstance(answer, CallFault) and answer.hangs:
             self.retired = True  # one of its threads hangs, and ends only with the process
             self._end_if_retired()
         return answer
 
     async def end(self) -> None:
         """Kill the child; pending calls fail."""
-        self._lose(Cause.DIED)
+        self._lose(LossCause.DIED)
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:
@@ -204,7 +205,7 @@ class Child:
                 if future is not None and not future.done():
                     future.set_result(said.what)
         except (asyncio.IncompleteReadError, OSError, ValueError, msgspec.MsgspecError):
-            self._lose(Cause.DIED)  # unreadable data counts as a death: what follows it cannot be read, either
+            self._lose(LossCause.DIED)  # unreadable data counts as a death: what follows it cannot be read, either
 
     async def _watch(self) -> None:
         while not self.lost:
@@ -214,14 +215,14 @@ class Child:
                     async with asyncio.timeout(IDLE_S):
                         await self._has_calls.wait()
                 except TimeoutError:
-                    self._lose(Cause.DIED)
+                    self._lose(LossCause.DIED)
                     return
             await asyncio.sleep(WATCH_S)
             self._look(monotonic())
 
     def _look(self, now: float) -> None:
         if self._process.returncode is not None:  # processes that it started may keep its socket open
-            self._lose(Cause.DIED)
+            self._lose(LossCause.DIED)
             return
         if self.lost or not self._calls:
             return
@@ -231,16 +232,16 @@ class Child:
         call, _ = self._calls.get(mark[0], (None, None))
         held_s = now - self._on_loop[1] if mark[0] else 0.0
         if held_s > self._limits.of(call):
-            self._lose(Cause.STUCK, {mark[0]})
+            self._lose(LossCause.STUCK, {mark[0]})
         elif now - self._heard_at > SILENT_S:
-            self._lose(Cause.STUCK)
+            self._lose(LossCause.STUCK)
         elif _resident(self._process.pid) > self._limits.memory_bytes:
-            self._lose(Cause.MEMORY)
+            self._lose(LossCause.MEMORY)
         elif now - self._pinged_at > PING_S:
             self._pinged_at = now
             self._writer.write(frame(CallFrame(next(self._numbers), Ping())))
 
-    def _lose(self, cause: Cause, culprits: set[int] | None = None) -> None:
+    def _lose(self, cause: LossCause, culprits: set[int] | None = None) -> None:
         """Kill the child and fail its pending calls. ``culprits`` None: the calls that were running."""
         if self.lost:
             return
@@ -263,7 +264,7 @@ class Child:
 
     def _end_if_retired(self) -> None:
         if self.retired and not self._calls:
-            self._lose(Cause.DIED)
+            self._lose(LossCause.DIED)
 
 
 def _involvement(number: int, running: set[int], inside: int) -> Involvement:

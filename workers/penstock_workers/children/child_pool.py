@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from penstock_workers.children.child import Cause, Child, ChildLost, Involvement
-from penstock_workers.children.protocol import Call, Reply
+from penstock_workers.children.child import Child, ChildLost, Involvement, LossCause
+from penstock_workers.children.protocol import ChildCall, ChildReply
 
 WIDTHS: Final = (64, 8, 1)  # calls at once in one child, by line
 DEATHS_ALLOWED: Final = 2  # one may have another cause, such as memory that ran out; two are the call's
@@ -25,7 +25,7 @@ Start = Callable[[], Awaitable[Child]]
 class CallEndedChild(Exception):
     """A call ended its child. ``cause`` tells how, ``deaths`` how often."""
 
-    def __init__(self, cause: Cause, deaths: int) -> None:
+    def __init__(self, cause: LossCause, deaths: int) -> None:
         super().__init__(cause, deaths)
         self.cause, self.deaths = cause, deaths
 
@@ -37,19 +37,22 @@ class ChildPool:
         narrow = [_Line(start, width, 1) for width in widths[1:]]
         self._lines = [_Line(start, widths[0], processes), *narrow]
 
-    async def ask(self, call: Call, line: int = 0) -> Reply:
-        """The answer of a child. Raises CallEndedChild, and ChildBroken when no child can be started."""
+    async def ask(self, call: ChildCall, line: int = 0, *, begins: Callable[[], None] = lambda: None) -> ChildReply:
+        """The answer of a child; ``begins`` hears of each time that the call is made, repeats after a death included.
+
+        Raises CallEndedChild, and ChildBroken when no child can be started.
+        """
         last = len(self._lines) - 1
         deaths = spared = 0
         while True:
             try:
-                return await self._lines[line].ask(call)
+                return await self._lines[line].ask(call, begins)
             except ChildLost as lost:
                 if lost.involvement is Involvement.OTHER and spared < SPARED_MAX:
                     spared += 1
                 elif lost.involvement is Involvement.THIS:
                     deaths += 1
-                    if lost.cause is Cause.STUCK or deaths >= DEATHS_ALLOWED:
+                    if lost.cause is LossCause.STUCK or deaths >= DEATHS_ALLOWED:
                         raise CallEndedChild(lost.cause, deaths) from None
                     line = last
                 else:
@@ -70,9 +73,11 @@ class _Line:
         self._children: list[Child] = []  # that take calls
         self._leaving: list[Child] = []  # retired, until the calls in them are answered
 
-    async def ask(self, call: Call) -> Reply:
+    async def ask(self, call: ChildCall, begins: Callable[[], None]) -> ChildReply:
         async with self._places:
-            return await (self._free(SPREAD) or await self._another()).ask(call)
+            child = self._free(SPREAD) or await self._another()
+            begins()
+            return await child.ask(call)
 
     async def close(self) -> None:
         for child in (*self._children, *self._leaving):

@@ -16,17 +16,17 @@ LENGTH_BYTES: Final = 4
 FRAME_MAX: Final = 2 * 1024**3  # a request and the largest answer that settings allow
 
 
-class Message(msgspec.Struct, frozen=True, tag=True):
+class ChildMessage(msgspec.Struct, frozen=True, tag=True):
     """A call or an answer."""
 
 
-class ImportHook(Message, frozen=True):
+class ImportHook(ChildMessage, frozen=True):
     """Import a hook. -> Fine | Missing"""
 
     path: str
 
 
-class Preprocess(Message, frozen=True):
+class Preprocess(ChildMessage, frozen=True):
     """Call ``preprocess``. -> Fine with the new body | Fault | Missing"""
 
     path: str
@@ -37,7 +37,7 @@ class Preprocess(Message, frozen=True):
     body: bytes
 
 
-class Postprocess(Message, frozen=True):
+class Postprocess(ChildMessage, frozen=True):
     """Call ``postprocess``. -> Fine with what is to be stored | Refused | Fault | Missing"""
 
     path: str
@@ -49,38 +49,38 @@ class Postprocess(Message, frozen=True):
     answer: bytes
 
 
-class TrySchema(Message, frozen=True):
+class TrySchema(ChildMessage, frozen=True):
     """Compile a schema and try it. -> Fine | Fault"""
 
     schema: bytes
 
 
-class Check(Message, frozen=True):
+class Check(ChildMessage, frozen=True):
     """Does an answer fulfil a schema? -> Fine | Fault that says where it does not"""
 
     schema: bytes
     content: str
 
 
-class Infer(Message, frozen=True):
+class Infer(ChildMessage, frozen=True):
     """Make the call of an item that may have crashed a worker. -> Inferred"""
 
     doc_id: str
     request: bytes  # ``item.lane.Request`` as msgpack
 
 
-class Fine(Message, frozen=True):
+class Fine(ChildMessage, frozen=True):
     body: bytes = b""
 
 
-class Refused(Message, frozen=True):
+class Refused(ChildMessage, frozen=True):
     """The hook returned ``Invalid``."""
 
     reason: str
     retry: bool
 
 
-class Fault(Message, frozen=True):
+class CallFault(ChildMessage, frozen=True):
     """The call failed; ``words`` are for the dead letter."""
 
     words: str
@@ -89,13 +89,13 @@ class Fault(Message, frozen=True):
     hangs: bool = False  # and its thread still runs
 
 
-class Missing(Message, frozen=True):
+class Missing(ChildMessage, frozen=True):
     """The hook cannot be imported, or is not allowed."""
 
     words: str
 
 
-class Inferred(Message, frozen=True):
+class Inferred(ChildMessage, frozen=True):
     """The result of an ``Infer``: an answer, or why there is none (``failure``)."""
 
     latency_ms: int
@@ -120,16 +120,16 @@ class Inferred(Message, frozen=True):
         return Answer(self.status, self.headers, self.body, self.latency_ms, packed=self.packed)
 
 
-class Ping(Message, frozen=True):
+class Ping(ChildMessage, frozen=True):
     """-> Fine, unless the child's loop is stuck."""
 
 
-class Cancel(Message, frozen=True):
+class Cancel(ChildMessage, frozen=True):
     """The worker no longer waits for the call of this number. No answer."""
 
 
-Call = ImportHook | Preprocess | Postprocess | TrySchema | Check | Infer
-Reply = Fine | Refused | Fault | Missing | Inferred
+ChildCall = ImportHook | Preprocess | Postprocess | TrySchema | Check | Infer
+ChildReply = Fine | Refused | CallFault | Missing | Inferred
 
 
 class CallFrame(msgspec.Struct, frozen=True):
@@ -139,7 +139,7 @@ class CallFrame(msgspec.Struct, frozen=True):
 
 class ReplyFrame(msgspec.Struct, frozen=True):
     number: int
-    what: Fine | Refused | Fault | Missing | Inferred
+    what: Fine | Refused | CallFault | Missing | Inferred
 
 
 HELLO: Final = 0  # the number of the first message of a child, sent when it can take calls

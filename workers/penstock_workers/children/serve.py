@@ -26,10 +26,11 @@ import msgspec
 from penstock_producer.lanes import DEFAULT_LANE
 from penstock_workers.children.protocol import (
     HELLO,
+    CallFault,
     CallFrame,
     Cancel,
     Check,
-    Fault,
+    ChildReply,
     Fine,
     ImportHook,
     Infer,
@@ -37,7 +38,6 @@ from penstock_workers.children.protocol import (
     Ping,
     Postprocess,
     Preprocess,
-    Reply,
     ReplyFrame,
     TrySchema,
     frame,
@@ -85,7 +85,7 @@ class Serving:
             while True:
                 self._take(read_call(await read_frame(reader)))
 
-    def say(self, number: int, what: Reply) -> None:
+    def say(self, number: int, what: ChildReply) -> None:
         self._writer.write(frame(ReplyFrame(number, what)))
 
     def _take(self, asked: CallFrame) -> None:
@@ -105,7 +105,7 @@ class Serving:
                 self._tasks[number] = asyncio.get_running_loop().create_task(self._run(number, what))
                 _number.reset(token)
 
-    def _check(self, what: Check | TrySchema) -> Reply:
+    def _check(self, what: Check | TrySchema) -> ChildReply:
         if self._schemas is None:
             from penstock_workers.hooks.schema import SchemaChecks
 
@@ -115,13 +115,13 @@ class Serving:
             if isinstance(what, Check)
             else self._schemas.unusable(what.schema)
         )
-        return Fine() if words is None else Fault(words)
+        return Fine() if words is None else CallFault(words)
 
     async def _run(self, number: int, what: ImportHook | Preprocess | Postprocess | Infer) -> None:
         try:
             answer = await (self._infer(what) if isinstance(what, Infer) else self._hooks.answer(number, what))
         except Exception as error:  # an error of Penstock: a hook's exceptions come back as values
-            answer = Fault(f"{type(error).__name__}: {error}")
+            answer = CallFault(f"{type(error).__name__}: {error}")
         finally:
             self._tasks.pop(number, None)
         self.say(number, answer)

@@ -6,9 +6,8 @@ import os
 import sys
 from functools import partial
 
-from penstock_workers.children.child import Child, ChildLimits
+from penstock_workers.children.child import HOOK_TIMEOUT_S, Child, ChildLimits
 from penstock_workers.children.child_pool import Start
-from penstock_workers.hooks.job_code import HOOK_TIMEOUT_S
 from penstock_workers.settings import WorkerSettings
 
 MB = 1024 * 1024

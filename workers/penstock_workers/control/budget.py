@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MICROUSD = 1_000_000
-FIRST_DOCUMENTS = 4  # under way at once until the first answers have told what a document costs
+FIRST_DOCUMENTS = 4  # under way at once until the first answers show what a document costs
 GROWTH = 2  # at most so many times the finished documents are under way: a mean of few says little
 
 

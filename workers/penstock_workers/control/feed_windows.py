@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from penstock_ledger import RedisLedger
 from penstock_ledger.model import Job, JobState
 from penstock_producer.lanes import LANES
-from penstock_ratelimit import Flow
+from penstock_ratelimit import Flow, Priority
 from penstock_workers.celery_app.heartbeat import ALIVE_S
-from penstock_workers.control.shares import Share, shares
+from penstock_workers.control.shares import Share, parts_of_window, shares
 from penstock_workers.control.specs import Specs
 from penstock_workers.control.throughput import Throughput
+from penstock_workers.control.turns import TURNS, Turns
 from penstock_workers.item.jobs import flow_of
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class FeedWindows:
         self._outstanding: Mapping[str, Sequence[int]] = {}  # by job and generation
         self._shares: dict[str, dict[str, Share]] = {}  # of this round, by lane and job
         self._rivals: defaultdict[str, dict[str, Flow]] = defaultdict(dict)  # lane -> flows of its active jobs, by job
+        self._turns: defaultdict[str, Turns] = defaultdict(Turns)  # by lane, for jobs of small shares
 
     def update(self, live: Collection[Job], outstanding: Mapping[str, Sequence[int]]) -> None:
         """Note which jobs share the queues now, in every round before ``for_feed``. ``outstanding``: documents by generation."""
@@ -78,6 +80,8 @@ class FeedWindows:
             lane, flow = self._known[job.job_id]
             if now - self._active[job.job_id] < ACTIVE_S:
                 self._rivals[lane][job.job_id] = flow
+        for lane in {*self._rivals, *self._turns}:
+            self._begin_turns(lane)
 
     def _note_active(self, running: Collection[Job], now: float) -> None:
         """Those with documents in the queue or with a worker, and, for a while, those that are new here."""
@@ -89,11 +93,13 @@ class FeedWindows:
     def for_feed(self, job: Job, generation: int, *, ordered: bool = False) -> Share:
         """Documents that one feed of a job may add now, and where. ``update`` has seen the job.
 
-        ``ordered`` feeds are told to wait until there is room for a step that is worth putting into order.
+        ``ordered`` feeds wait until there is room for a step that is worth putting into order.
         """
         if self._full:
             return Share(0, False)
         lane, flow = self._known[job.job_id]
+        if self._takes_turns(lane, flow):
+            return Share(self._room_in_turn(lane, job.job_id), False)
         rivals = self._rivals[lane] | {job.job_id: flow}
         window = self._window(lane, SHARED_WINDOW_S if len(rivals) > 1 else WINDOW_S)
         share = self._shares_of(lane, rivals, window)[job.job_id]
@@ -103,6 +109,36 @@ class FeedWindows:
         if len(rivals) > 1 and not share.urgent:
             room = min(room, max(STEP_MIN, self._step(lane) * share.documents // window))
         return Share(room, share.urgent)
+
+    def place(self, job: Job) -> float:
+        """The lower, the sooner a job is fed in this round. ``update`` has seen it."""
+        return self._turns[self._known[job.job_id][0]].place(job.job_id)
+
+    def note_fed(self, job: Job, documents: int) -> None:
+        """What a feed added after ``for_feed``."""
+        self._turns[self._known[job.job_id][0]].note(job.job_id, documents)
+
+    def _takes_turns(self, lane: str, flow: Flow) -> bool:
+        """A job that shares a lane with many, or that has had nothing to feed for a while and comes back to many."""
+        turns = self._turns[lane]
+        comes_back = flow.job not in self._rivals[lane] and flow.priority != Priority.URGENT
+        return turns.applies_to(flow.job) or (bool(turns) and comes_back)
+
+    def _room_in_turn(self, lane: str, job_id: str) -> int:
+        room = self._turns[lane].room()
+        if not room:
+            self._active[job_id] = self._now  # it waits for its turn, and is not idle
+        return room
+
+    def _begin_turns(self, lane: str) -> None:
+        """Jobs whose share of the window is less than a step of many take turns; the others keep to their shares."""
+        rivals, small = self._rivals[lane], dict[str, float]()
+        if len(rivals) > TURNS:
+            of_window = parts_of_window(list(rivals.values()), self._front(lane))
+            small = {job: part for job, part in of_window.items() if part < 1 / TURNS}
+        outstanding = {job: sum(generations) for job, generations in self._outstanding.items()} if small else {}
+        window, per_s = self._window(lane, SHARED_WINDOW_S), self._pace[lane].per_s
+        self._turns[lane].begin(small, outstanding, window, per_s, self._now)
 
     def _shares_of(self, lane: str, rivals: Mapping[str, Flow], window: int) -> Mapping[str, Share]:
         """Computed once per round and lane for its active jobs; anew for a job that joins them."""
@@ -152,9 +188,8 @@ class FeedWindows:
 
     def _look_at_pace(self, now: float) -> None:
         finished: dict[str, dict[str, int]] = defaultdict(dict)
-        for job_id, (lane, _) in self._known.items():
-            stats = self._hot.stats(job_id)
-            finished[lane][job_id] = stats.get("succeeded", 0) + stats.get("dead", 0)
+        for (job_id, (lane, _)), number in zip(self._known.items(), self._hot.finished_of(self._known), strict=True):
+            finished[lane][job_id] = number
         for lane, by_job in finished.items():
             self._pace[lane].note(by_job, now)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from penstock_ledger import (
+    REDIS_TIMEOUT_S,
     Database,
     FeedLost,
     JobSeen,
@@ -19,7 +20,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Feed, Job, JobState
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_producer.feeder import open_feeder
+from penstock_producer.leased_feed import open_feeder
 from penstock_producer.wire import queue_name
 from penstock_workers.control.balance import Balance
 from penstock_workers.control.cancel import Cancelling
@@ -35,7 +36,6 @@ from penstock_workers.control.reconcile import Reconciler
 from penstock_workers.control.resume import Resumes
 from penstock_workers.control.specs import Specs
 from penstock_workers.settings import WorkerSettings
-from penstock_workers.stores import REDIS_TIMEOUT_S
 from penstock_workers.tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -88,8 +88,13 @@ class JobSteps:
         ):  # fmt: skip
             part.keep_only(names)
         self.leadership.renew(live)
+        self.leadership.take(live)
         outstanding = {job.job_id: of_job.outstanding for (job, _), of_job in zip(live, seen, strict=True)}
         self._windows.update([job for job, _ in live], outstanding)
+
+    def place(self, live: LiveJob) -> float:
+        """The lower, the sooner in a round a job has its step."""
+        return self._windows.place(live.job)
 
     def step(self, live: LiveJob, seen: JobSeen) -> None:
         """One bounded step for one job."""
@@ -108,8 +113,8 @@ class JobSteps:
         if self._limits.stop(job, self._specs.of(job), sum(seen.outstanding)) or not led:
             return
         self._unpark(job, seen)
-        for _, led_feed in led:
-            self._advance(job, led_feed)
+        for feed, led_feed in led:
+            self._advance(job, led_feed, seen.outstanding[feed.generation - 1])
         if any(feed.generation == job.generation for feed, _ in led):  # one process counts, and writes outputs
             self._end_if_done(live, seen, [led_feed.feeder.feed for _, led_feed in led])
 
@@ -135,22 +140,23 @@ class JobSteps:
     def _open_led(self, job: Job, feed: Feed) -> LedFeed:
         spans = None if self._tracing is None else self._tracing.of_feed(job, feed)
         feeder = open_feeder(
-            self._database, self._hot, job, feed, owner=self._owner, settings=self._settings, spans=spans
-        )
+            self._database, self._hot, job, feed, owner=self._owner, settings=self._settings, spans=spans,
+            spec=self._specs.of(job),
+        )  # fmt: skip
         return LedFeed(feeder, Reconciler(self._outcomes, self._hot), self._next_reconciliation())
 
     def _unpark(self, job: Job, seen: JobSeen) -> None:
         if seen.parked:
             self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)
 
-    def _advance(self, job: Job, led: LedFeed) -> None:
+    def _advance(self, job: Job, led: LedFeed, outstanding: int) -> None:
         feed = led.feeder.feed
         try:
             if not feed.exhausted:
                 self._feed(job, led)
             if time.monotonic() >= led.next_round:
                 led.next_round = self._next_reconciliation()
-                self._reconcile(job, led)
+                self._reconcile(job, led, outstanding)
         except FeedLost:
             self.leadership.forget(feed)
         except RedisForgot:
@@ -166,12 +172,14 @@ class JobSteps:
         documents = self._limits.within_budget(job, documents)
         if documents:
             fed = feeder.step(min(documents, FEED_MAX))
+            self._windows.note_fed(job, fed.published)
             self._counters.add("fed", self._specs.of(job).lane, fed.published)
 
-    def _reconcile(self, job: Job, led: LedFeed) -> None:
+    def _reconcile(self, job: Job, led: LedFeed, outstanding: int) -> None:
+        """``outstanding``: as this round found it, before it fed more."""
         lane = self._specs.of(job).lane
         self._counters.add("reconciles", lane, 1)
-        republished = led.reconciler.round(job, led.feeder.feed, led.feeder, queue_name(lane))
+        republished = led.reconciler.round(job, led.feeder.feed, led.feeder, queue_name(lane), outstanding)
         self._counters.add("republished", lane, republished)
 
     def _next_reconciliation(self) -> float:

@@ -1,7 +1,7 @@
 """Which feeds this process leads: each feed has one leader at a time, by a lease in SQL with a fence.
 
-Each round reads all leases together with the jobs, so a leader needs no statement of its own: a write takes a free
-lease, and one write renews all leases of a process when a third of their time is gone. The cursor is protected by the
+Each round reads all leases together with the jobs, so a leader needs no statement of its own: one write takes the free
+leases, and one write renews all leases of a process when a third of their time is gone. The cursor is protected by the
 fence, which is compared at each write.
 """
 
@@ -17,6 +17,8 @@ from penstock_workers.control.reconcile import Reconciler
 
 FEED_LEASE_S = 15.0  # a dead leader is replaced after this
 RENEW_BELOW_S = FEED_LEASE_S * 2 / 3  # of what is left: two renewals may fail before a leader loses its feeds
+
+TAKEN_MAX = 500  # leases per round: the transaction lasts some tenths of a second, and the next round takes more
 
 FeedName = tuple[str, int]  # job id and generation
 
@@ -38,6 +40,7 @@ class Leadership:
         self._owner = owner
         self._open_led = open_led
         self._led: dict[FeedName, LedFeed] = {}
+        self._taken: dict[FeedName, Feed] = {}  # by the latest ``take``
 
     def __len__(self) -> int:
         """Feeds that this process leads."""
@@ -52,10 +55,16 @@ class Leadership:
         if any(feed.led_by(self._owner) and feed.lease_s < RENEW_BELOW_S for feed in _worked_on(live)):
             self._jobs.renew_feeds(self._owner, FEED_LEASE_S)
 
+    def take(self, live: Iterable[LiveJob]) -> None:
+        """Feeds that no process leads, at most ``TAKEN_MAX`` in each round, in one transaction."""
+        free = [(feed.feed.job_id, feed.feed.generation) for feed in _worked_on(live) if feed.free]
+        leased = self._jobs.lease_feeds(free[:TAKEN_MAX], self._owner, FEED_LEASE_S)
+        self._taken = {(feed.job_id, feed.generation): feed for feed in leased}
+
     def lead(self, job: Job, live: LiveFeed) -> LedFeed | None:
-        """The feed as this process leads it, taken where it is free; None while another process leads it."""
+        """The feed as this process leads it; None while another process leads it, or none yet."""
         name = (live.feed.job_id, live.feed.generation)
-        feed = self._leased(live)
+        feed = live.feed if live.led_by(self._owner) else self._taken.get(name)
         led = self._led.get(name)
         if feed is None:
             self._led.pop(name, None)
@@ -79,13 +88,6 @@ class Leadership:
         for led in self._led.values():
             self._jobs.release_feed(led.feeder.feed, self._owner)
         self._led.clear()
-
-    def _leased(self, live: LiveFeed) -> Feed | None:
-        if live.led_by(self._owner):
-            return live.feed
-        if not live.free:
-            return None
-        return self._jobs.lease_feed(live.feed.job_id, live.feed.generation, self._owner, FEED_LEASE_S)
 
 
 def _worked_on(live: Iterable[LiveJob]) -> Iterator[LiveFeed]:

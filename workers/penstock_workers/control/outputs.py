@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 from penstock_ledger import OutcomeStore
 from penstock_ledger.model import Job
-from penstock_producer.outputs import Written, write_outputs
+from penstock_producer.outputs import WrittenFiles, write_outputs
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class OutputWriter:
         self._settings = settings
         self._outcomes = outcomes
         self._turn = threading.Lock()  # held by the one thread that writes
-        self._writing: dict[tuple[str, int], Future[Written]] = {}  # bounded by the jobs that are live
+        self._writing: dict[tuple[str, int], Future[WrittenFiles]] = {}  # bounded by the jobs that are live
 
     def written(self, job: Job) -> bool:
         """Start writing, or check on it; True once the files are there (or none are wanted).
@@ -53,7 +53,7 @@ class OutputWriter:
         for writing in self._writing.values():
             writing.cancel()
 
-    def _write(self, job: Job, writing: Future[Written]) -> None:
+    def _write(self, job: Job, writing: Future[WrittenFiles]) -> None:
         destination = f"{str(self._settings.results_url).rstrip('/')}/{job.job_id}"
         with self._turn:
             if not writing.set_running_or_notify_cancel():

@@ -28,9 +28,9 @@ class Reconciler:
         self._suspects: frozenset[str] = frozenset()
         self._last_progress = -1
 
-    def round(self, job: Job, feed: Feed, feeder: Feeder, queue: str) -> int:
-        """One round; returns how many documents were published again."""
-        if not self._worth_a_scan(job, feed, queue):
+    def round(self, job: Job, feed: Feed, feeder: Feeder, queue: str, outstanding: int) -> int:
+        """One round for ``outstanding`` documents of the feed; returns how many were published again."""
+        if not outstanding or not self._worth_a_scan(job, queue, outstanding):
             self._suspects = frozenset()
             return 0
         missing = dict(self._hot.missing(queue, feed.job_id, feed.generation, item_tag))
@@ -46,10 +46,7 @@ class Reconciler:
             republish(feeder, [(doc, missing[doc]) for doc in lost])
         return len(lost)
 
-    def _worth_a_scan(self, job: Job, feed: Feed, queue: str) -> bool:
-        outstanding = self._hot.outstanding(feed.job_id, feed.generation)
-        if not outstanding:
-            return False
+    def _worth_a_scan(self, job: Job, queue: str, outstanding: int) -> bool:
         stats = self._hot.stats(job.job_id)
         progress = stats.get("succeeded", 0) + stats.get("dead", 0) + stats.get("retries", 0)
         stalled, self._last_progress = progress == self._last_progress, progress

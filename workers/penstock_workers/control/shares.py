@@ -28,11 +28,15 @@ def shares(flows: Collection[Flow], front: int, window: int) -> dict[str, Share]
 
     Urgent jobs that find no place at the front, because there are more jobs than places, are fed as normal ones.
     """
-    placed = _places([flow for flow in flows if flow.priority == Priority.URGENT], front)
-    others = [_at_most_normal(flow) for flow in flows if flow.job not in placed]
+    placed = _placed(flows, front)
     found = {job: Share(documents, True) for job, documents in placed.items()}
-    found |= {job: Share(max(1, int(window * part)), False) for job, part in parts(others).items()}
+    found |= {job: Share(max(1, int(window * part)), False) for job, part in _parts_beside(flows, placed).items()}
     return found
+
+
+def parts_of_window(flows: Collection[Flow], front: int) -> dict[str, float]:
+    """The part of the window of each job that has no place at the front."""
+    return _parts_beside(flows, _placed(flows, front))
 
 
 def parts(flows: Iterable[Flow]) -> dict[str, float]:
@@ -54,6 +58,14 @@ _Name = TypeVar("_Name", bound=Hashable)
 def _split(weights: Mapping[_Name, float]) -> dict[_Name, float]:
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
+
+
+def _placed(flows: Collection[Flow], front: int) -> dict[str, int]:
+    return _places([flow for flow in flows if flow.priority == Priority.URGENT], front)
+
+
+def _parts_beside(flows: Collection[Flow], placed: Collection[str]) -> dict[str, float]:
+    return parts(_at_most_normal(flow) for flow in flows if flow.job not in placed)
 
 
 def _places(urgent: Collection[Flow], front: int) -> dict[str, int]:

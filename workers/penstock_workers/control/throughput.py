@@ -8,7 +8,7 @@ FADE = 0.8  # what is left of an old figure at each look: answers that come in b
 
 
 class Throughput:
-    """The latest rate, or what is left of an earlier and higher one: feeding by a momentary rate would starve the fleet."""
+    """The latest rate, or what is left of an earlier and higher one: feeding by a momentary rate would leave workers idle."""
 
     def __init__(self) -> None:
         self.per_s = 0.0

@@ -12,6 +12,8 @@ import redis
 
 from penstock_ledger import keys
 
+__all__ = ["TaskRecords"]
+
 REFUSED_KEPT = 1_000  # the newest; each some 500 bytes
 STARTS_KEPT_S = 7 * 86_400  # for a task that never ends, as when its message was deleted
 REASON_MAX_CHARS = 2_000  # of one refusal: twenty bad rows, or every field of a spec

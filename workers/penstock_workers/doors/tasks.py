@@ -133,7 +133,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         self.given_back(task_id)
 
     def given_back(self, task_id: str) -> None:
-        """It ended, or returns to its queue because this process is told to end: no crash is counted."""
+        """It ended, or returns to its queue because this process has to end: no crash is counted."""
         with contextlib.suppress(RedisError):
             self.door.records.end(task_id)
 

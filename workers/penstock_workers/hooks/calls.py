@@ -11,7 +11,16 @@ from typing import Any
 
 import orjson
 
-from penstock_workers.children.protocol import Fault, Fine, ImportHook, Missing, Postprocess, Preprocess, Refused, Reply
+from penstock_workers.children.protocol import (
+    CallFault,
+    ChildReply,
+    Fine,
+    ImportHook,
+    Missing,
+    Postprocess,
+    Preprocess,
+    Refused,
+)
 from penstock_workers.children.running_calls import RunningCalls
 from penstock_workers.errors import HookMissing
 from penstock_workers.hooks.contract import Invalid, Item
@@ -49,7 +58,7 @@ class HookCalls:
         self._timeout_s = timeout_s
         self._logged: set[str] = set()  # hooks whose traceback was sent; as many as were ever imported
 
-    async def answer(self, number: int, call: ImportHook | Preprocess | Postprocess) -> Reply:
+    async def answer(self, number: int, call: ImportHook | Preprocess | Postprocess) -> ChildReply:
         try:
             function = await self._imports.get(number, call.path)
             if isinstance(call, ImportHook):
@@ -59,15 +68,15 @@ class HookCalls:
             return Missing(str(error))
         except HookFault as fault:
             trace = self._trace_once(call.path, fault.trace)
-            return Fault(str(fault)[:WORDS_CHARS], trace, fault.overtime, fault.hangs)
+            return CallFault(str(fault)[:WORDS_CHARS], trace, fault.overtime, fault.hangs)
 
-    async def _before(self, number: int, function: Callable[..., Any], call: Preprocess | Postprocess) -> Reply:
+    async def _before(self, number: int, function: Callable[..., Any], call: Preprocess | Postprocess) -> ChildReply:
         changed = await self._call(number, function, _item(call))
         if not isinstance(changed, Item) or not isinstance(changed.body, dict):
             raise HookFault(f"it returned {_kind(changed)}, not the item with a dict as its body")
         return Fine(_json(changed.body))
 
-    async def _after(self, number: int, function: Callable[..., Any], call: Preprocess | Postprocess) -> Reply:
+    async def _after(self, number: int, function: Callable[..., Any], call: Preprocess | Postprocess) -> ChildReply:
         assert isinstance(call, Postprocess)
         said = await self._call(number, function, _item(call), orjson.loads(call.answer))
         if isinstance(said, Invalid):

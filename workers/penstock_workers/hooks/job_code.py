@@ -8,20 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from time import monotonic
 
 import orjson
+from msgspec import structs
 
 from penstock_ledger.vectors import as_json
 from penstock_ratelimit.for_penstock import DETAIL_CHARS
-from penstock_workers.children.child import CHECK_S, Cause
+from penstock_workers.children.child import CHECK_S, HOOK_TIMEOUT_S, LossCause
 from penstock_workers.children.child_pool import CallEndedChild, ChildPool
 from penstock_workers.children.protocol import (
-    Call,
+    CallFault,
     Check,
-    Fault,
+    ChildCall,
     Fine,
     ImportHook,
     Missing,
@@ -30,15 +31,15 @@ from penstock_workers.children.protocol import (
     Refused,
     TrySchema,
 )
-from penstock_workers.children.protocol import Reply as Said
+from penstock_workers.children.protocol import ChildReply as Said
 from penstock_workers.errors import ChildBroken, HookMissing, HookStuck, SchemaUnusable, WorkerError
 from penstock_workers.failure_log import FailureLog
+from penstock_workers.hooks.under_way import HooksUnderWay
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 
 log = logging.getLogger(__name__)
 
-HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck
 STUCK_MAX = 16  # calls of a hook in a row that took too long: then the hook is broken, not one document
 KEPT = 200  # hooks and schemas that are known to be usable: one schema and two hooks per job
 # Between tries to start a process for an answer that is paid for: a minute in which memory or processes may come free. Then
@@ -55,6 +56,7 @@ class JobCode:
     ) -> None:
         self._hooks, self._checks, self._suspects = hooks, checks, suspects
         self._hook_timeout_s = hook_timeout_s
+        self._under_way = HooksUnderWay()
         self._usable: OrderedDict[str, None] = OrderedDict()  # hooks, and jobs with their schema
         self._schemas: OrderedDict[str, bytes] = OrderedDict()  # by job
         self._broken: dict[str, tuple[float, WorkerError]] = {}  # until when, and why; as many as ``_usable``
@@ -97,11 +99,15 @@ class JobCode:
         call = Postprocess(path, *attempt.key, attempt.job.spec.endpoint, attempt.body, as_json(reply.body))
         said = await self._call(attempt, path, call, reply.status)
         if isinstance(said, Fine):
-            return reply._replace(body=said.body)
+            return structs.replace(reply, body=said.body)
         if isinstance(said, Refused):
             detail = f"{path}: {said.reason}"[:DETAIL_CHARS]
             return Failure("invalid_result", detail, reply.status, final=not said.retry)
         return said
+
+    def described(self) -> Mapping[str, str]:
+        """For the heartbeat: the hook that has run longest, while one takes long."""
+        return self._under_way.described()
 
     async def close(self) -> None:
         for pool in (self._hooks, self._checks, self._suspects):
@@ -113,20 +119,21 @@ class JobCode:
         self, attempt: Attempt, path: str, call: Preprocess | Postprocess, status: int | None
     ) -> Fine | Refused | Failure:
         try:
-            said = await self._ask(self._hooks, attempt, call)
+            with self._under_way.call(path):
+                said = await self._ask(self._hooks, attempt, call)
         except CallEndedChild as ended:
             return self._failure_of(path, ended, status)
         if isinstance(said, Missing):
             raise HookMissing(said.words)
-        self._note_overtime(path, isinstance(said, Fault) and said.overtime)
-        if isinstance(said, Fault):
+        self._note_overtime(path, isinstance(said, CallFault) and said.overtime)
+        if isinstance(said, CallFault):
             self._log_once(path, said.trace)
             return Failure("hook_failed", f"{path}: {said.words}"[:DETAIL_CHARS], status)
         assert isinstance(said, (Fine, Refused)), said
         return said
 
     def _failure_of(self, path: str, ended: CallEndedChild, status: int | None) -> Failure:
-        if ended.cause is Cause.STUCK:
+        if ended.cause is LossCause.STUCK:
             self._note_overtime(path, True)
             words = f"{path}: it took longer than {self._hook_timeout_s:g} s, and nothing else could run in its process"
             return Failure("hook_failed", words, status)
@@ -155,7 +162,7 @@ class JobCode:
             error = HookMissing(f"hook_missing: {path} cannot be imported here: {_end(ended)}")
             self._broken[path] = monotonic() + HELD_S, error
             raise error from None
-        if isinstance(said, (Missing, Fault)):
+        if isinstance(said, (Missing, CallFault)):
             raise HookMissing(said.words)
 
     # -- schemas -------------------------------------------------------------------------------------------------------
@@ -165,18 +172,20 @@ class JobCode:
         try:
             said = await self._ask(self._checks, attempt, Check(self._schema(attempt), reply.content or ""))
         except CallEndedChild as ended:
-            if ended.cause is Cause.STUCK:
+            if ended.cause is LossCause.STUCK:
                 words = f"the check took longer than {CHECK_S:g} s; simplify the schema, its patterns above all"
                 return Failure("schema_mismatch", words, reply.status)
             return Failure("worker_crashed", f"the check against the schema: {_end(ended)}", reply.status)
-        return Failure("schema_mismatch", said.words[:DETAIL_CHARS], reply.status) if isinstance(said, Fault) else None
+        if not isinstance(said, CallFault):
+            return None
+        return Failure("schema_mismatch", (_cut_short(reply) + said.words)[:DETAIL_CHARS], reply.status)
 
     async def _try_schema(self, attempt: Attempt) -> None:
         try:
             said = await self._ask(self._checks, attempt, TrySchema(self._schema(attempt)))
-            words = said.words if isinstance(said, Fault) else None
+            words = said.words if isinstance(said, CallFault) else None
         except CallEndedChild as ended:
-            words = "it takes too long" if ended.cause is Cause.STUCK else _end(ended)
+            words = "it takes too long" if ended.cause is LossCause.STUCK else _end(ended)
         if words is not None:
             error = SchemaUnusable(
                 f"schema_unusable: response_schema cannot be used to check answers: {words}; submit again with another one"
@@ -195,7 +204,7 @@ class JobCode:
 
     # -- both ----------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, pool: ChildPool, attempt: Attempt, call: Call) -> Said:
+    async def _ask(self, pool: ChildPool, attempt: Attempt, call: ChildCall) -> Said:
         """Raises ChildBroken: at once before the call, and after several attempts where an answer is paid for."""
         if isinstance(call, Postprocess | Check):
             for pause_s in START_AGAIN_S:
@@ -206,7 +215,7 @@ class JobCode:
                     await asyncio.sleep(pause_s)
         return await self._ask_once(pool, attempt, call)
 
-    async def _ask_once(self, pool: ChildPool, attempt: Attempt, call: Call) -> Said:
+    async def _ask_once(self, pool: ChildPool, attempt: Attempt, call: ChildCall) -> Said:
         return await (self._suspects.ask(call, attempt.line) if attempt.confined else pool.ask(call))
 
     async def _once(self, name: str, look: Callable[[], Awaitable[None]]) -> None:
@@ -224,10 +233,20 @@ class JobCode:
             self._usable.popitem(last=False)
 
 
+def _cut_short(reply: Reply) -> str:
+    """Before what the schema says of an answer that was cut: nothing else is wrong with it, mostly."""
+    if reply.finish_reason != "length":
+        return ""
+    tokens = "" if reply.completion_tokens is None else f" after {reply.completion_tokens} tokens"
+    return (
+        f"the answer was cut{tokens} (finish_reason length): raise max_tokens, or ask for a shorter answer; as it is: "
+    )
+
+
 def _end(ended: CallEndedChild) -> str:
     how = (
         "held more memory than hook_memory_mb allows"
-        if ended.cause is Cause.MEMORY
+        if ended.cause is LossCause.MEMORY
         else "died (an exit, a signal or a crash in native code)"
     )
     return f"its process {how}, {ended.deaths} times, the last time when it ran alone"

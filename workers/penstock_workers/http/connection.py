@@ -12,6 +12,7 @@ from penstock_workers.http.errors import ConnectionLost, HttpError, TimedOut
 from penstock_workers.http.reader import AnswerReader
 
 WHOLE_BYTES = 64 * 1024  # a body up to here is written at once, with its head
+CLOCK_STEP_S = 0.001  # uvloop counts in milliseconds: a timer may ring so much early
 PIECE_BYTES = 256 * 1024  # of a larger body: the next piece is written when the socket has taken the one before
 
 
@@ -23,7 +24,8 @@ class Connection(asyncio.Protocol):
         self._reader = AnswerReader(limits)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None  # of the request that is under way
-        self._alarm: asyncio.TimerHandle | None = None
+        self._deadline = 0.0  # of the request that is under way
+        self._alarm: asyncio.TimerHandle | None = None  # rings no later than the deadline; see _expect
         self._room_to_write: asyncio.Future[None] | None = None  # while the socket takes no more
         self._is_uploading = False
         self._broke_by: Exception | None = None
@@ -51,7 +53,7 @@ class Connection(asyncio.Protocol):
             raise
         finally:
             del waiter  # an exception's traceback reaches this frame, and the waiter holds the exception
-            self._settle()
+            self._waiter = None
         return self._reader.wants
 
     async def go_on(self, deadline: float) -> None:
@@ -75,7 +77,7 @@ class Connection(asyncio.Protocol):
             raise
         finally:
             del waiter
-            self._settle()
+            self._waiter = None
 
     def finish(self) -> HttpAnswer:
         """The whole answer. Raises ConnectionLost where its body is cut short."""
@@ -88,16 +90,16 @@ class Connection(asyncio.Protocol):
         return answer
 
     def _expect(self, deadline: float) -> asyncio.Future[None]:
-        self._waiter = waiter = self._loop.create_future()
-        self._alarm = self._loop.call_at(deadline, self._time_out)
-        return waiter
+        """The timer stays from request to request: to set and clear one for each takes a microsecond or two.
 
-    def _settle(self) -> None:
-        """Clear the waiter and the timer."""
-        self._waiter = None
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        So it may have been set for an earlier request. Then it rings too early for this one, and is set again.
+        """
+        self._waiter = waiter = self._loop.create_future()
+        self._deadline = deadline
+        if self._alarm is None or deadline < self._alarm.when():
+            self._silence()
+            self._alarm = self._loop.call_at(deadline, self._ring)
+        return waiter
 
     async def _upload(
         self, transport: asyncio.Transport, waiter: asyncio.Future[None], head: bytes, body: bytes
@@ -137,10 +139,20 @@ class Connection(asyncio.Protocol):
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
-    def _time_out(self) -> None:
+    def _ring(self) -> None:
         self._alarm = None
+        if self._waiter is None:
+            return
+        if self._deadline - self._loop.time() > CLOCK_STEP_S:
+            self._alarm = self._loop.call_at(self._deadline, self._ring)
+            return
         self._end(TimedOut("the answer was not whole in time"))
         self.close()
+
+    def _silence(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     def _end(self, error: HttpError | None = None) -> None:
         """Wake the request that waits: its answer is whole, wants memory, or has failed."""
@@ -189,6 +201,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport, self._broke_by = None, exc
         self.usable = False
+        self._silence()
         self._ended()
 
     def _ended(self) -> None:

@@ -94,7 +94,9 @@ class AnswerReader:
             raise ConnectionLost("the server sent more than one answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._charge(len(name) + len(value) + HEADER_COST)
+        self._head_left -= len(name) + len(value) + HEADER_COST
+        if self._head_left < 0:
+            raise self._head_is_too_large()
         if self._status:
             return  # a trailer
         key = _names.get(name) or _lower(name)
@@ -134,12 +136,12 @@ class AnswerReader:
             self.keeps = self._parser.should_keep_alive()
         else:  # such as 100 Continue: the answer follows
             self._headers = {}
-            self._charge(HEADER_COST)
+            self._head_left -= HEADER_COST
+            if self._head_left < 0:
+                raise self._head_is_too_large()
 
-    def _charge(self, size: int) -> None:
-        self._head_left -= size
-        if self._head_left < 0:
-            raise self._fail(f"the answer's head has more than {MAX_HEAD_BYTES} bytes")
+    def _head_is_too_large(self) -> HttpError:
+        return self._fail(f"the answer's head has more than {MAX_HEAD_BYTES} bytes")
 
     def _fail(self, text: str) -> HttpError:
         self._error = ConnectionLost(text)

@@ -30,6 +30,10 @@ class Turn(Protocol):
 class Admission(Protocol):
     """How the runner asks for what there is too little of."""
 
+    def at_once(self, attempt: Attempt) -> Turn | None:
+        """The turn of an attempt that need not wait, as nearly always where nothing is limited; None: ask ``turn``."""
+        ...
+
     async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
         """Wait for the turn of this attempt.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from penstock_ledger.vectors import MAGIC
 from penstock_workers.item.answer_memory import Room
 
 
-class Answer(NamedTuple):
+class Answer(Struct, frozen=True):
     """A complete HTTP answer (or its in-process equal). ``body`` is raw; nothing has looked inside yet."""
 
     status: int

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import time_ns
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.spec import JobSpec
@@ -45,19 +47,19 @@ class JobView:
     flow: Flow = DEFAULT_FLOW  # where its items stand in the lines of a worker
 
 
-@dataclass(slots=True, eq=False)
-class Item:
-    """A message that was read: it says which item it is about, and what earlier attempts at it cost."""
+class Item(Struct, eq=False):
+    """A message that was read: it says which item it is about, and what earlier attempts at it cost. Made by ``of``."""
 
     delivery: Delivery
     message: ItemMessage
-    key: ItemKey = field(init=False)  # of the message; kept, since every step asks for it
-    calls: int = field(default=0, kw_only=True)  # requests sent in this attempt
-    spent: Spent = field(default=NOTHING_SPENT, kw_only=True)  # by this attempt
-    marks: Marks | None = field(default=None, kw_only=True)  # None without tracing
+    key: ItemKey  # of the message; kept, since every step asks for it
+    marks: Marks | None = None  # None without tracing
+    calls: int = 0  # requests sent in this attempt
+    spent: Spent = NOTHING_SPENT  # by this attempt
 
-    def __post_init__(self) -> None:
-        self.key = self.message.key
+    @classmethod
+    def of(cls, delivery: Delivery, message: ItemMessage, marks: Marks | None = None) -> Item:
+        return Item(delivery, message, message.key, marks)
 
     @property
     def tag(self) -> str:
@@ -92,13 +94,12 @@ class Item:
             self.marks[name] = time_ns()
 
 
-@dataclass(slots=True, eq=False)
-class Attempt(Item):
+class Attempt(Item, kw_only=True, eq=False):
     """One try of an item: what the runner's steps pass on. Its job and its request body are known before there is one."""
 
     job: JobView
     given: bytes  # the request body as it came: what retries and replays start from
-    body: bytes = field(init=False)  # the same until the job's hook changes it
+    body: bytes  # the same until the job's hook changes it
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     started: bool = False  # Celery knows that it runs
     crashes: int = 0  # earlier starts that were never concluded
@@ -109,9 +110,9 @@ class Attempt(Item):
     room: Room | None = None  # what a large answer takes of the memory for answers, until it is settled
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
 
-    def __post_init__(self) -> None:
-        Item.__post_init__(self)  # a dataclass with slots is another class than the one that super() would look for
-        self.body = self.given
+    @classmethod
+    def at(cls, item: Item, job: JobView, given: bytes) -> Attempt:
+        return Attempt(item.delivery, item.message, item.key, item.marks, job=job, given=given, body=given)
 
 
 class Settled(NamedTuple):

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import unpack
 from penstock_ratelimit import Signal, classify
 from penstock_ratelimit.for_penstock import DETAIL_CHARS, MAX_TOKENS_BELIEVED, is_page
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
+
+__all__ = ["ASTRAY"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ _SIGNALS: Mapping[str, Signal] = {
 }
 
 
-class Reply(NamedTuple):
+class Reply(Struct, frozen=True):
     """A good answer, parsed once: what the ledger, the checks and the quota need of it."""
 
     body: bytes
@@ -88,6 +91,14 @@ def name_failure(tried: Tried, now: float) -> Failure | Reply:
     return _read_reply(tried, parsed)
 
 
+# Finish reasons of answers that are none, with the name and the words of the failure. vLLM's server says `abort` as it ends.
+_STOPPED: Mapping[str | None, tuple[str, str]] = {
+    "content_filter": ("content_filter", "the provider stopped the answer: finish_reason content_filter"),
+    "abort": ("engine_aborted", "the server ended the request before its end: finish_reason abort"),
+    "error": ("error_in_answer", "the server gave the request up: finish_reason error"),
+}
+
+
 def _failure(name: str, detail: str, status: int | None) -> Failure:
     return Failure(name, detail, status, _SIGNALS.get(name, Signal.REFUSED))
 
@@ -114,20 +125,17 @@ _NO_STATUS = 500  # in place of the 200: it names nothing by itself, so the code
 
 def _read_reply(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
     finish_reason, content = None, None
-    prompt_tokens, completion_tokens = _usage(parsed)
-
-    def useless(name: str, detail: str) -> Failure:
-        return replace(_failure(name, detail, 200), prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
-
+    usage = _mapping(parsed.get("usage"))
+    prompt_tokens, completion_tokens = _counted(usage)
     if "choices" in parsed:
         choice = _first_choice(parsed)
         if choice is None:
-            return useless("empty_answer", f"200 without choices: {_cut(answer.body)}")
+            return _useless("empty_answer", f"200 without choices: {_cut(answer.body)}", usage)
         finish_reason, content, empty = _read_choice(choice)
-        if finish_reason == "content_filter":
-            return useless("content_filter", "the provider stopped the answer: finish_reason content_filter")
+        if finish_reason in _STOPPED:
+            return _useless(*_STOPPED[finish_reason], usage)
         if empty:
-            return useless("empty_answer", f"200 without content: {_cut(answer.body)}")
+            return _useless("empty_answer", f"200 without content: {_cut(answer.body)}", usage)
     model = parsed.get("model")
     return Reply(
         body=answer.body,
@@ -139,7 +147,7 @@ def _read_reply(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
         completion_tokens=completion_tokens,
         content=content,
         latency_ms=answer.latency_ms,
-        usage=_mapping(parsed.get("usage")),
+        usage=usage,
     )
 
 
@@ -156,6 +164,12 @@ def _read_vectors(answer: Answer) -> Reply:
         content=None,
         latency_ms=answer.latency_ms,
     )
+
+
+def _useless(name: str, detail: str, usage: Mapping[str, Any] | None) -> Failure:
+    """A 200 that the job cannot use, with what it cost."""
+    prompt_tokens, completion_tokens = _counted(usage)
+    return replace(_failure(name, detail, 200), prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
 
 def _request_id(headers: Mapping[str, str]) -> str | None:
@@ -191,9 +205,8 @@ def _mapping(value: object) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _usage(parsed: dict[str, Any]) -> tuple[int | None, int | None]:
+def _counted(usage: Mapping[str, Any] | None) -> tuple[int | None, int | None]:
     """Prompt and completion tokens; what is missing, negative or no integer counts as unknown and never as money."""
-    usage = _mapping(parsed.get("usage"))
     if usage is None:
         return None, None
     return (

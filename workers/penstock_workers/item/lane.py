@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from penstock_producer.spec import Overflow, Priority
 from penstock_workers.item.answer import Answer, Tried
 from penstock_workers.item.attempt import Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One call to be made. ``tag`` names the item to the provider, so that its logs and ours can be matched."""
+class Request(Struct, frozen=True):
+    """One call to be made. ``tag`` names the item to the provider, so that its logs and Penstock's can be matched."""
 
     tag: str
     provider: str
@@ -26,8 +26,7 @@ class Request:
     on_overflow: Overflow = "fail"  # what to do with a prompt that is longer than the model's context
 
 
-@dataclass(slots=True, eq=False)
-class Prepared:
+class Prepared(Struct, eq=False):
     """A request, ready to be inferred at once: all that could be done on the CPU before is done.
 
     ``tokens`` is what it may occupy in the engine's memory, prompt and longest output together; 0 where it is not counted.
@@ -37,7 +36,7 @@ class Prepared:
     request: Request
     tokens: int = 0
     refused: Answer | None = None
-    input: Any = field(default=None, repr=False)  # the lane's own; None where the body is sent as it is
+    input: Any = None  # the lane's own; None where the body is sent as it is
 
 
 def request_of(attempt: Attempt) -> Request:

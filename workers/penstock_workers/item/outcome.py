@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from penstock_ledger.model import DeadLetter, Result
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):  # as Result: one per item
     """The item has its result."""
 
     result: Result

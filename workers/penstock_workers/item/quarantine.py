@@ -76,8 +76,13 @@ class ChildQuarantine:
     async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
         """The item's answer, or ``died_alone`` when it ended its process, alone in it."""
         call = Infer(attempt.key.doc_id, msgspec.msgpack.encode(prepared.request))
+        attempt.calls = 0
+
+        def begins() -> None:
+            attempt.calls += 1  # a child that dies may have sent it: then it is billed
+
         try:
-            said = await self._child_pool.ask(call, attempt.line)
+            said = await self._child_pool.ask(call, attempt.line, begins=begins)
         except CallEndedChild:
             return died_alone(attempt.crashes)
         return said.tried() if isinstance(said, Inferred) else NoAnswer("unexpected_error", str(said), 0)

@@ -13,6 +13,7 @@ from penstock_ledger import (
     OutcomeStore,
     RedisLedger,
     SettleBatch,
+    SettledCrash,
     SettledDead,
     SettledDone,
     SettledRetry,
@@ -20,7 +21,7 @@ from penstock_ledger import (
 from penstock_ledger.model import JobState
 from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Unreadable
-from penstock_workers.item.rows import message_again, settled_dead, settled_done, settled_retry
+from penstock_workers.item.rows import message_again, reason_of, settled_dead, settled_done, settled_retry
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
     dead: list[SettledDead] = []
     retries: list[SettledRetry] = []
     released = []
+    crashed: list[SettledCrash] = []
     for attempt, outcome in group:
         if not isinstance(attempt, Attempt):
             continue  # it has not begun
@@ -73,18 +75,20 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
                 dead.append(settled_dead(attempt, letter))
             case Retry():
                 retries.append(settled_retry(attempt, outcome))
-            case Released(crashed=False) | Parked() if attempt.begun:
+            case Released(crashed=True):
+                crashed.append(SettledCrash(attempt.key, reason_of(outcome)))
+            case Released() | Parked() if attempt.begun:
                 released.append(attempt.key)
             case _:
                 pass
-    return SettleBatch(done, dead, retries, released)
+    return SettleBatch(done, dead, retries, released, crashed)
 
 
 def _pauses(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:
     """By job: why it pauses, and after how many seconds that ends by itself. What lasts longest counts."""
     found: dict[str, tuple[str, float | None]] = {}
     for item, outcome in group:
-        if isinstance(item, Item) and isinstance(outcome, Parked) and outcome.pauses:
+        if isinstance(outcome, Parked) and outcome.pauses and isinstance(item, Item):
             why = (outcome.why, outcome.ends_in_s)
             found[item.key.job_id] = max(found.get(item.key.job_id, why), why, key=_lasts_s)
     return found
@@ -98,6 +102,6 @@ def _parked(group: Iterable[Settled]) -> dict[str, list[bytes]]:
     """By job: the messages that wait until it is resumed."""
     raws: dict[str, list[bytes]] = defaultdict(list)
     for item, outcome in group:
-        if isinstance(item, Item) and isinstance(outcome, Parked):
+        if isinstance(outcome, Parked) and isinstance(item, Item):
             raws[item.key.job_id].append(message_again(item, item.retries))
     return raws

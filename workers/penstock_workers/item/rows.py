@@ -9,7 +9,7 @@ from penstock_producer.wire import FED_HEADER, URGENT_HEADER, encode_item
 from penstock_workers.item.answer import excerpt
 from penstock_workers.item.attempt import NOTHING_SPENT, Attempt, Item, Spent
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.outcome import Retry
+from penstock_workers.item.outcome import Released, Retry
 
 RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead letter
 
@@ -84,11 +84,18 @@ def settled_retry(attempt: Attempt, retry: Retry) -> SettledRetry:
         raw=message_again(attempt, attempt.number if retry.counted else attempt.retries),
         after_s=retry.after_s,
         rate_limited=retry.rate_limited,
+        reason=reason_of(retry),
         prompt_tokens=attempt.spent.prompt_tokens,
         completion_tokens=attempt.spent.completion_tokens,
         cost_microusd=attempt.spent.cost_microusd,
         calls=attempt.calls,
     )
+
+
+def reason_of(outcome: Retry | Released) -> str:
+    """Why there will be another attempt: the name of the failure, with which the outcome's words begin."""
+    words = outcome.error if isinstance(outcome, Retry) else outcome.why
+    return words.partition(":")[0]
 
 
 def message_again(item: Item, retries: int) -> bytes:

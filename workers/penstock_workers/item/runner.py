@@ -35,10 +35,6 @@ from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
 log = logging.getLogger(__name__)
 
 
-class Suspected(Exception):
-    """The item has crashed too often to be tried among others: the same steps are taken once more, apart from them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemRunner:
     """Tries items, each in an asyncio task of its own, all on one loop."""
@@ -75,14 +71,18 @@ class ItemRunner:
         return Settled(item, outcome)
 
     async def _steps(self, attempt: Attempt) -> Outcome:
-        async with self.waits.slots.place(attempt.job.flow) as place:
+        with await self.waits.slots.place(attempt.job.flow) as place:
             try:
                 happened = await self._try(attempt)
-            except Suspected:
+            except TurnedAway as away:
+                if away.outcome is not None:
+                    raise
                 place.leave()  # waiting for its place apart, it must not keep others from their turn
                 happened = await self._try_apart(attempt)
-        await self.runs.weigh(attempt, happened)
-        return decide(attempt, happened, self.policy, put_off=not self.admission.may_retry(attempt))
+        if self.runs.note(attempt, happened):
+            await self.runs.weigh(attempt, happened)
+        put_off = isinstance(happened, Failure) and not self.admission.may_retry(attempt)
+        return decide(attempt, happened, self.policy, put_off=put_off)
 
     async def _try(self, attempt: Attempt) -> Failure | Reply:
         attempt.mark("seated")
@@ -107,7 +107,7 @@ class ItemRunner:
     def _read(self, delivery: Delivery) -> Item:
         """Which item, and where its body is."""
         marks: Marks | None = {"claimed": time.time_ns()} if self.traced else None
-        item = Item(delivery, decode_item(delivery.kwargs, delivery.headers), marks=marks)
+        item = Item.of(delivery, decode_item(delivery.kwargs, delivery.headers), marks)
         item.mark("read")
         return item
 
@@ -115,7 +115,7 @@ class ItemRunner:
         """The item's job and its request body."""
         job = self.reads.known_job(item.key.job_id) or await self.reads.job(item.key.job_id)
         given = item.message.body or await self.reads.body(item)
-        return Attempt(item.delivery, item.message, job, given, marks=item.marks)
+        return Attempt.at(item, job, given)
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
         """All that can be done before it is the item's turn: the job's own hook, templates, tokens."""
@@ -140,6 +140,9 @@ class ItemRunner:
 
     async def _admit(self, attempt: Attempt, prepared: Prepared) -> Turn:
         """Its turn: in the shared quota of its provider, or in the engine."""
+        turn = None if self.waits.admission.is_closed else self.admission.at_once(attempt)
+        if turn is not None:
+            return turn
         with self.waits.admission:
             return await self.admission.turn(attempt, prepared)
 
@@ -151,7 +154,7 @@ class ItemRunner:
             raise TurnedAway(decide(attempt, crashed_too_often(attempt.crashes), self.policy))
         if attempt.crashes >= SUSPECT_AFTER_CRASHES and not attempt.confined:
             await self.starts.take_back(attempt)
-            raise Suspected
+            raise TurnedAway(None)
         if not attempt.started:
             attempt.started = True
             self.bridge.started(attempt.delivery)
@@ -168,7 +171,7 @@ class ItemRunner:
     def _name(self, attempt: Attempt, tried: Tried) -> Failure | Reply:
         """Name what happened, and note what it cost."""
         if isinstance(tried, NoAnswer) and not tried.sent:
-            attempt.calls = 0
+            attempt.calls -= 1  # earlier ones, in children that died, may have been
         attempt.last_answer, attempt.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         happened = attempt.happened = name_failure(tried, time.time())
         attempt.spent = spent_on(attempt, happened)

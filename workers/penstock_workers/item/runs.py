@@ -18,6 +18,8 @@ from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Parked
 from penstock_workers.item.turned_away import TurnedAway
 
+__all__ = ["to_check"]
+
 PROVEN_WAIT_S: Final = 2.0
 """An answer of a job that has succeeded here waits so long for another one; then it is the document's own."""
 UNPROVEN_WAIT_S: Final = 10.0
@@ -92,17 +94,19 @@ class Runs:
             raise TurnedAway(Parked("one document of its job is sent first, to see whether they are answered now"))
         run.probe_at = now + PROBE_S
 
-    async def weigh(self, attempt: Attempt, happened: Failure | Reply) -> None:
-        """Raises TurnedAway, which pauses the job, unless what happened is the document's own.
-
-        Waits for other answers where these decide.
-        """
+    def note(self, attempt: Attempt, happened: Failure | Reply) -> bool:
+        """Take in what one call came to. True where other answers decide what this one means: ``weigh`` waits for them."""
         if not self._pauses_at:
-            return
-        if not isinstance(happened, Failure) or not happened.astray:
-            if isinstance(happened, Reply) or happened.status == 200:
-                self._run(attempt).succeed(attempt.sent_at)
-            return
+            return False
+        if isinstance(happened, Failure) and happened.astray:
+            return True
+        if happened.status == 200:
+            self._run(attempt).succeed(attempt.sent_at)
+        return False
+
+    async def weigh(self, attempt: Attempt, happened: Failure | Reply) -> None:
+        """Raises TurnedAway, which pauses the job, unless what happened is the document's own."""
+        assert isinstance(happened, Failure), "a reply is never in doubt"
         run = self._run(attempt)
         run.fail(attempt.sent_at, _what(happened))
         if not run.is_long and attempt.sent_at > run.proven_at:

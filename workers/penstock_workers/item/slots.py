@@ -39,9 +39,10 @@ class Slots:
                 self.give_up()
             raise
 
-    def place(self, flow: Flow = DEFAULT_FLOW) -> Place:
-        """A slot that its holder may leave before the block ends."""
-        return Place(self, flow)
+    async def place(self, flow: Flow = DEFAULT_FLOW) -> Place:
+        """A slot, ``with`` which its holder may leave it before the block ends. Raises as ``take`` does."""
+        await self.take(flow)
+        return Place(self)
 
     def resize(self, size: int) -> None:
         """Growing lets waiters in at once; shrinking takes effect as running items end."""
@@ -68,18 +69,16 @@ class Slots:
 class Place:
     """One slot of ``Slots``, for one block."""
 
-    __slots__ = ("_flow", "_slots", "_taken")
+    __slots__ = ("_slots", "_taken")
 
-    def __init__(self, slots: Slots, flow: Flow) -> None:
-        self._slots, self._flow = slots, flow
-        self._taken = False
-
-    async def __aenter__(self) -> Place:
-        await self._slots.take(self._flow)
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
         self._taken = True
+
+    def __enter__(self) -> Place:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()
 
     def leave(self) -> None:
@@ -100,6 +99,10 @@ class Waiting:
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def __enter__(self) -> None:
         if self._closed:

@@ -25,6 +25,7 @@ from penstock_workers.item.turned_away import TurnedAway
 log = logging.getLogger(__name__)
 
 GROUP_MAX = 500  # begins per script call, so that one call stays well under a millisecond of Redis
+GAP_S = 0.005  # between two groups of begins: little beside a call to a provider, much beside what each group costs
 REDIS_RETRY_CAP_S = 5.0  # while Redis is away items wait here; they are bounded by the slots
 SHOWN_CHARS = 80  # of an id that a stranger chose
 
@@ -56,7 +57,7 @@ class Starts:
         self._hot = hot
         self._outcomes = outcomes
         self._jobs = jobs
-        self._begins: Gatherer[_Asked] = Gatherer(self._ask, group_max=GROUP_MAX, linger_s=0)
+        self._begins: Gatherer[_Asked] = Gatherer(self._ask, group_max=GROUP_MAX, linger_s=0, gap_s=GAP_S)
         self._returns: Gatherer[tuple[ItemKey, asyncio.Future[None]]] = Gatherer(
             self._take_back, group_max=GROUP_MAX, linger_s=0
         )
@@ -129,11 +130,15 @@ class Starts:
         if finished:
             self._finish(begin for begin in doubtful if begin.key in finished)
         return [
-            _Answer(_FINISHED) if asked.begin.key in finished else _Answer(self._objection(asked, one), one.crashes)
+            _Answer(_FINISHED)
+            if finished and asked.begin.key in finished
+            else _Answer(self._objection(asked, one), one.crashes)
             for asked, one in zip(group, begun, strict=True)
         ]
 
     def _objection(self, asked: _Asked, begun: Begun) -> Outcome | None:
+        if begun.reply is BeginReply.GO:
+            return None
         if begun.reply in _NOT_FED:
             return self._not_fed(asked.begin.key, rebuilt=begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT)
         return _MUST_NOT.get(begun.reply)

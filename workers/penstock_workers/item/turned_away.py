@@ -11,9 +11,13 @@ from penstock_workers.item.outcome import Outcome, Parked, Unreadable
 
 
 class TurnedAway(Exception):
-    """A step does not go on with the item: ``outcome`` says what it ends in. The one way out of the runner's recipe."""
+    """A step does not go on with the item. The one way out of the runner's recipe.
 
-    def __init__(self, outcome: Outcome) -> None:
+    ``outcome`` says what the item ends in; without one it is a suspect, and the same steps are taken once more, apart
+    from other items.
+    """
+
+    def __init__(self, outcome: Outcome | None) -> None:
         super().__init__(outcome)
         self.outcome = outcome
 

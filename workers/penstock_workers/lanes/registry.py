@@ -17,6 +17,8 @@ from penstock_workers.lanes.gpu.row import GPU
 from penstock_workers.lanes.row import LaneRow
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
+__all__ = ["REGISTRY", "check_lane", "lane_row", "make_lane"]
+
 REGISTRY: Final[Mapping[str, LaneRow[Any]]] = {row.name: row for row in (API, GPU, EMBED)}
 
 

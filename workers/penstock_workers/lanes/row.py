@@ -34,6 +34,10 @@ class LaneFinding(NamedTuple):
     is_good: bool
     seen: str
     fix: str = ""
+    subject: str = ""  # empty: the lane's name
+    stops: bool = (
+        False  # no item is served so, whatever machine its workers run on: an error, where others are warnings
+    )
 
 
 class LaneCheck(Protocol):

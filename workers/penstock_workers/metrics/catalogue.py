@@ -32,6 +32,12 @@ RETRIES = _worker(
     "lane",
     "cause",
 )
+FAILED_TRIES = _worker(
+    "penstock_failed_tries_total",
+    "Attempts without an answer that were followed by another, or given back as their engine died, by reason.",
+    "lane",
+    "reason",
+)
 RATE_LIMITED = _worker(
     "penstock_rate_limited_total", "Answers with status 429 (too many requests).", "lane", "provider"
 )

@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.item.rows import reason_of
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample, Spread
 
@@ -25,6 +26,7 @@ class Tally:
     def __init__(self, providers: Sequence[str]) -> None:
         self.items: Counter[str] = Counter(dict.fromkeys(OUTCOMES.values(), 0))
         self._dead: Counter[str] = Counter()
+        self._failed_tries: Counter[str] = Counter()  # by names of item/fates.py
         self._retries: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
         self._throttled: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._calls: Counter[str] = Counter(dict.fromkeys(providers, 0))
@@ -50,10 +52,13 @@ class Tally:
             elif isinstance(outcome, Retry):
                 self._pay(attempt)
                 self._retries["counted" if outcome.counted else "uncounted"] += 1
+                self._failed_tries[reason_of(outcome)] += 1
                 self._throttled[attempt.job.spec.provider] += 1 if outcome.rate_limited else 0
             elif isinstance(outcome, Dead):
                 self._pay(attempt)
                 self._dead[outcome.letter.reason] += 1
+            elif isinstance(outcome, Released) and outcome.crashed:
+                self._failed_tries[reason_of(outcome)] += 1
 
     def _pay(self, attempt: Attempt) -> None:
         """What an attempt cost, whatever it ended in."""
@@ -68,6 +73,8 @@ class Tally:
             yield catalogue.ITEMS(count, lane, outcome)
         for reason, count in tuple(self._dead.items()):
             yield catalogue.DEAD(count, lane, reason)
+        for reason, count in tuple(self._failed_tries.items()):
+            yield catalogue.FAILED_TRIES(count, lane, reason)
         for cause, count in self._retries.items():
             yield catalogue.RETRIES(count, lane, cause)
         for metric, counts in ((catalogue.RATE_LIMITED, self._throttled), (catalogue.CALLS, self._calls)):

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import orjson
 
 from penstock_producer.tracing import SpanContext
+from penstock_ratelimit import profile_for
 from penstock_workers.item.attempt import Attempt, Marks
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.lanes.api.costs import metering
 from penstock_workers.lanes.registry import lane_row
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 from penstock_workers.tracing.spans import Kind, Span, Value, short
@@ -62,7 +62,7 @@ class ModelCalls:
 
     def _whom(self, provider: ProviderSettings, attempt: Attempt) -> Mapping[str, Value]:
         if self._engine is None:
-            name = metering(provider).name
+            name = profile_for(provider.base_url, provider.profile).name
             known = attempt.job.spec.provider if name == "generic" else _PROVIDERS.get(name, name)
             return {"gen_ai.provider.name": known, **_server(provider.base_url)}
         return {"gen_ai.provider.name": self._engine, **(_server(self._engine_url) if self._engine_url else {})}

@@ -1,5 +1,5 @@
 {{/*
-Where KEDA scales, what it chose stays: without a number an upgrade would start at one GPU, with ours it would drop the scale.
+Where KEDA scales, what it chose stays: without a number an upgrade would start at one GPU, with a number of the chart's it would drop the scale.
 GitOps tools render without a cluster and are configured to ignore /spec/replicas (docs/kubernetes.md).
 */}}
 {{- define "penstock.replicas" -}}

@@ -1,9 +1,9 @@
--- Prelude: what the provider says is left corrects what we believe is left, because others may use the same key.
+-- Prelude: what the provider says is left corrects the quota's own account of it, because others may use the same key.
 --
 -- Fields of the quota hash, per dimension, written and read only here:
 --   p:<dim>  largest remaining ever seen: what is known of the provider's depth
 --   sr:<dim> sk:<dim> sa:<dim>  the newest reading: remaining, the quota's counter then, when the provider took that request, us
---   f:<dim>  units per second that left the provider's bucket and not through us, lately
+--   f:<dim>  units per second that others took from the provider's bucket, lately
 --
 -- The provider's level once all that was granted is spent: remaining - charged since + refill since. That is the quota's own
 -- level plus the depth that is left alone, so a healthy quota of any depth is not touched, however old the reading.

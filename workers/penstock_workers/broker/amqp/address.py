@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
+__all__ = ["AmqpAddress"]
+
 SCHEMES: Final = ("amqp", "amqps")
 SEPARATOR: Final = ";"  # kombu's, between nodes
 SCHEME_PREFIX: Final = "penstock"  # put before the scheme of each node, it makes kombu use Penstock's transport

@@ -10,6 +10,8 @@ from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
 from penstock_workers.broker.amqp.address import SCHEME_PREFIX, AmqpAddress
 
+__all__ = ["AMQP_ERRORS", "CHANNEL_ERRORS", "connect"]
+
 CONNECT_TIMEOUT_S: Final = 5.0  # to one node
 CHANNEL_ERRORS: Final = pyamqp.Transport.channel_errors
 AMQP_ERRORS: Final = (*pyamqp.Transport.connection_errors, *CHANNEL_ERRORS, KombuError, OSError)

@@ -1,7 +1,7 @@
 """Deliveries from RabbitMQ that this worker has not taken yet.
 
 Deliveries wait here, unacknowledged, until the worker has room. Then one script call in Redis takes as many as fit, and
-RabbitMQ is told to forget them, copies included. While that call is under way more deliveries gather, so a busy worker
+RabbitMQ is asked to forget them, copies included. While that call is under way more deliveries gather, so a busy worker
 takes them in groups. A worker that dies before leaves its deliveries to RabbitMQ, one that dies after to its leases.
 """
 

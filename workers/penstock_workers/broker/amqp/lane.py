@@ -17,7 +17,7 @@ from penstock_workers.broker.amqp.depth import Depth, Losses
 from penstock_workers.broker.amqp.intake import PREFETCH_MAX
 from penstock_workers.broker.amqp.publisher import Publisher
 from penstock_workers.broker.amqp.relay_scripts import RelayScripts
-from penstock_workers.broker.claim import Claim, ClaimScript
+from penstock_workers.broker.claim_script import Claim, ClaimScript
 from penstock_workers.broker.lease_scripts import RESTORED_PER_SWEEP, Lease, LeaseScripts
 from penstock_workers.broker.leases import SWEEPS_PER_TIMEOUT
 
@@ -50,7 +50,6 @@ class LaneShovel:
         self._losses = Losses(visibility_timeout_s, self._look_each_s)
         self._confirm_s = min(CONFIRM_MAX_S, visibility_timeout_s / CONFIRM_SHARE)
         self._sweep_each_s = visibility_timeout_s / SWEEPS_PER_TIMEOUT
-        self._timeout_s = visibility_timeout_s
         self._sweep_at = self._look_at = self._leads_until = self._not_before = 0.0
         self._is_refused = False
 
@@ -103,14 +102,6 @@ class LaneShovel:
             return False
         self._is_refused = False
         return more
-
-    def recall_unclaimed(self) -> int:
-        """Recall messages that no worker took within the visibility timeout; returns how many."""
-        before = self._scripts.now() - self._timeout_s
-        returned = 0
-        while found := self._scripts.recall_before(before):
-            returned += found
-        return returned
 
     def _refuse(self, error: Exception) -> None:
         if not self._is_refused:

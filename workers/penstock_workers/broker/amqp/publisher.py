@@ -10,6 +10,8 @@ import amqp
 
 from penstock_workers.broker.amqp.intake import RELAYED_TYPE
 
+__all__ = ["QUORUM", "Publisher"]
+
 QUORUM: Final = {"x-queue-type": "quorum"}
 _PERSISTENT: Final = 2
 

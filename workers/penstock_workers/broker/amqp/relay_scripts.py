@@ -89,6 +89,14 @@ class RelayScripts:
         found = self._client.zrangebyscore(self.key, "-inf", seconds, start=0, num=RECALL_MAX)
         return self.recall([_text(tag) for tag in found])
 
+    def recall_unclaimed(self) -> int:
+        """Recall messages that no worker took within the visibility timeout; returns how many."""
+        before = self.now() - self.where.visibility_timeout_s
+        returned = 0
+        while found := self.recall_before(before):
+            returned += found
+        return returned
+
     def oldest(self) -> float | None:
         """When the oldest relayed message was relayed, by the server's clock; None where there is none."""
         found = self._client.zrange(self.key, 0, 0, withscores=True)

@@ -53,7 +53,7 @@ class Shovel:
                 wait_s = 0.0 if self._turn() else IDLE_S
             except (*BROKER_ERRORS, *AMQP_ERRORS) as error:
                 wait_s = self._fail(error)
-            except Exception:  # a bug of ours: messages wait in their lists meanwhile, and nothing is lost
+            except Exception:  # a defect of the shovel: messages wait in their lists meanwhile, and nothing is lost
                 log.exception("the shovel failed by an error of Penstock, which it survives; please report this")
                 wait_s = self._fail(None)
             stop.wait(wait_s)
@@ -119,13 +119,10 @@ class Shovel:
 
 
 @contextlib.contextmanager
-def start_shovel(settings: WorkerSettings) -> Iterator[None]:
-    """Run a shovel in a thread of its own until the block ends; none where Redis is the broker."""
-    if settings.broker_url is None:
-        yield
-        return
+def start_shovel(settings: WorkerSettings, broker_url: str) -> Iterator[None]:
+    """Run a shovel to this RabbitMQ in a thread of its own until the block ends."""
     stop = threading.Event()
-    shovel = Shovel(settings, AmqpAddress.parse(settings.broker_url))
+    shovel = Shovel(settings, AmqpAddress.parse(broker_url))
     thread = threading.Thread(target=shovel.run, args=(stop,), name="shovel", daemon=True)
     thread.start()
     try:

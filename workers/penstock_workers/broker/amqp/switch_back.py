@@ -8,8 +8,9 @@ from time import monotonic
 import redis
 
 from penstock_producer.lanes import LANES
-from penstock_workers.broker.amqp.lane import LaneShovel
-from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
+from penstock_producer.wire import queue_name
+from penstock_workers.broker.amqp.relay_scripts import RelayScripts
+from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -18,10 +19,10 @@ class SwitchBack:
     """Recalls messages that an earlier RabbitMQ broker still has, in a fleet whose broker is Redis."""
 
     def __init__(self, client: redis.Redis, settings: WorkerSettings) -> None:
-        self._lanes = [
-            LaneShovel(client, lane, settings.visibility_timeout_s, owner=process_name())
+        self._relayed = {
+            queue_name(lane): RelayScripts(client, lane, settings.visibility_timeout_s)
             for lane in (*LANES, CONTROL_LANE)
-        ]
+        }
         self._each_s = settings.visibility_timeout_s
         self._next_at = 0.0
 
@@ -30,7 +31,7 @@ class SwitchBack:
         if monotonic() < self._next_at:
             return
         self._next_at = monotonic() + self._each_s
-        for lane in self._lanes:
-            returned = lane.recall_unclaimed()
+        for queue, relayed in self._relayed.items():
+            returned = relayed.recall_unclaimed()
             if returned:
-                log.warning("%d messages of %s were still in RabbitMQ; they are back in Redis", returned, lane.queue)
+                log.warning("%d messages of %s were still in RabbitMQ; they are back in Redis", returned, queue)

@@ -3,12 +3,14 @@
 -- ARGV: visibility timeout in seconds, then pairs of delivery tag and lease time as the caller saw it last
 -- Returns the tags whose lease was lost; their records belong to another worker and stay
 
-local lost, kept = {}, {}
-for at = 2, #ARGV, 2 do
-  if is_held(KEYS[2], ARGV[at], ARGV[at + 1], ARGV[1]) then
-    kept[#kept + 1] = ARGV[at]
+local tags, lost, kept = {}, {}, {}
+for at = 2, #ARGV, 2 do tags[#tags + 1] = ARGV[at] end
+local scores = redis.call('ZMSCORE', KEYS[2], unpack(tags))
+for at, tag in ipairs(tags) do
+  if is_near(scores[at], ARGV[2 * at + 1], ARGV[1]) then
+    kept[#kept + 1] = tag
   else
-    lost[#lost + 1] = ARGV[at]
+    lost[#lost + 1] = tag
   end
 end
 if #kept > 0 then

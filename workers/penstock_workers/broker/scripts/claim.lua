@@ -9,35 +9,10 @@ local LARGEST = 32 * 1024 * 1024 -- above the arguments of a door task, in base6
 local room, started = tonumber(ARGV[1]), now()
 local reply, leases, dropped, put_off = {started, 0, 0}, {}, 0, {}
 
--- How the producer ends a message. Read this way it need not be parsed, body and all, to find one id. The quotes around
--- "properties" are a key's (inside a JSON string they would follow a backslash), and the two braces close it and the message.
--- The plain search comes first because Lua's patterns are slow to find where they begin.
-local BEGINS = '"properties":{"correlation_id":"'
-local ENDING = '^"properties":{"correlation_id":"[^"\\]*","delivery_mode":2,"delivery_info":{"exchange":"",'
-  .. '"routing_key":"[^"\\]*"},"priority":0,"delivery_tag":"([^"\\]+)"}}$'
-local ENDING_MAX = 1024 -- bytes; what has longer ids is parsed
-
-local function tag_of(raw)
-  local last = string.sub(raw, -ENDING_MAX)
-  local from = string.find(last, BEGINS, 1, true)
-  local tag = from and string.match(last, ENDING, from)
-  if tag then return tag end
-  local read, message = pcall(cjson.decode, raw)
-  if not read or type(message) ~= 'table' or type(message.properties) ~= 'table' then return nil end
-  local tag = message.properties.delivery_tag
-  return type(tag) == 'string' and tag or nil
-end
-
-local function retries_of(raw)
-  local read, message = pcall(cjson.decode, raw or '')
-  local headers = read and type(message) == 'table' and message.headers
-  return type(headers) == 'table' and tonumber(headers.retries) or 0
-end
-
 -- The tag is held already. A later try of the same item can only exist once the earlier one is settled, so its holder is
 -- about to acknowledge it: the later one waits at the far end of its queue. Anything else is a hint we have: drop it.
-local function meet_holder(list, tag, raw)
-  if retries_of(raw) > retries_of((open_record(redis.call('HGET', unacked, tag)))) then
+local function meet_holder(list, raw, held)
+  if retries_of(raw) > retries_of(held) then
     put_off[#put_off + 1] = {list, raw}
   else
     dropped = dropped + 1
@@ -49,25 +24,46 @@ local function hand_out(number, tag, raw)
   reply[last + 1], reply[last + 2], reply[last + 3] = number, tag, raw
 end
 
-local function take(number, raw, queue)
-  local tag = #raw <= LARGEST and tag_of(raw) or nil
-  if tag == nil then
-    redis.call('RPUSH', parked, raw)
-  elseif queue == '' then
-    hand_out(number, tag, raw)
-  elseif redis.call('HSETNX', unacked, tag, '[' .. raw .. ',"",' .. queue .. ']') == 0 then
-    meet_holder(KEYS[number + 3], tag, raw)
-  else
-    leases[#leases + 1], leases[#leases + 2] = started, tag
-    hand_out(number, tag, raw)
+-- The messages of one list and their tags, without those that cannot be read.
+local function readable(raws)
+  local kept, tags = {}, {}
+  for _, raw in ipairs(raws) do
+    local tag = #raw <= LARGEST and tag_of(raw) or nil
+    if tag then
+      kept[#kept + 1], tags[#tags + 1] = raw, tag
+    else
+      redis.call('RPUSH', parked, raw)
+    end
   end
+  return kept, tags
+end
+
+-- A call of Redis from Lua costs as much as what it does: hence one HMGET and one HSET for all messages of a list.
+local function record(number, raws, tags, queue)
+  local held, taken, records = redis.call('HMGET', unacked, unpack(tags)), {}, {}
+  for at, raw in ipairs(raws) do
+    local tag = tags[at]
+    if held[at] or taken[tag] then
+      meet_holder(KEYS[number + 3], raw, taken[tag] or open_record(held[at]))
+    else
+      taken[tag] = raw
+      records[#records + 1], records[#records + 2] = tag, '[' .. raw .. ',"",' .. queue .. ']'
+      leases[#leases + 1], leases[#leases + 2] = started, tag
+      hand_out(number, tag, raw)
+    end
+  end
+  if #records > 0 then redis.call('HSET', unacked, unpack(records)) end
 end
 
 for number = 1, #KEYS - 3 do
   if room <= 0 then break end
-  for _, raw in ipairs(redis.call('RPOP', KEYS[number + 3], room) or {}) do
-    room = room - 1
-    take(number, raw, ARGV[number + 1])
+  local found = redis.call('RPOP', KEYS[number + 3], room) or {}
+  room = room - #found
+  local queue, raws, tags = ARGV[number + 1], readable(found)
+  if queue == '' then
+    for at, raw in ipairs(raws) do hand_out(number, tags[at], raw) end
+  elseif #raws > 0 then
+    record(number, raws, tags, queue)
   end
 end
 if #leases > 0 then redis.call('ZADD', index, unpack(leases)) end

@@ -16,9 +16,12 @@ end
 
 -- A lease is the caller's when its score is the one the caller saw last, or a renewal of the caller's whose answer got
 -- lost. No other worker's can be that near: to be claimed again it must first have gone `timeout` seconds without renewal.
-local function is_held(index, tag, seen, timeout)
-  local score = redis.call('ZSCORE', index, tag)
+local function is_near(score, seen, timeout)
   return score and math.abs(tonumber(score) - tonumber(seen)) < tonumber(timeout)
+end
+
+local function is_held(index, tag, seen, timeout)
+  return is_near(redis.call('ZSCORE', index, tag), seen, timeout)
 end
 
 local function drop(unacked, index, tag)
@@ -76,4 +79,28 @@ local function put_back(record, parked, prefix, steps)
     redis.call('RPUSH', prefix .. queue .. suffix_of(raw, steps), mark_redelivered(raw))
   end
   if #queues == 0 then redis.call('RPUSH', parked, raw or record) end
+end
+
+-- The end of a message as the producer writes it. Read this way it need not be parsed, body and all, to find one id. The quotes around
+-- "properties" are a key's (inside a JSON string they would follow a backslash), and the two braces close it and the message.
+-- The plain search comes first because Lua's patterns are slow to find where they begin.
+local BEGINS = '"properties":{"correlation_id":"'
+local ENDING = '^"properties":{"correlation_id":"[^"\\]*","delivery_mode":2,"delivery_info":{"exchange":"",'
+  .. '"routing_key":"[^"\\]*"},"priority":0,"delivery_tag":"([^"\\]+)"}}$'
+local ENDING_MAX = 1024 -- bytes; what has longer ids is parsed
+
+local function tag_of(raw)
+  local from = string.find(raw, BEGINS, -ENDING_MAX, true)
+  local tag = from and string.match(raw, ENDING, from)
+  if tag then return tag end
+  local read, message = pcall(cjson.decode, raw)
+  if not read or type(message) ~= 'table' or type(message.properties) ~= 'table' then return nil end
+  tag = message.properties.delivery_tag
+  return type(tag) == 'string' and tag or nil
+end
+
+local function retries_of(raw)
+  local read, message = pcall(cjson.decode, raw or '')
+  local headers = read and type(message) == 'table' and message.headers
+  return type(headers) == 'table' and tonumber(headers.retries) or 0
 end

@@ -4,12 +4,14 @@
 -- Returns {lease time from now on, lost tag, lost tag, ...}
 
 local started = now()
-local reply, leases = {started}, {}
-for at = 2, #ARGV, 2 do
-  if is_held(KEYS[1], ARGV[at], ARGV[at + 1], ARGV[1]) then
-    leases[#leases + 1], leases[#leases + 2] = started, ARGV[at]
+local tags, reply, leases = {}, {started}, {}
+for at = 2, #ARGV, 2 do tags[#tags + 1] = ARGV[at] end
+local scores = redis.call('ZMSCORE', KEYS[1], unpack(tags))
+for at, tag in ipairs(tags) do
+  if is_near(scores[at], ARGV[2 * at + 1], ARGV[1]) then
+    leases[#leases + 1], leases[#leases + 2] = started, tag
   else
-    reply[#reply + 1] = ARGV[at]
+    reply[#reply + 1] = tag
   end
 end
 if #leases > 0 then redis.call('ZADD', KEYS[1], unpack(leases)) end

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 
-from penstock_ledger import RedisAddress
-from penstock_ratelimit import Limiter, PerMinute, Quota, SharedLimiter, Ticket
+from penstock_ledger import REDIS_TIMEOUT_S, RedisAddress
+from penstock_ratelimit import Limiter, PerMinute, Quota, SharedLimiter, Ticket, profile_for
 from penstock_workers.item.answer import Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.fates import explain
 from penstock_workers.item.lane import Prepared
-from penstock_workers.lanes.api.costs import Costs, metering
+from penstock_workers.lanes.api.costs import Costs
 from penstock_workers.lanes.api.gauges import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings
-
-REDIS_TIMEOUT_S = 15.0  # a dead peer blocks forever without one
 
 
 def quotas(settings: WorkerSettings) -> list[Quota]:
@@ -30,7 +28,7 @@ def _quota(name: str, provider: ProviderSettings, concurrency: int) -> Quota:
     return Quota(
         name,
         limits,
-        profile=metering(provider).name,
+        profile=profile_for(provider.base_url, provider.profile).name,
         discover=provider.discover,
         probe=True,
         concurrency=concurrency if adaptive else None,
@@ -68,6 +66,10 @@ class QuotaAdmission:
         gauges.start()
         closing.push_async_callback(gauges.close)
         return cls(limiter, costs, closing)
+
+    def at_once(self, attempt: Attempt) -> QuotaTurn | None:
+        ticket = None if attempt.retries else self._limiter.at_once(attempt.job.spec.provider)
+        return None if ticket is None else QuotaTurn(ticket, attempt, self._costs)
 
     async def turn(self, attempt: Attempt, prepared: Prepared) -> QuotaTurn:
         costs, certain = self._costs.when_asked(attempt)

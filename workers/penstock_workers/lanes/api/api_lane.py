@@ -63,12 +63,7 @@ class ApiLane:
             key = provider.api_key(name)
             self._keys[name] = (key or "").encode()
             self._headers[name] = always | ({"Authorization": f"Bearer {key}"} if key else {})
-        limits = Limits(
-            max_body_bytes=self._max_answer_bytes,
-            free_body_bytes=SMALL_ANSWER_BYTES,
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            keepalive_s=KEEPALIVE_S,
-        )
+        limits = Limits(self._max_answer_bytes, SMALL_ANSWER_BYTES, CONNECT_TIMEOUT_S, KEEPALIVE_S)
         self._client = make_client(self._http_client, limits)
 
     async def prepare(self, request: Request) -> Prepared:

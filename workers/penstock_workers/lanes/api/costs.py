@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import orjson
 
-from penstock_ratelimit import PROFILES, Estimator, Learned, Profile, Usage, profile_for
+from penstock_ratelimit import Estimator, Learned, Usage, profile_for
 from penstock_ratelimit.for_penstock import FLUSH_S, ScriptClient, cancel_and_wait
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Reply
@@ -19,16 +19,13 @@ _NOT_TEXT = (b'"data:', b'"input_audio"', b'"file_data"')
 _OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
-def metering(provider: ProviderSettings) -> Profile:
-    """How the provider meters: as its settings say, else by its host."""
-    return profile_for(provider.base_url) if provider.profile is None else PROFILES[provider.profile]
-
-
 class Costs:
     """One estimator per provider. ``share`` exchanges what they learn with the fleet, in the background."""
 
     def __init__(self, providers: Mapping[str, ProviderSettings]) -> None:
-        self._profiles = {name: metering(provider) for name, provider in providers.items()}
+        self._profiles = {
+            name: profile_for(provider.base_url, provider.profile) for name, provider in providers.items()
+        }
         self._estimators = {name: Estimator() for name in providers}
         self._sharing: asyncio.Task[None] | None = None
         self._unlearned = 0  # answers since the last one that taught something while there were no limits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock_workers.lanes.api.check import check
 from penstock_workers.lanes.row import LaneRow
 from penstock_workers.settings import WorkerSettings
 
@@ -30,4 +31,5 @@ API: LaneRow[ApiLane] = LaneRow(
     admission=_admission,
     modules=("penstock_workers.lanes.api.api_lane", "penstock_workers.lanes.api.admission"),
     waits_for="quota",
+    check=check,
 )

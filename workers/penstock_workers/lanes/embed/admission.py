@@ -14,6 +14,9 @@ from penstock_workers.item.lane import Prepared
 class Unpaced:
     """Implements ``admission.Admission``: every item starts at once, as far as the slots allow."""
 
+    def at_once(self, attempt: Attempt) -> Turn:
+        return FreeTurn()
+
     async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
         return FreeTurn()
 

@@ -2,24 +2,27 @@
 
 The encoder has one thread of its own and computes one batch at a time; a second thread builds the next one meanwhile, if
 enough texts wait to fill it. Everything else is on the event loop, where ``_turn`` is the page to read. When a batch fails,
-each of its halves is tried by itself, and so on down to the row that is at fault.
+each of its halves is tried by itself, and so on down to the row that is at fault. An encoder that hangs, that has lost its
+device or that fails at everything is lost: no text is at fault then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import partial
-from typing import Any
 
 from penstock_producer.spec import Priority
-from penstock_workers.lanes.embed.buckets import Buckets, Row, TokenIds, Vector, padded_tokens
+from penstock_workers.failpoints import Failpoints
+from penstock_workers.lanes.embed.buckets import Buckets, Tell, TextRow, TokenIds, Vector, ignored, padded_tokens
 from penstock_workers.lanes.embed.budget import TokenBudget
-from penstock_workers.lanes.embed.encoder import Encoder, OutOfMemory
-from penstock_workers.lanes.embed.figures import Computed, Figures
+from penstock_workers.lanes.embed.computing import Broken, Built, Computing, Vectors
+from penstock_workers.lanes.embed.encoder import Encoder
+from penstock_workers.lanes.embed.encoder_thread import EncoderThread
+from penstock_workers.lanes.embed.figures import BatchFigures, Computed
+from penstock_workers.lanes.engine_life.failing import FailureRun
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,10 @@ class EncodingFailed(Exception):
     """The encoder fails at this text, and at no other in its batch."""
 
 
+class EncoderLost(Exception):
+    """The encoder computes nothing more in this process."""
+
+
 class Batcher:
     """Everything but ``gauges`` is called on the event loop that ``start`` was called on."""
 
@@ -46,14 +53,24 @@ class Batcher:
         *,
         batch_items: int,
         window_s: float,
+        on_lost: Callable[[str], None],
+        stall_s: float | None = None,
+        failpoints: Failpoints | None = None,
         thread: Executor | None = None,
         builder: Executor | None = None,
     ) -> None:
-        self._encoder = encoder
+        """``on_lost`` is told once why. ``stall_s``: a batch that takes longer hangs; None = by its size and the model's."""
+        self._on_lost, self._lost = on_lost, ""
+        self._failing = FailureRun()
         self._budget = budget
         self._buckets = Buckets(batch_items=batch_items, window_s=window_s)
-        self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="penstock-encoder")
-        self._builder = builder or ThreadPoolExecutor(1, thread_name_prefix="penstock-batches")
+        self._computing = Computing(
+            encoder,
+            thread or EncoderThread("penstock-encoder"),
+            builder or EncoderThread("penstock-batches"),
+            stall_s=stall_s,
+            failpoints=failpoints,
+        )
         self._encoder_free = asyncio.Lock()
         self._in_hand: set[asyncio.Task[None]] = set()
         self._ahead_from = 1.0  # batches that wait before one is taken while another is computed
@@ -61,17 +78,22 @@ class Batcher:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.figures = Figures(self._loop.time)
+        self.figures = BatchFigures(self._loop.time)
 
-    async def encode(self, texts: Sequence[TokenIds], priority: Priority = "normal") -> list[Vector]:
-        """The vectors of these texts, in their order. Raises NoRoom and EncodingFailed.
+    async def encode(
+        self, texts: Sequence[TokenIds], priority: Priority = "normal", tell: Tell = ignored
+    ) -> list[Vector]:
+        """The vectors of these texts, in their order. Raises NoRoom, EncodingFailed and EncoderLost.
 
-        Cancelled, what still waits of it leaves its bucket.
+        ``tell`` is told when a batch with some of them begins, and when it ends. Cancelled, what still waits leaves
+        its bucket.
         """
+        if self._lost:
+            raise EncoderLost(self._lost)
         if len(self._buckets) and len(self._buckets) + len(texts) > MAX_WAITING_ROWS:
             raise NoRoom(f"{len(self._buckets)} texts wait already")
         now = self._loop.time()
-        rows = [Row(ids, now, priority, self._loop.create_future()) for ids in texts]
+        rows = [TextRow(ids, now, priority, self._loop.create_future(), tell) for ids in texts]
         for row in rows:
             self._buckets.add(row)
         self._look_soon()
@@ -102,8 +124,7 @@ class Batcher:
         for task in self._in_hand:
             task.cancel()
         await asyncio.gather(*self._in_hand, return_exceptions=True)
-        self._builder.shutdown(wait=False, cancel_futures=True)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._computing.end()
 
     # -- the recipe --------------------------------------------------------------------------------------------------
 
@@ -113,7 +134,7 @@ class Batcher:
         While it computes, one more is taken, if it is full.
         """
         self._next_look = None
-        if not len(self._buckets) or not self._may_take():
+        if not len(self._buckets) or self._lost or not self._may_take():
             return
         ahead, limit = bool(self._in_hand), self._budget.limit
         rows = self._buckets.take(self._loop.time(), limit, only_full=ahead)
@@ -134,7 +155,7 @@ class Batcher:
             return True
         return len(self._in_hand) < BATCHES_IN_HAND and self._buckets.batches(self._budget.limit) >= self._ahead_from
 
-    def _put_down(self, rows: list[Row], task: asyncio.Task[None]) -> None:
+    def _put_down(self, rows: list[TextRow], task: asyncio.Task[None]) -> None:
         """However it ended, even before it began."""
         for row in rows:
             row.future.cancel()  # futures that have ended stay as they are
@@ -152,46 +173,78 @@ class Batcher:
             self._next_look.cancel()
             self._next_look = None
 
-    async def _encode_rows(self, rows: list[Row]) -> None:
+    async def _encode_rows(self, rows: list[TextRow]) -> None:
         rows = [row for row in rows if not row.future.done()]
         if not rows:
             return
-        waited_s = self._loop.time() - min(row.arrived for row in rows)
-        try:
-            built = await self._loop.run_in_executor(self._builder, self._encoder.build, [row.ids for row in rows])
-            async with self._encoder_free:
-                if all(row.future.done() for row in rows):
-                    return  # their requests were given up meanwhile
-                vectors, seconds = await self._loop.run_in_executor(self._thread, self._timed, built, len(rows))
-        except Exception as error:
-            await self._halve(rows, error)
+        came = await self._vectors(rows)
+        if isinstance(came, Broken):
+            await self._take_apart([row for row in rows if not row.future.done()], came)
             return
-        self._note(rows, waited_s, seconds)
-        for row, vector in zip(rows, vectors, strict=True):
+        self._failing.answered()
+        self._note(rows, came)
+        for row, vector in zip(rows, came.vectors, strict=True):
             if not row.future.done():
                 row.future.set_result(vector)
 
-    async def _halve(self, rows: list[Row], error: Exception) -> None:
-        if isinstance(error, OutOfMemory):
-            self._budget.out_of_memory(padded_tokens(rows))
-        if len(rows) == 1:
-            rows[0].future.set_exception(EncodingFailed(f"{type(error).__name__}: {error}"))
+    async def _vectors(self, rows: Sequence[TextRow]) -> Vectors | Broken:
+        """Built while the batch before is computed, then computed."""
+        built = await self._computing.build([row.ids for row in rows])
+        if isinstance(built, Broken):
+            return built
+        async with self._encoder_free:
+            if self._lost or all(row.future.done() for row in rows):
+                return Broken("given up before it was computed")
+            return await self._compute_rows(rows, built)
+
+    async def _compute_rows(self, rows: Sequence[TextRow], built: Built) -> Vectors | Broken:
+        began = self._loop.time()
+        for row in rows:
+            row.tell(True)
+        try:
+            came = await self._computing.batch(built)
+        finally:
+            for row in rows:
+                row.tell(False)
+        return came._replace(began=began) if isinstance(came, Vectors) else came
+
+    async def _take_apart(self, rows: list[TextRow], broken: Broken) -> None:
+        """Find the text that is at fault, unless the encoder is."""
+        if not rows:
             return
-        log.warning("a batch of %d texts failed (%s); each half is tried by itself", len(rows), error)
-        middle = len(rows) // 2
-        await self._encode_rows(rows[:middle])
-        await self._encode_rows(rows[middle:])
+        if broken.too_large:
+            self._budget.out_of_memory(padded_tokens(rows))
+        why = broken.words if broken.lost else None
+        if why is None and len(rows) == 1 and self._failing.failed():
+            async with self._encoder_free:
+                why = await self._computing.fails_at_everything()
+        if why is not None:
+            self._lose(why)
+        if self._lost:
+            _fail(rows, EncoderLost(self._lost))
+        elif len(rows) == 1:
+            _fail(rows, EncodingFailed(broken.words))
+        else:
+            log.warning("a batch of %d texts failed (%s); each half is tried by itself", len(rows), broken.words)
+            middle = len(rows) // 2
+            await self._encode_rows(rows[:middle])
+            await self._encode_rows(rows[middle:])
 
-    def _timed(self, built: Any, rows: int) -> tuple[Sequence[Vector], float]:
-        """The encoder's thread."""
-        started = time.perf_counter()
-        vectors = self._encoder.encode(built)
-        if len(vectors) != rows:
-            raise RuntimeError(f"the encoder gave {len(vectors)} vectors for {rows} texts")
-        return vectors, time.perf_counter() - started
+    def _lose(self, why: str) -> None:
+        """All that wait are told, and all that come later."""
+        if not self._lost:
+            self._lost = why
+            _fail(self._buckets.clear(), EncoderLost(why))
+            self._on_lost(why)
 
-    def _note(self, rows: Sequence[Row], waited_s: float, seconds: float) -> None:
-        tokens = sum(row.length for row in rows)
+    def _note(self, rows: Sequence[TextRow], came: Vectors) -> None:
+        tokens, waited_s = sum(row.length for row in rows), came.began - min(row.arrived for row in rows)
         if len(self._buckets):
-            self._budget.computed(tokens, seconds)
+            self._budget.computed(tokens, came.seconds)
         self.figures.add(Computed(self._loop.time(), len(rows), tokens, padded_tokens(rows), waited_s))
+
+
+def _fail(rows: Iterable[TextRow], error: Exception) -> None:
+    for row in rows:
+        if not row.future.done():
+            row.future.set_exception(error)

@@ -8,7 +8,7 @@ pass the time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from typing import Any
@@ -22,17 +22,23 @@ MIN_EFFICIENCY = 0.75  # a fuller batch gains a CPU nothing beyond a few rows, a
 HANDICAPS_S: Mapping[Priority, float] = {"urgent": 0.0, "normal": 5.0, "low": 60.0}
 
 TokenIds = Sequence[int]
+Tell = Callable[[bool], None]  # told that the encoder has the row now, and that it has not any more
 Vector = Any  # a row of float32: numpy's from a real encoder, any sequence of floats from another
 
 
+def ignored(_: bool) -> None:
+    """For rows that are not waited for by the clock."""
+
+
 @dataclass(slots=True, eq=False)
-class Row:
+class TextRow:
     """One text on its way to the encoder. ``future`` ends with its vector; cancelled, it is not wanted any more."""
 
     ids: TokenIds
     arrived: float  # seconds on the batcher's clock
     priority: Priority
     future: asyncio.Future[Vector]
+    tell: Tell = ignored
 
     @property
     def length(self) -> int:
@@ -50,7 +56,7 @@ def bucket_of(length: int) -> int:
     return shift * STEPS_PER_DOUBLING + (length >> shift)
 
 
-def padded_tokens(rows: Sequence[Row]) -> int:
+def padded_tokens(rows: Sequence[TextRow]) -> int:
     """Cells of the rectangle that the encoder computes for these rows."""
     return max(row.length for row in rows) * len(rows)
 
@@ -62,20 +68,20 @@ class Buckets:
         self._batch_items = batch_items
         self._window_s = window_s
         # bucket -> priority -> rows by arrival, which within one priority is by rank, too
-        self._lines: dict[int, dict[Priority, dict[Row, None]]] = {}
+        self._lines: dict[int, dict[Priority, dict[TextRow, None]]] = {}
         self._count = 0
         self._tokens = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, row: Row) -> None:
+    def add(self, row: TextRow) -> None:
         line = self._lines.setdefault(bucket_of(row.length), {}).setdefault(row.priority, {})
         line[row] = None
         self._count += 1
         self._tokens += row.length
 
-    def discard(self, row: Row) -> None:
+    def discard(self, row: TextRow) -> None:
         """Nothing happens when it is gone already."""
         number = bucket_of(row.length)
         lines = self._lines.get(number, {})
@@ -98,7 +104,7 @@ class Buckets:
         """How many full batches wait, about: lengths may differ too much for as many."""
         return max(self._tokens / token_budget, self._count / self._batch_items)
 
-    def take(self, now: float, token_budget: int, *, only_full: bool = False) -> list[Row]:
+    def take(self, now: float, token_budget: int, *, only_full: bool = False) -> list[TextRow]:
         """The next batch, taken out; none while it pays to wait for more, or ``only_full`` and it is not. Its padded tokens
         fit into the budget, unless it is a single row that is longer than all of it."""
         if not self._count:
@@ -110,16 +116,16 @@ class Buckets:
             self.discard(row)
         return rows
 
-    def clear(self) -> list[Row]:
+    def clear(self) -> list[TextRow]:
         rows = [row for lines in self._lines.values() for line in lines.values() for row in line]
         self._lines.clear()
         self._count = self._tokens = 0
         return rows
 
-    def _heads(self) -> Iterator[Row]:
+    def _heads(self) -> Iterator[TextRow]:
         return (next(iter(line)) for lines in self._lines.values() for line in lines.values())
 
-    def _around(self, leader: Row, token_budget: int) -> tuple[list[Row], bool]:
+    def _around(self, leader: TextRow, token_budget: int) -> tuple[list[TextRow], bool]:
         """The leader and its neighbours in length, nearest first, and whether no other row of their length fits."""
         rows, longest, real = [leader], leader.length, leader.length
         for number in self._outwards(bucket_of(leader.length)):
@@ -141,5 +147,5 @@ class Buckets:
         return sorted(self._lines, key=lambda number: (abs(number - home), number))
 
 
-def _rank(row: Row) -> float:
+def _rank(row: TextRow) -> float:
     return row.rank

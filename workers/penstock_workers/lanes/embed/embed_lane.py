@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock_workers.celery_app.ending import end_this_worker
+from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.embed.batcher import Batcher, EncodingFailed, NoRoom
+from penstock_workers.lanes.embed.batcher import Batcher, EncoderLost, EncodingFailed, NoRoom
 from penstock_workers.lanes.embed.bodies import (
     Ask,
     BadBody,
@@ -45,8 +47,17 @@ class Input:
 class EmbedLane:
     """Raises ModelMissing and PackageMissing when made: a command line knows before anything has been started."""
 
-    def __init__(self, settings: EmbedSettings, make_encoder: MakeEncoder | None = None) -> None:
+    def __init__(
+        self,
+        settings: EmbedSettings,
+        make_encoder: MakeEncoder | None = None,
+        *,
+        failpoints: Failpoints | None = None,
+        give_up: Callable[[str], None] = end_this_worker,
+    ) -> None:
+        """``give_up`` ends the worker, for its orchestrator to replace: a lost device stays lost for the whole process."""
         self._settings = settings
+        self._failpoints, self._give_up = failpoints, give_up
         self._folder = model_folder(settings.model)
         self._name = Path(settings.model or "").name
         if make_encoder is None:
@@ -65,6 +76,9 @@ class EmbedLane:
             TokenBudget(settings.token_budget),
             batch_items=settings.batch_items,
             window_s=settings.window_ms / 1000,
+            on_lost=self._give_up,
+            stall_s=settings.stall_s,
+            failpoints=self._failpoints,
         )
         self._batcher.start()
 
@@ -81,10 +95,16 @@ class EmbedLane:
         request, given = prepared.request, prepared.input
         started = time.monotonic()
         try:
-            async with asyncio.timeout(request.timeout_s):
-                vectors = await self._batcher.encode(given.rows, request.priority)
+            async with asyncio.timeout(None) as limit:
+                clock = _ComputingOnly(limit, request.timeout_s)
+                vectors = await self._batcher.encode(given.rows, request.priority, clock.computing)
         except TimeoutError:
-            return NoAnswer("timeout", f"not encoded within {request.timeout_s:g} s", _since(started))
+            why = (
+                f"its batch was computed for longer than {request.timeout_s:g} s; raise timeout_s, or send fewer texts"
+            )
+            return NoAnswer("timeout", why, _since(started))
+        except EncoderLost as error:
+            return NoAnswer("engine_died", str(error), _since(started))
         except NoRoom as error:
             return NoAnswer("engine_busy", str(error), _since(started), sent=False)
         except EncodingFailed as error:
@@ -138,6 +158,23 @@ def _short_vectors(encoder: Encoder, settings: EmbedSettings) -> ShortVectors:
     if settings.matryoshka is None:
         return ShortVectors(encoder.dimensions, encoder.matryoshka, encoder.short_sizes)
     return ShortVectors(encoder.dimensions, settings.matryoshka)
+
+
+class _ComputingOnly:
+    """An item's time runs while the encoder has some of its texts. Waiting in line is not its fault."""
+
+    def __init__(self, limit: asyncio.Timeout, seconds: float) -> None:
+        self._limit, self._seconds = limit, seconds
+        self._rows = 0  # that the encoder has now
+
+    def computing(self, begins: bool) -> None:
+        self._rows += 1 if begins else -1
+        if self._limit.expired():
+            return
+        if begins and self._rows == 1:
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._seconds)
+        elif not self._rows:
+            self._limit.reschedule(None)
 
 
 def _since(started: float) -> int:

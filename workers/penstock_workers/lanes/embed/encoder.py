@@ -40,6 +40,8 @@ class Encoder(Protocol):
     vocabulary: int  # token ids are below this
     matryoshka: bool | None  # trained so that the first part of a vector is a vector, too; None = nothing is said of it
     short_sizes: frozenset[int]  # for which numbers of dimensions; none = for all
+    parameters: int  # of the model: with them it is known how long a batch may take
+    on_cpu: bool
 
     def tokenise(self, texts: Sequence[str]) -> Sequence[TokenIds]:
         """With special tokens, and as long as the text is."""
@@ -97,6 +99,8 @@ class SentenceTransformersEncoder:
         self.vocabulary: int = getattr(config, "vocab_size", len(self._tokenizer))
         self.short_sizes = frozenset(getattr(config, "matryoshka_dimensions", None) or ())
         self.matryoshka: bool | None = bool(self.short_sizes) or getattr(config, "is_matryoshka", None)
+        self.parameters = sum(part.numel() for part in self._model.parameters())
+        self.on_cpu = self._model.device.type == "cpu"
 
     def tokenise(self, texts: Sequence[str]) -> Sequence[TokenIds]:
         return self._ids(texts, truncation=False)
@@ -110,19 +114,22 @@ class SentenceTransformersEncoder:
 
     def encode(self, built: dict[str, Any]) -> Sequence[Vector]:
         try:
-            with self._torch.inference_mode():
-                features = dict(built)  # the model adds to it, and what it adds is to go with this call
-                vectors = self._model(features)["sentence_embedding"]
-                if not bool(self._torch.isfinite(vectors).all()):
-                    raise NotFinite(
-                        "a vector is not finite; float32 may do where a smaller dtype overflows (embed.dtype)"
-                    )
-                return [*vectors.to("cpu", self._torch.float32).numpy()]
+            return self._computed(built)
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
-                self._give_memory_back()
-                raise OutOfMemory(str(error).partition("\n")[0]) from None
-            raise
+            if not _is_out_of_memory(error):
+                raise
+            said = str(error).partition("\n")[0]
+        # Here and not above: while the error lives, its frames hold the tensors of the batch that did not fit.
+        self._give_memory_back()
+        raise OutOfMemory(said)
+
+    def _computed(self, built: dict[str, Any]) -> Sequence[Vector]:
+        with self._torch.inference_mode():
+            features = dict(built)  # the model adds to it, and what it adds is to go with this call
+            vectors = self._model(features)["sentence_embedding"]
+            if not bool(self._torch.isfinite(vectors).all()):
+                raise NotFinite("a vector is not finite; float32 may do where a smaller dtype overflows (embed.dtype)")
+            return [*vectors.to("cpu", self._torch.float32).numpy()]
 
     def _ids(self, texts: Sequence[str], **options: Any) -> list[TokenIds]:
         whole = [self._prompt + text for text in texts] if self._prompt else list(texts)
@@ -168,6 +175,10 @@ def _dtype(settings: EmbedSettings, torch: Any) -> dict[str, str]:
         return {"dtype": settings.dtype}
     on_cuda = torch.cuda.is_available() if settings.device is None else settings.device.startswith("cuda")
     return {"dtype": "bfloat16"} if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else {}
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def _no_progress_bars() -> None:

@@ -21,7 +21,7 @@ class Computed:
     waited_s: float  # by its oldest row
 
 
-class Figures:
+class BatchFigures:
     """Written on the loop, read by any thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

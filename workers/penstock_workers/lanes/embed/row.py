@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.embed.check import check
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.row import Gauge, LaneRow
@@ -24,7 +25,7 @@ def _make(settings: WorkerSettings) -> EmbedLane | EmbedServerLane:
         return EmbedServerLane(settings, end_this_worker)
     from penstock_workers.lanes.embed.embed_lane import EmbedLane
 
-    return EmbedLane(settings.embed)
+    return EmbedLane(settings.embed, failpoints=Failpoints.parse(settings.failpoints))
 
 
 def _admission(_settings: WorkerSettings, lane: EmbedLane | EmbedServerLane) -> Admission:

@@ -25,6 +25,8 @@ class EmbedSettings(LaneSettings):
     matryoshka: bool | None = None  # whether it may be asked for fewer `dimensions`; None = unless its files deny it
     batch_items: Annotated[int, Field(ge=1, le=8_192)] = 512  # texts in a batch; tokens are what limits it, mostly
     token_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None  # of a batch, padded; None = found out
+    # A batch that takes longer counts as hung; None = by its size and the model's, 20 s for a small one.
+    stall_s: Annotated[float, Field(gt=0, le=3600)] | None = None
     window_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0  # how long an idle encoder waits for a fuller batch
 
     @model_validator(mode="after")

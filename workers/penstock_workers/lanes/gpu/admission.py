@@ -21,6 +21,9 @@ class EngineAdmission:
     def __init__(self, queue: EngineQueue) -> None:
         self._queue = queue
 
+    def at_once(self, attempt: Attempt) -> None:
+        """Never: the queue hands out the places."""
+
     async def turn(self, attempt: Attempt, prepared: Prepared) -> EngineTurn:
         return EngineTurn(self._queue, await self._queue.enter(prepared.tokens, attempt.job.flow))
 

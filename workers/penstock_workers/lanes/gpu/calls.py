@@ -12,14 +12,18 @@ from typing import Any
 import orjson
 
 from penstock_workers.item.lane import Request
+from penstock_workers.lanes.gpu.adapters import Adapters
 from penstock_workers.lanes.gpu.documents import check_named_tokens, check_tokens, refuse_templates
 from penstock_workers.lanes.gpu.engines import Call, RequestRefused
+from penstock_workers.lanes.gpu.fields import check_types, shown
 from penstock_workers.lanes.gpu.sampling import asked_tokens, sampling_params
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.gpu.upstream import upstream
 
 PRIORITIES = {"urgent": -1, "normal": 0, "low": 1}  # vLLM runs lower ones first
 TRIM_ROUNDS = 4  # a shorter text may split into a few more tokens than were counted
+EFFORT = "reasoning_effort"
+PROBE_TOKEN = 0  # every vocabulary has it
 TRIM_MARGIN = 8  # tokens cut beyond what is too much, for the same reason
 
 
@@ -53,9 +57,9 @@ class Facts:
 class CallBuilder:
     """Builds calls for one loaded model. ``build`` may run in several threads: each has a tokenizer of its own."""
 
-    def __init__(self, settings: GpuSettings, tokenizer: Any, facts: ModelFacts) -> None:
+    def __init__(self, settings: GpuSettings, tokenizer: Any, facts: ModelFacts, adapters: Adapters) -> None:
         self._model = settings.model or ""
-        self._loras = {name: (number, path) for number, (name, path) in enumerate(settings.lora.items(), 1)}
+        self._adapters = adapters
         self._tokenizer = tokenizer
         self._vocabulary = len(tokenizer)
         self._facts = facts
@@ -65,7 +69,8 @@ class CallBuilder:
 
     def build(self, request: Request) -> tuple[Call, int]:
         """The call and the tokens that it may come to occupy. Raises RequestRefused."""
-        body = orjson.loads(request.body)
+        body = _read(request.body)
+        check_types(body)
         model = body.get("model") or self._model
         lora = self._lora(model)
         if request.endpoint.endswith("/embeddings"):
@@ -82,6 +87,8 @@ class CallBuilder:
             )
         if body.get("stream"):
             raise RequestRefused("stream: results are stored whole; leave it out")
+        if not chat and body.get(EFFORT) is not None:
+            raise RequestRefused(f"{EFFORT}: completions have no chat template that could read it; leave it out")
         refuse_templates(body)
         check_named_tokens(body, self._vocabulary)
         token_ids, max_tokens = self._fitted(request, body, chat)
@@ -89,16 +96,26 @@ class CallBuilder:
         call = Call(self._id(request), token_ids, params, lora, PRIORITIES[request.priority], Facts(model, chat))
         return call, len(token_ids) + max_tokens * (params.n or 1)
 
+    def probe(self) -> Call:
+        """The least that the engine must be able to do."""
+        if self._facts.pools:
+            params = upstream("vllm", "PoolingParams")(task="embed")
+        else:
+            params = sampling_params({"temperature": 0}, defaults={}, max_tokens=1, schema=None)
+        return Call(f"probe#{next(self._numbers)}", [PROBE_TOKEN], params)
+
     def _id(self, request: Request) -> str:
         return f"{request.tag}#{next(self._numbers)}"  # the same item may come again while its last try still ends
 
     def _lora(self, model: str) -> Any:
         if model in self._facts.names:
             return None
-        if model in self._loras:
-            number, path = self._loras[model]
-            return upstream("vllm.lora.request", "LoRARequest")(model, number, path)
-        known = ", ".join(sorted(self._facts.names | self._loras.keys()))
+        adapter = self._adapters.get(model)
+        if adapter is not None:
+            if adapter.problem is not None:
+                raise RequestRefused(f"model is {model!r}, an adapter that cannot be used: {adapter.problem}")
+            return adapter.request()
+        known = ", ".join(sorted(self._facts.names | self._adapters.names()))
         raise UnknownModel(f"this worker hosts no model {model!r}; it has {known}")
 
     # -- length ----------------------------------------------------------------------------------------------------
@@ -157,18 +174,31 @@ class CallBuilder:
         if not isinstance(messages, list) or not messages:
             raise RequestRefused("messages is empty or no list: give at least one message")
         tokenizer = self._own_tokenizer()
-        body["messages"] = [_plain(message) for message in messages]
+        body["messages"] = [_plain(message, place) for place, message in enumerate(messages)]
         try:
             text = tokenizer.apply_chat_template(
                 body["messages"],
                 tokenize=False,
                 add_generation_prompt=body.get("add_generation_prompt", not body.get("continue_final_message", False)),
                 continue_final_message=body.get("continue_final_message", False),
-                **(body.get("chat_template_kwargs") or {}),
+                **self._template_variables(body),
             )
         except Exception as error:  # templates are programs of the model's makers: they raise what they like
             raise RequestRefused(f"the model's chat template refuses these messages: {error}") from error
         return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _template_variables(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises RequestRefused for an effort that the model's template would ignore."""
+        given = dict(body.get("chat_template_kwargs") or {})
+        effort = body.get("reasoning_effort")
+        if effort is None:
+            return given
+        if EFFORT not in str(getattr(self._tokenizer, "chat_template", "")):
+            raise RequestRefused(
+                f"{EFFORT} is {shown(effort)}, and this model's chat template does not read it: leave it out, or give the "
+                "variable that the template reads in chat_template_kwargs"
+            )
+        return {EFFORT: effort} | given
 
     def _prompt_tokens(self, prompt: Any, field: str) -> list[int]:
         if isinstance(prompt, str) and prompt:
@@ -196,13 +226,27 @@ class CallBuilder:
         return call, len(token_ids)
 
 
-def _plain(message: Any) -> dict[str, Any]:
+def _read(body: bytes) -> dict[str, Any]:
+    """Raises RequestRefused: a hook of the job may have made anything of it."""
+    try:
+        read = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestRefused(f"the body is not JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise RequestRefused(f"the body is {shown(read)}: give an object")
+    return read
+
+
+def _plain(message: Any, place: int) -> dict[str, Any]:
     """A message whose content is one text: what chat templates of text models take. Raises RequestRefused."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise RequestRefused("a message is an object with a role and a content")
+        raise RequestRefused(f"messages[{place}] is {shown(message)}: give an object with a role and a content")
     content = message.get("content")
-    if not isinstance(content, list):
+    if isinstance(content, str):
         return message
+    if not isinstance(content, list):
+        seen = "null" if content is None else shown(content)
+        raise RequestRefused(f"messages[{place}].content is {seen}: give a text")
     texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
     if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
         raise RequestRefused("the gpu lane takes text only: a message has a part that is none")

@@ -16,8 +16,13 @@ MEMORY_BOUND = 0.95  # of the KV cache: beyond it requests are preempted and com
 class EngineFigures:
     """Fed by vLLM's stat loggers, one per engine of a data-parallel group; read from any thread."""
 
-    def __init__(self, report: Callable[[EngineState], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._report = report
+    def __init__(
+        self,
+        report: Callable[[EngineState], None],
+        stepped: Callable[[int, EngineState], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._report, self._stepped = report, stepped  # the latter of one engine of the group
         self._clock = clock
         self._states: dict[int, EngineState] = {}  # one per data-parallel engine
         self._prompt = self._generated = 0  # tokens since the span began
@@ -43,9 +48,10 @@ class EngineFigures:
             self._queried += cache.queries
             self._hit += cache.hits
         deferred = getattr(scheduler, "num_skipped_waiting_reqs", 0)  # since 0.2x; they wait all the same
-        self._states[engine] = EngineState(
+        self._states[engine] = state = EngineState(
             scheduler.num_running_reqs, scheduler.num_waiting_reqs + deferred, scheduler.kv_cache_usage
         )
+        self._stepped(engine, state)
         self._report(self.state)
 
     def forget(self) -> None:

@@ -1,204 +1,151 @@
 """The `gpu` lane: the worker hosts the model and keeps it full.
 
-Read ``GpuLane.infer`` first. When an engine dies, each item in it ends as `engine_died` and
-goes back to its queue, and the lane builds a new engine meanwhile.
+Read ``GpuLane.infer`` first. When the engine is dead (``engine_host.py`` says when), each item in it ends as `engine_died`
+and goes back to its queue, and a new engine is built meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import signal
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
+from penstock_producer.options import OPTIONS
+from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings
+from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.gpu.calls import CallBuilder, ContextOverflow, ModelFacts, UnknownModel
+from penstock_workers.lanes.engine_life.device_errors import is_lost
+from penstock_workers.lanes.gpu.calls import ContextOverflow, UnknownModel
+from penstock_workers.lanes.gpu.engine_host import EngineHost
 from penstock_workers.lanes.gpu.engine_queue import EngineQueue
-from penstock_workers.lanes.gpu.engines import (
-    Call,
-    Engine,
-    EngineBusy,
-    EngineDied,
-    EngineFault,
-    RequestRefused,
-    make_engine,
-)
-from penstock_workers.lanes.gpu.figures import EngineFigures
-from penstock_workers.lanes.gpu.replies import reply, was_aborted
-from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.gpu.engines import Call, Engine, EngineBusy, EngineDied, EngineFault, RequestRefused
+from penstock_workers.lanes.gpu.grammars import GrammarCheck
+from penstock_workers.lanes.gpu.outcomes import ENGINES_FAULT
+from penstock_workers.lanes.gpu.replies import reply, why_unanswered
+from penstock_workers.lanes.gpu.vllm_calls import failpoint_as_fault
 from penstock_workers.settings import WorkerSettings
 
-log = logging.getLogger(__name__)
-
-REBUILD_SPAN_S = 3600.0  # ``rebuilds_max`` engines in this time; one that dies more often needs another machine
-REBUILD_PAUSE_S = 1.0  # the same cause may be about to end the worker: load nothing if it drains by then
-WATCH_S = 5.0  # an engine that dies while nothing is in it is noticed this late
+SECONDS_PER_TOKEN: Final = 0.25  # of an answer, on a slow engine that is full: what the default of `timeout_s` allows
+_HEADERS: Final[Mapping[str, str]] = {}
 
 
 class GpuLane:
     """Implements ``item.lane.Lane`` over one engine. ``give_up`` ends the worker, for its orchestrator to replace."""
 
-    def __init__(self, settings: WorkerSettings, give_up: Callable[[], None] | None = None) -> None:
+    def __init__(self, settings: WorkerSettings, give_up: Callable[[str], None] = end_this_worker) -> None:
         if settings.gpu.model is None:
             raise BadEngineSettings("the gpu lane needs a model: give --model, or set gpu.model (a folder or a name)")
         self.queue = EngineQueue()
-        self._settings = settings.gpu
-        self._drain_seconds = settings.drain_seconds
-        self._give_up = give_up or end_this_worker
-        self._figures = EngineFigures(self.queue.heard)
-        self._engine: Engine | None = None
-        self._calls: CallBuilder | None = None
-        self._max_seqs = 0
-        self._draining = False
+        self._in_process = settings.gpu.in_process
+        self._failpoints = Failpoints.parse(settings.failpoints)
+        self._grammars = GrammarCheck()
+        self._host = EngineHost(
+            settings.gpu,
+            self.queue,
+            drain_seconds=settings.drain_seconds,
+            give_up=give_up,
+            on_built=self._grammars.know,
+            on_end=self._expire_all,
+        )
+        self._limits: set[asyncio.Timeout] = set()  # of the requests in the engine; bounded by its queue
         self._threads = ThreadPoolExecutor(settings.gpu.prepare_threads, thread_name_prefix="prepare")
-        self._built: deque[float] = deque()  # when engines were built anew; bounded by rebuilds_max
-        self._rebuilding: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        started = time.monotonic()
-        await self._build()
-        log.info("gpu.model %s is up after %.0f s", self._settings.model, time.monotonic() - started)
-        self._watching = asyncio.create_task(self._watch(), name="engine watch")
+        await self._host.start()
 
     async def prepare(self, request: Request) -> Prepared:
         """Template, tokens and sampling parameters, in a thread: the loop feeds the engine meanwhile."""
-        assert self._calls is not None, "start() comes first"
+        assert self._host.calls is not None, "start() comes first"
         try:
-            call, tokens = await asyncio.get_running_loop().run_in_executor(self._threads, self._calls.build, request)
+            call, tokens = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._host.calls.build, request
+            )
+            await self._grammars.check(call.params)
         except RequestRefused as error:
             return Prepared(request, refused=refusal(error))
         return Prepared(request, tokens, input=call)
 
     async def infer(self, prepared: Prepared) -> Tried:
         started = time.monotonic()
-        call: Call = prepared.input
-        engine = self._engine
+        engine = self._host.engine
         if engine is None:
             return NoAnswer("engine_busy", "the engine is being built", 0, sent=False)
+        limit_s = time_limit_s(prepared)
+        steps = self._host.steps
+        steps.entered()
         try:
-            async with asyncio.timeout(prepared.request.timeout_s):
-                output = await engine.run(call)
+            output = await self._run(engine, prepared, limit_s)
         except TimeoutError:
-            return NoAnswer("timeout", f"no complete answer within {prepared.request.timeout_s:g} s", _since(started))
+            if engine is self._host.engine:
+                why = (
+                    f"no complete answer within {limit_s:g} s of its first token; raise timeout_s, or lower max_tokens"
+                )
+                return NoAnswer("timeout", why, _since(started))
+            return NoAnswer("engine_died", "its engine hung, or lost its device", _since(started))
         except RequestRefused as error:
             return refusal(error)
         except EngineBusy as error:
             return NoAnswer("engine_busy", str(error), _since(started), sent=False)
         except EngineFault as error:
-            return NoAnswer("engine_failed", str(error), _since(started))
+            return self._failed(engine, error, _since(started))
         except EngineDied as error:
-            self._note_death(engine, str(error))
+            if self._in_process and is_lost(error):
+                self._host.device_lost(engine, str(error))  # to the whole process
+            else:
+                self._host.note_death(engine, str(error))
             return NoAnswer("engine_died", str(error), _since(started))
-        if was_aborted(output):
-            return NoAnswer("engine_aborted", "the engine ended the request before its end", _since(started))
-        return Answer(200, _HEADERS, reply(call, output), _since(started))
+        finally:
+            steps.left()
+        return self._answer(engine, prepared.input, output, _since(started))
+
+    async def _run(self, engine: Engine, prepared: Prepared, limit_s: float) -> Any:
+        """Its time begins with its first token: waiting in the engine's line is not the item's fault."""
+        clock = asyncio.get_running_loop().time
+        async with asyncio.timeout(None) as limit:
+            self._limits.add(limit)
+            try:
+                with failpoint_as_fault():
+                    self._failpoints.hit("engine")
+                return await engine.run(prepared.input, lambda: _expire(limit, at=clock() + limit_s))
+            finally:
+                self._limits.discard(limit)
+
+    def _answer(self, engine: Engine, call: Call, output: Any, took_ms: int) -> Tried:
+        missing = why_unanswered(call, output)
+        if missing is None:
+            self._host.answered()
+            return Answer(200, _HEADERS, reply(call, output), took_ms)
+        if missing.failure in ENGINES_FAULT:
+            self._host.failed(engine)
+        return NoAnswer(missing.failure, missing.detail, took_ms)
+
+    def _failed(self, engine: Engine, error: EngineFault, took_ms: int) -> NoAnswer:
+        if is_lost(error):
+            self._host.device_lost(engine, str(error))
+            return NoAnswer("engine_died", str(error), took_ms)
+        self._host.failed(engine)
+        return NoAnswer("engine_failed", str(error), took_ms)
 
     def gauges(self) -> Mapping[str, float | str]:
-        max_seqs = self._max_seqs if self._engine is not None else 0
-        return self._figures.gauges(max_seqs=max_seqs, lined_up=self.queue.waiting)
+        return self._host.gauges()
 
     def drain(self) -> None:
-        self._draining = True
+        self._host.draining = True
 
     async def close(self) -> None:
-        self._draining = True
-        self.queue.close()
-        for task in (self._watching, self._rebuilding):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        if self._engine is not None:
-            engine, self._engine = self._engine, None
-            await engine.stop()
+        await self._host.close()
+        await self._grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    # -- the engine's life -----------------------------------------------------------------------------------------
-
-    async def _build(self) -> None:
-        engine = make_engine(self._settings, self._figures, drain_seconds=self._drain_seconds)
-        await engine.start()
-        config = engine.config
-        self._max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
-        if self._calls is None:
-            self._calls = CallBuilder(self._settings, engine.tokenizer(), _facts(self._settings, config))
-        self._engine = engine
-        self.queue.open(self._max_seqs, _kv_tokens(config))
-
-    def _note_death(self, engine: Engine, why: str) -> None:
-        """Called by each item that was in it; the first one has the new engine built."""
-        if engine is not self._engine:
-            return
-        self._engine = None
-        self.queue.close()
-        self._figures.forget()
-        log.error("the engine died (%s); what was in it goes back to the queue", why)
-        self._rebuilding = asyncio.create_task(self._rebuild(engine), name="engine rebuild")
-
-    async def _rebuild(self, dead: Engine) -> None:
-        try:
-            await dead.stop()
-        except Exception:
-            log.exception("the dead engine did not end cleanly")
-        await asyncio.sleep(REBUILD_PAUSE_S)
-        if self._draining:
-            return
-        now = time.monotonic()
-        while self._built and now - self._built[0] > REBUILD_SPAN_S:
-            self._built.popleft()
-        if len(self._built) >= self._settings.rebuilds_max:
-            log.error(
-                "%d engines have died within an hour: this worker ends, for another to take over", len(self._built) + 1
-            )
-            self._give_up()
-            return
-        self._built.append(now)
-        try:
-            await self._build()
-        except Exception:  # whatever it is, a worker without an engine must not go on holding items
-            log.exception("no new engine could be built; this worker ends, for another to take over")
-            self._give_up()
-            return
-        log.warning("a new engine is up after %.0f s", time.monotonic() - now)
-
-    async def _watch(self) -> None:
-        """An engine can die between two items, too."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            if self._engine is not None and not self._engine.is_alive():
-                self._note_death(self._engine, "it was found dead")
-
-
-_HEADERS: Mapping[str, str] = {}
-
-
-def _facts(settings: GpuSettings, config: Any) -> ModelFacts:
-    model = settings.model or ""
-    model_config = config.model_config
-    defaults: Mapping[str, Any] = getattr(model_config, "get_diff_sampling_param", dict)()
-    return ModelFacts(
-        names=frozenset({model, Path(model).name, *settings.names}),
-        context=model_config.max_model_len,
-        defaults={name: value for name, value in defaults.items() if name != "max_tokens"},
-        pools=model_config.runner_type == "pooling",
-    )
-
-
-def _kv_tokens(config: Any) -> int:
-    """Tokens that the engine's KV cache holds; 0 where it does not say."""
-    cache = config.cache_config
-    tokens = getattr(cache, "kv_cache_size_tokens", None)  # counts groups of layers right; older versions lack it
-    return int(tokens or (cache.num_gpu_blocks or 0) * (cache.block_size or 0))
+    def _expire_all(self) -> None:
+        for limit in list(self._limits):
+            _expire(limit, at=0)
 
 
 def refusal(error: RequestRefused) -> Answer:
@@ -214,10 +161,19 @@ def refusal(error: RequestRefused) -> Answer:
     return Answer(status, _HEADERS, orjson.dumps(body), 0)
 
 
+def time_limit_s(prepared: Prepared) -> float:
+    """How long the answer may take from its first token: as the job says, else as long as it may become."""
+    asked_s = prepared.request.timeout_s
+    if asked_s != OPTIONS["timeout_s"].default:
+        return asked_s
+    return max(asked_s, SECONDS_PER_TOKEN * (getattr(prepared.input.params, "max_tokens", None) or 0))
+
+
+def _expire(limit: asyncio.Timeout, *, at: float) -> None:
+    """In loop time. One that has expired already stays as it is."""
+    if not limit.expired():
+        limit.reschedule(at)
+
+
 def _since(started: float) -> int:
     return round((time.monotonic() - started) * 1000)
-
-
-def end_this_worker() -> None:
-    """A drain like any other: what is here goes back to the queue."""
-    os.kill(os.getpid(), signal.SIGTERM)

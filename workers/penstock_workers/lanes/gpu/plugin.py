@@ -1,18 +1,16 @@
-"""Loaded by vLLM into each of its processes: an engine ends with the worker that hosts it, and not before.
+"""Loaded by vLLM into each of its processes: a signal to the worker's process group does not reach the engine.
 
-Without this an engine whose worker was killed outright lives on and keeps the GPU's memory, so that the next worker on the
-machine has none; and a signal to the worker's process group (Ctrl-C, many supervisors) ends it under the items in it.
+Ctrl-C and many supervisors send such signals, and an engine that gets one ends under the items in it, before the worker
+has drained. That an engine ends with its worker is up to ``guard.py``.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import threading
-import time
 
 WORKER_VARIABLE = "PENSTOCK_ENGINE_OF"  # the pid of the worker; set in its own environment, inherited by its engine
-WATCH_S = 0.5
+NAME = "penstock"  # of this plugin, as vLLM lists it
+PLUGINS_VARIABLE = "VLLM_PLUGINS"  # where it is set, vLLM loads no plugin that it does not name
 
 
 def end_with_worker() -> None:
@@ -20,10 +18,11 @@ def end_with_worker() -> None:
     worker = os.environ.get(WORKER_VARIABLE, "")
     if worker.isdecimal() and os.getppid() == int(worker):
         os.setpgrp()  # before its own children are started, which inherit it
-        threading.Thread(target=_watch, args=(int(worker),), name="penstock-worker-watch", daemon=True).start()
 
 
-def _watch(worker: int) -> None:
-    while os.getppid() == worker:
-        time.sleep(WATCH_S)
-    os.kill(os.getpid(), signal.SIGKILL)  # no worker is left to answer; vLLM's own workers end with this process
+def load_in_engines() -> None:
+    """In the worker, before it starts an engine: a list of plugins that the operator set must not leave this one out."""
+    os.environ[WORKER_VARIABLE] = str(os.getpid())
+    named = os.environ.get(PLUGINS_VARIABLE)
+    if named is not None and NAME not in named.split(","):
+        os.environ[PLUGINS_VARIABLE] = f"{named},{NAME}" if named else NAME

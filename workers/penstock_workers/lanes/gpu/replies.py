@@ -10,11 +10,13 @@ import orjson
 
 from penstock_workers.lanes.gpu.calls import Facts
 from penstock_workers.lanes.gpu.engines import Call
+from penstock_workers.lanes.gpu.outcomes import Unanswered, unanswered
 
 
-def was_aborted(output: Any) -> bool:
-    """Whether the request was ended before its answer was complete."""
-    return any(one.finish_reason == "abort" for one in _completions(output))
+def why_unanswered(call: Call, output: Any) -> Unanswered | None:
+    """Why the engine's output is no answer; None where it is one. A pooled output has no finish reason."""
+    completions = _completions(output)
+    return unanswered(completions, wants_text=not call.params.ignore_eos) if completions else None
 
 
 def reply(call: Call, output: Any) -> bytes:

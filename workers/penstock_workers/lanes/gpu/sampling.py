@@ -42,12 +42,18 @@ def sampling_params(
             structured_outputs=None
             if constraint is None
             else upstream("vllm.sampling_params", "StructuredOutputsParams")(**constraint),
-            output_kind=upstream("vllm.sampling_params", "RequestOutputKind").FINAL_ONLY,
+            output_kind=_output_kind(body),
         )
     except (TypeError, ValueError) as error:
         raise RequestRefused(str(error)) from error
     except Exception as error:  # newer versions have classes of their own for this
         raise RequestRefused(f"{type(error).__name__}: {error}") from error
+
+
+def _output_kind(body: Mapping[str, Any]) -> Any:
+    """One answer comes as its first token and the rest (`arguments.FIRST_TOKEN_ONLY`); several come together at the end."""
+    kinds = upstream("vllm.sampling_params", "RequestOutputKind")
+    return kinds.DELTA if body.get("n") in (None, 1) else kinds.FINAL_ONLY
 
 
 def asked_tokens(body: Mapping[str, Any]) -> int | None:

@@ -26,6 +26,8 @@ class GpuSettings(LaneSettings):
     engine: dict[str, Any] = Field(default_factory=dict)  # vLLM's own arguments, such as tensor_parallel_size
     in_process: bool = False  # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
     prepare_threads: Annotated[int, Field(ge=1, le=64)] = 2  # that render templates and count tokens
+    # A step of the engine that takes longer counts as hung; None = by the model's size, 20 s for a small one.
+    stall_s: Annotated[float, Field(gt=0, le=3600)] | None = None
     rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 10  # engines built anew in an hour; a culprit takes four
 
     @model_validator(mode="after")

@@ -14,7 +14,9 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import orjson
+from msgspec import structs
 
+from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings, EngineAway
 from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
@@ -25,7 +27,7 @@ from penstock_workers.lanes.gpu.documents import refuse_templates
 from penstock_workers.lanes.gpu.engine_queue import EngineQueue, EngineState
 from penstock_workers.lanes.gpu.engines import RequestRefused
 from penstock_workers.lanes.gpu.figures import bound
-from penstock_workers.lanes.gpu.gpu_lane import end_this_worker, refusal
+from penstock_workers.lanes.gpu.gpu_lane import refusal
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ LISTEN_EACH_S = 1.0  # its gauges: the server is near, and its own queue must no
 class SidecarLane:
     """Implements ``item.lane.Lane``. ``give_up`` ends the worker, for its orchestrator to replace."""
 
-    def __init__(self, settings: WorkerSettings, give_up: Callable[[], None] = end_this_worker) -> None:
+    def __init__(self, settings: WorkerSettings, give_up: Callable[[str], None] = end_this_worker) -> None:
         assert settings.gpu.upstream_url is not None, "else the worker hosts the engine itself"
         self.queue = EngineQueue()
         self._url = settings.gpu.upstream_url
@@ -73,7 +75,7 @@ class SidecarLane:
         body = request.body
         if b'"model"' not in body and body[:1] == b"{" and body[1:2] != b"}":
             body = b'{"model":' + self._model + b"," + body[1:]
-        request = replace(request, provider=SERVER, body=body)
+        request = structs.replace(request, provider=SERVER, body=body)
         return Prepared(request, refused=_refused(body) if b"chat_template" in body or b"\\u" in body else None)
 
     async def infer(self, prepared: Prepared) -> Tried:
@@ -152,8 +154,7 @@ class SidecarLane:
         try:
             await self._await_model()
         except (EngineAway, BadEngineSettings) as error:
-            log.error("%s; this worker ends, for another to take over", error)
-            self._give_up()
+            self._give_up(str(error))
 
     def _hear(self, _: str, running: float, waiting: float) -> None:
         self._state = EngineState(int(running), int(waiting))

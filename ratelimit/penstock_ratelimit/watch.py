@@ -39,7 +39,7 @@ class DimensionView:
 
     name: str
     limit: float
-    """Units per second that the provider allows: declared, or told by its headers."""
+    """Units per second that the provider allows: declared, or stated in its headers."""
     allowed: float
     """Units per second that the fleet may start now: the limit with margin and slope."""
     burst: float

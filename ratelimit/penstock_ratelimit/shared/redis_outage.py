@@ -1,15 +1,17 @@
-"""Without Redis: one process's part of the quota, paced locally until Redis is back."""
+"""The time in which Redis does not answer: callers wait, then one process's part of the quota is paced locally."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Final
+
+from redis.exceptions import RedisError
 
 from penstock_ratelimit.local import LocalQuota
 from penstock_ratelimit.provider.profiles import Profile
 from penstock_ratelimit.shared.issuing import Issuing
+from penstock_ratelimit.shared.quota_state import QuotaState
 from penstock_ratelimit.shared.waiting import Waiter
 from penstock_ratelimit.terms import Terms
 
@@ -21,6 +23,9 @@ RETRY_S: Final = 0.25
 """How often a Redis that is away is tried again."""
 LOCAL_SHARE: Final = 0.9
 """Part of the fair share that is used without Redis: the others may have become more since they were counted."""
+
+AWAY = (RedisError, OSError)
+"""What the client raises when Redis is away or refuses. (TimeoutError is an OSError.)"""
 
 
 class LocalShare:
@@ -59,46 +64,52 @@ class LocalShare:
             raise
 
 
-class Outage:
-    """The time in which Redis does not answer: callers wait, and after a grace period they are served from the local share."""
+class RedisOutage:
+    """Decides how callers of one quota are served while Redis is away."""
 
-    def __init__(self, quota_id: str) -> None:
-        self._quota_id = quota_id
+    def __init__(self, state: QuotaState, profile: Profile) -> None:
+        self._state, self._profile = state, profile
         self.lasts = False
         self.share: LocalShare | None = None
         """Set once callers are served from it."""
 
-    async def ride_out(
-        self,
-        error: BaseException,
-        open_share: Callable[[], LocalShare | None],
-        is_back: Callable[[], Awaitable[bool]],
-        *,
-        grace_s: float,
-    ) -> None:
-        """Return when Redis is back. ``open_share`` gives None while no share is known."""
-        log.warning("quota %s: Redis is down (%r); trying again until it is back", self._quota_id, error)
+    async def ride_out(self, error: BaseException) -> None:
+        """Return when Redis is back, with the terms in force there again."""
+        state = self._state
+        log.warning("quota %s: Redis is down (%r); trying again until it is back", state.quota.id, error)
+        state.reports.drop_refunds()
         self.lasts = True
-        loop = asyncio.get_running_loop()
-        grace_ends = loop.time() + grace_s
+        share_at = state.now() + (GRACE_S if state.terms.dims else 0.0)
         try:
             while True:
-                if self.share is None and loop.time() >= grace_ends:
-                    self._live_on(open_share())
+                if self.share is None and state.now() >= share_at:
+                    self._open_share()
                 # sleep first: a Redis that answers and refuses must not be asked again and again without a pause
                 await asyncio.sleep(RETRY_S)
-                if await is_back():
+                if await self._is_over():
                     break
         finally:
             if self.share is not None:
                 await self.share.aclose()
                 self.share = None
         self.lasts = False
+        state.provider.forgotten(state.now())
 
-    def _live_on(self, share: LocalShare | None) -> None:
-        self.share = share
-        if share is not None:
-            log.warning(
-                "quota %s: still no Redis; this process paces itself with a share of one in %d until Redis is back",
-                self._quota_id, share.processes,
-            )  # fmt: skip
+    async def _is_over(self) -> bool:
+        try:
+            await self._state.in_force.install(empty=True)
+        except AWAY:
+            return False
+        return True
+
+    def _open_share(self) -> None:
+        """This process's part of the quota, once it is known of how many; without limits there is nothing to part."""
+        state = self._state
+        if state.processes <= 0 and state.terms.dims:
+            return
+        self.share = LocalShare(state.terms, self._profile, max(state.processes, 1), state.issuing, state.wake)
+        self.share.open(max(0.0, state.provider.paused_until - state.now()))
+        log.warning(
+            "quota %s: still no Redis; this process paces itself with a share of one in %d until Redis is back",
+            state.quota.id, self.share.processes,
+        )  # fmt: skip

@@ -1,0 +1,53 @@
+-- Send items into the delayed set, and give starts back. A retry counts when it enters the delayed set: a second time changes nothing.
+--
+-- KEYS[1] penstock:epoch  only touched, see below
+-- computed, from the prefixes in ARGV:
+--   penstock:<job>:stats            hash of counters; sums.lua
+--   penstock:<job>:<gen>:done:<n>   hash, completed set: what is in it gets no other attempt
+--   penstock:<job>:<gen>:starts     hash: retried and released items give one start back
+--   penstock:delayed:<queue>        zset tag -> not before (seconds, this server's clock)
+--   penstock:delayed:<queue>:raw    hash tag -> raw message
+-- ARGV[1..2] numbers of retried and released items (at most 500 together), then
+--   retried:  job prefix, feed prefix, bucket, field, document id, delayed key, tag, raw, seconds from now,
+--             rate limited (0|1), reason, prompt tokens, completion tokens, microdollars, calls
+--   released: feed prefix, document id
+-- Returns how many are new in the delayed set
+
+-- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
+redis.call('PERSIST', KEYS[1])
+
+local RETRIED, RELEASED = 15, 2 -- arguments of each
+local clock = redis.call('TIME')
+local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
+
+local function give_back(feed, doc)
+  local starts = feed .. ':starts'
+  local open = tonumber(redis.call('HGET', starts, doc) or '0')
+  if open > 1 then
+    redis.call('HINCRBY', starts, doc, -1)
+  elseif open == 1 then
+    redis.call('HDEL', starts, doc)
+  end
+end
+
+local delayed, i = 0, 3
+for _ = 1, tonumber(ARGV[1]) do
+  local job, feed, bucket, field, doc, queue, tag, raw, after, limited, reason = unpack(ARGV, i, i + 10)
+  local finished = redis.call('HEXISTS', feed .. ':done:' .. bucket, field) == 1
+  if not finished and redis.call('ZADD', queue, 'NX', now + tonumber(after), tag) == 1 then
+    delayed = delayed + 1
+    redis.call('HSET', queue .. ':raw', tag, raw)
+    count(job, 'retries', 1)
+    count(job, 'rate_limited', tonumber(limited))
+    count(job, 'retried:' .. reason, 1)
+    count_spent(job, tonumber(ARGV[i + 11]), tonumber(ARGV[i + 12]), tonumber(ARGV[i + 13]), tonumber(ARGV[i + 14]))
+    give_back(feed, doc)
+  end
+  i = i + RETRIED
+end
+for _ = 1, tonumber(ARGV[2]) do
+  give_back(ARGV[i], ARGV[i + 1])
+  i = i + RELEASED
+end
+write_sums()
+return delayed

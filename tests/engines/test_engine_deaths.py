@@ -1,0 +1,97 @@
+"""Engines that hang, that lose their device, and that are left behind: a whole fleet with vLLM in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from engines.gpu_worker import WORK_S, engine_of, gpu_worker, submit
+from fleet import Fleet, Process, until
+
+from penstock_ledger.model import JobState
+from penstock_workers.lanes.gpu import processes
+
+PARAMS = {"max_tokens": 48, "temperature": 0, "ignore_eos": True}
+STALL_S = 8  # for a tiny model, on cores that others use as well
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path) as running:
+        yield running
+
+
+def texts(number: int) -> list[dict[str, str]]:
+    return [{"id": f"doc-{n}", "text": f"review {n}"} for n in range(number)]
+
+
+def descendants(worker: Process) -> list[psutil.Process]:
+    found: list[psutil.Process] = psutil.Process(worker.popen.pid).children(recursive=True)
+    return found
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_hung_engine_is_found_and_its_items_are_tried_again_without_a_count(fleet: Fleet, tiny_llama: Path) -> None:
+    """SIGSTOP on the engine core, with hundreds inside: it is ended and built anew, and no attempt is lost (H5)."""
+    fleet.control()
+    worker = gpu_worker(fleet, tiny_llama, in_process=False, gpu__stall_s=STALL_S)
+    job = submit(fleet, tiny_llama, texts(300), params=PARAMS, timeout_s=600.0)
+    fleet.wait_for_outcomes(job, 30, WORK_S)
+    core = engine_of(worker)
+    core.suspend()
+    stopped = time.monotonic()
+    until(lambda: is_gone(core), 60, "the stopped engine is ended")
+    assert time.monotonic() - stopped < STALL_S + 30
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    assert fleet.account(job, 300).dead == {}
+    assert {result.attempts for result in fleet.producer.results(job.job_id)} == {1}
+    assert worker.alive, "a new engine took the place of the hung one"
+    assert "it hangs: it has made no step for" in worker.log.read_text()
+    assert "retried: engine_died " in fleet.penstock("status", job.job_id)
+
+
+def test_a_worker_whose_device_is_lost_ends_with_a_status_and_a_reason(fleet: Fleet, tiny_llama: Path) -> None:
+    """Every request meets an error of CUDA, in every engine that is built: nothing is dead, and the worker takes itself out."""
+    fleet.control()
+    worker = gpu_worker(
+        fleet, tiny_llama, in_process=True, gpu__rebuilds_max=0, failpoints="engine:cuda", drain_seconds=1
+    )
+    job = submit(fleet, tiny_llama, texts(100), params=PARAMS)
+    assert worker.wait(90) == 1
+    assert "this worker gives back what it holds and ends with status 1" in worker.log.read_text()
+    assert "CUDA error" in worker.log.read_text()
+    assert fleet.finished(job) == 0
+    gpu_worker(fleet, tiny_llama, in_process=True)
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    assert fleet.account(job, 100).dead == {}
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_nothing_of_an_engine_outlives_a_worker_that_is_killed(
+    fleet: Fleet, tiny_llama: Path, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kill -9` with one engine and with a data-parallel group: cores, coordinator and shared memory are gone in seconds (H11).
+
+    Also where the operator lists plugins of vLLM, and the list leaves Penstock's out.
+    """
+    monkeypatch.setenv("VLLM_PLUGINS", "someone-elses")
+    fleet.control()
+    worker = gpu_worker(fleet, tiny_llama, in_process=False, engine={"data_parallel_size": group})
+    left = descendants(worker)
+    assert len(left) > 2 * group
+    memory = processes.shared_memory([process.pid for process in left])
+    assert memory
+    os.kill(worker.popen.pid, signal.SIGKILL)
+    until(lambda: all(map(is_gone, left)), 15, "all of the engine's processes end with the worker")
+    until(lambda: not any(map(os.path.exists, memory)), 5, "and its shared memory is freed")

@@ -1,0 +1,212 @@
+"""The life of a hosted engine, with one that computes nothing: hung, lost and failing ones, and the limits of an item's time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock_workers.item.answer import Answer, NoAnswer
+from penstock_workers.item.fates import FATES
+from penstock_workers.item.lane import Prepared, Request
+from penstock_workers.item.outcome import Released
+from penstock_workers.lanes.engine_life import stall
+from penstock_workers.lanes.engine_life.failing import IN_A_ROW
+from penstock_workers.lanes.gpu import engine_host
+from penstock_workers.lanes.gpu.engine_host import EngineHost
+from penstock_workers.lanes.gpu.engines import Call, EngineFault
+from penstock_workers.lanes.gpu.gpu_lane import SECONDS_PER_TOKEN, GpuLane, time_limit_s
+from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.settings import WorkerSettings
+
+CONFIG = SimpleNamespace(
+    scheduler_config=SimpleNamespace(max_num_seqs=64, max_num_batched_tokens=8_192),
+    parallel_config=SimpleNamespace(data_parallel_size=1),
+    cache_config=SimpleNamespace(num_gpu_blocks=0, block_size=0),
+    device_config=SimpleNamespace(device_type="cuda"),
+    model_config=SimpleNamespace(max_model_len=100, runner_type="generate", hf_text_config=SimpleNamespace()),
+    structured_outputs_config=None,
+)
+Behaviour = Callable[[Call, Callable[[], None]], Any]
+
+
+def output(text: str = "yes", reason: str = "stop") -> Any:
+    one = SimpleNamespace(index=0, text=text, token_ids=[1], finish_reason=reason, stop_reason=None, logprobs=None)
+    return SimpleNamespace(outputs=[one], prompt_token_ids=[1], num_cached_tokens=0)
+
+
+class FakeEngine:
+    """Does with each call what ``behaviour`` says: an output, an exception, or None for ever."""
+
+    config = CONFIG
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+        self.killed = self.stopped = False
+
+    async def start(self) -> None:
+        """It is there."""
+
+    async def load(self, lora: Any) -> None:
+        raise AssertionError("there are no adapters")
+
+    async def run(self, call: Call, began: Callable[[], None]) -> Any:
+        came = self._behaviour(call, began)
+        if isinstance(came, Exception):
+            raise came
+        if came is None:
+            await asyncio.Event().wait()
+        return came
+
+    def tokenizer(self) -> Any:
+        return [0] * 10
+
+    def is_alive(self) -> bool:
+        return not self.killed
+
+    def compiles(self) -> bool:
+        return False
+
+    def kill(self) -> bool:
+        self.killed = True
+        return True
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+class House:
+    """A lane over fake engines, each made with the behaviour that is set then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **gpu: Any) -> None:
+        self.behaviour: Behaviour = lambda _call, _began: output()
+        self.engines: list[FakeEngine] = []
+        self.gave_up: list[str] = []
+        monkeypatch.setattr(EngineHost, "_make", self._make)
+        monkeypatch.setattr(engine_host, "REBUILD_PAUSES_S", (0.0, 0.0))
+        monkeypatch.setattr(stall, "LOOK_S", 0.005)
+        settings = WorkerSettings(lane="gpu", gpu=GpuSettings(model="m", **gpu))
+        self.lane = GpuLane(settings, give_up=self.gave_up.append)
+
+    def _make(self) -> FakeEngine:
+        self.engines.append(FakeEngine(self.behaviour))
+        return self.engines[-1]
+
+    async def ask(self, timeout_s: float = 60.0, **params: Any) -> Answer | NoAnswer:
+        params = {"ignore_eos": False, "max_tokens": 8} | params
+        facts = SimpleNamespace(model="m", chat=True, base64=False)
+        call = Call("job:doc#1", [1], SimpleNamespace(**params), facts=facts)
+        asked = Prepared(Request("job:doc", "default", "/v1/chat/completions", b"{}", timeout_s), 9, input=call)
+        return await asyncio.wait_for(self.lane.infer(asked), 5)
+
+    def step(self) -> None:
+        """The engine reports one, with a request in it."""
+        scheduler = SimpleNamespace(num_running_reqs=1, num_waiting_reqs=0, kv_cache_usage=0.0, prefix_cache_stats=None)
+        self.lane._host._figures.note(scheduler, None)
+
+
+@pytest.fixture
+async def house(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    made = House(monkeypatch, stall_s=0.05)
+    await made.lane.start()
+    yield made
+    await made.lane.close()
+
+
+async def rebuilt(house: House) -> None:
+    rebuilding = house.lane._host._rebuilding
+    assert rebuilding is not None
+    await asyncio.wait_for(asyncio.shield(rebuilding), 5)
+
+
+def is_released(tried: Answer | NoAnswer) -> bool:
+    return isinstance(tried, NoAnswer) and FATES[tried.failure].outcome is Released
+
+
+async def test_a_hung_engine_is_killed_and_its_items_are_given_back(house: House) -> None:
+    """No step for longer than one may take: nothing is a timeout, and the next item has an answer of a new engine (H5)."""
+
+    def hang(_call: Call, _began: Callable[[], None]) -> None:
+        house.step()
+
+    house.engines[0]._behaviour = hang
+    tried = await asyncio.gather(*(house.ask() for _ in range(20)))
+    assert all(map(is_released, tried))
+    assert house.engines[0].killed
+    await rebuilt(house)
+    assert len(house.engines) == 2
+    assert isinstance(await house.ask(), Answer)
+    assert house.gave_up == []
+
+
+async def test_an_error_of_the_device_ends_the_engine(house: House) -> None:
+    """An engine that reports it and goes on is not believed."""
+    house.engines[0]._behaviour = lambda _call, _began: EngineFault("NCCL error: unhandled system error")
+    assert is_released(await house.ask())
+    assert house.engines[0].killed
+    await rebuilt(house)
+    assert isinstance(await house.ask(), Answer)
+
+
+@pytest.mark.parametrize("able", [True, False])
+async def test_a_run_of_failures_is_decided_by_one_token(house: House, able: bool) -> None:
+    """Asked by the worker itself: an engine that gives it goes on; one that fails at that as well is ended."""
+    house.lane._host.calls = SimpleNamespace(probe=lambda: Call("probe", [0], SimpleNamespace(ignore_eos=False)))  # type: ignore[assignment]
+
+    def fail(call: Call, _began: Callable[[], None]) -> Any:
+        return output() if able and call.request_id == "probe" else EngineFault("odd")
+
+    house.engines[0]._behaviour = fail
+    for _ in range(IN_A_ROW):
+        tried = await house.ask()
+        assert isinstance(tried, NoAnswer)
+        assert tried.failure == "engine_failed"
+    probing = house.lane._host._probing
+    assert probing is not None
+    await probing
+    assert house.engines[0].killed is not able
+
+
+async def test_where_no_engine_can_be_built_the_worker_ends_with_the_reason(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each of its tries, and not after the first: memory of the old engine may take a while to be free."""
+    tries: list[int] = []
+
+    async def fail(_: FakeEngine) -> None:
+        tries.append(1)
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(FakeEngine, "start", fail)
+    house.engines[0]._behaviour = lambda _call, _began: EngineFault("CUDA error: device-side assert triggered")
+    assert is_released(await house.ask())
+    await rebuilt(house)
+    assert len(tries) == 2
+    assert house.gave_up == ["no engine could be built in 2 tries; the last one: no memory left"]
+
+
+async def test_an_items_time_begins_with_its_first_token(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose answer began and does not end is a timeout; one that waits in the engine has no limit (H6)."""
+    house.engines[0]._behaviour = lambda _call, began: began()
+    house.step()
+    begun = await house.ask(timeout_s=0.01)
+    assert isinstance(begun, NoAnswer)
+    assert begun.failure == "timeout"
+    house.engines[0]._behaviour = lambda _call, _began: None
+    waited = await house.ask(timeout_s=0.01)  # until the engine counts as hung
+    assert is_released(waited)
+
+
+def test_the_default_of_an_items_time_follows_max_tokens() -> None:
+    """A long answer has as long as a slow engine needs; a job that says a time of its own has that."""
+
+    def limit(timeout_s: float, max_tokens: int) -> float:
+        call = Call("id", [1], SimpleNamespace(max_tokens=max_tokens))
+        return time_limit_s(Prepared(Request("t", "p", "/v1/chat/completions", b"", timeout_s), 1, input=call))
+
+    assert limit(120.0, 8) == 120.0
+    assert limit(120.0, 4_000) == 4_000 * SECONDS_PER_TOKEN
+    assert limit(30.0, 4_000) == 30.0

@@ -1,0 +1,64 @@
+"""How long one step of an engine may take. A longer one counts as hung: nothing else tells a dead NCCL or a stopped process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+LEAST_S: Final = 20.0  # of a GPU: with a look every LOOK_S, a hang is found within 30 s
+LEAST_CPU_S: Final = 120.0  # others use the same cores, and kernels are compiled on them as they are first needed
+COMPILING_S: Final = 600.0  # a step during which a compiler runs in the engine may take so long
+LOOK_S: Final = 2.0
+MOST_S: Final = 3600.0
+FIRST_STEP_S: Final = 120.0  # kernels are compiled and tuned in the first one
+# Floating point operations per second that the slowest machine reaches on which anybody serves a model of the size.
+SLOW_GPU: Final = 2e13
+SLOW_CPU: Final = 1e10
+
+
+def longest_step_s(parameters: float, tokens: int, *, on_cpu: bool) -> float:
+    """For a model of so many parameters and so many tokens in one step: two operations for each pair."""
+    least_s, per_second = (LEAST_CPU_S, SLOW_CPU) if on_cpu else (LEAST_S, SLOW_GPU)
+    return min(MOST_S, least_s + 2.0 * parameters * tokens / per_second)
+
+
+class StepWatch:
+    """Whether an engine that has requests makes steps. On one event loop."""
+
+    def __init__(self, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stall_s, self._clock = stall_s, clock
+        self._inside = 0
+        self._since = 0.0  # when the engine last had nothing to do, or the first request came
+        self._stepped: dict[int, float] = {}  # when each engine of the group last reported
+        self._busy: set[int] = set()  # those that had requests then
+
+    def entered(self) -> None:
+        if self._inside == 0:
+            self._since = self._clock()
+        self._inside += 1
+
+    def left(self) -> None:
+        self._inside -= 1
+
+    def stepped(self, engine: int, *, busy: bool) -> None:
+        self._stepped[engine] = self._clock()
+        if busy:
+            self._busy.add(engine)
+        else:
+            self._busy.discard(engine)
+
+    def silent_s(self) -> float:
+        """For how long there have been requests inside, and an engine that made no step; 0 without requests."""
+        if not self._inside:
+            return 0.0
+        latest = max(self._stepped.values(), default=self._since)
+        slowest = min((self._stepped[engine] for engine in self._busy), default=latest)
+        return self._clock() - max(self._since, slowest)
+
+    def hangs(self) -> str | None:
+        """Words for a person once requests have been inside for longer than a step may take, and none was made."""
+        silent_s = self.silent_s()
+        if silent_s <= (self._stall_s if self._stepped else max(self._stall_s, FIRST_STEP_S)):
+            return None
+        return f"it has made no step for {silent_s:.0f} s with {self._inside} requests in it"

@@ -1,0 +1,265 @@
+"""The life of a worker's engine: built with its adapters, watched, ended when it is of no use, and built anew.
+
+An engine is dead when it says so, when it hangs, when its device is lost, and when it fails at everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from penstock_workers.lanes.engine_life import stall
+from penstock_workers.lanes.engine_life.failing import FailureRun
+from penstock_workers.lanes.engine_life.stall import StepWatch
+from penstock_workers.lanes.gpu.adapters import Adapters
+from penstock_workers.lanes.gpu.calls import CallBuilder, ModelFacts
+from penstock_workers.lanes.gpu.child_engine import ChildEngine
+from penstock_workers.lanes.gpu.engine_queue import EngineQueue, EngineState
+from penstock_workers.lanes.gpu.engines import Engine, EngineBusy, EngineDied, EngineFault, RequestRefused
+from penstock_workers.lanes.gpu.figures import EngineFigures
+from penstock_workers.lanes.gpu.in_process_engine import InProcessEngine
+from penstock_workers.lanes.gpu.outcomes import ENGINES_FAULT
+from penstock_workers.lanes.gpu.replies import why_unanswered
+from penstock_workers.lanes.gpu.settings import GpuSettings
+
+log = logging.getLogger(__name__)
+
+REBUILD_SPAN_S: Final = 3600.0  # ``rebuilds_max`` engines in this time; one that dies more often needs another machine
+# Before each try to build a new one: the same cause may be about to end the worker, and memory of the old one to be freed.
+REBUILD_PAUSES_S: Final = (1.0, 3.0, 10.0, 30.0)
+ADAPTER_S: Final = 120.0  # to load one adapter
+PROBE_S: Final = 60.0  # for one token, where nothing but failures came
+
+
+class EngineHost:
+    """Used on one event loop. ``on_built`` gets each engine's VllmConfig; ``on_end`` is called as one is ended by force."""
+
+    def __init__(
+        self,
+        settings: GpuSettings,
+        queue: EngineQueue,
+        *,
+        drain_seconds: float,
+        give_up: Callable[[str], None],
+        on_built: Callable[[Any], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._settings, self._queue, self._drain_seconds = settings, queue, drain_seconds
+        self._give_up, self._on_built, self._on_end = give_up, on_built, on_end
+        self.engine: Engine | None = None
+        self.calls: CallBuilder | None = None
+        self.draining = False
+        self._figures = EngineFigures(queue.heard, self._note_step)
+        self._adapters = Adapters(settings.lora, settings.model)
+        self.steps = StepWatch(stall.MOST_S)  # of the engine that there is; another one has another
+        self._failing = FailureRun()
+        self._max_seqs = 0
+        self._built: deque[float] = deque()  # when engines were built anew; bounded by rebuilds_max
+        self._rebuilding: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        started = time.monotonic()
+        await self._build()
+        log.info("gpu.model %s is up after %.0f s", self._settings.model, time.monotonic() - started)
+        self._watching = asyncio.create_task(self._watch(), name="engine watch")
+
+    async def close(self) -> None:
+        self.draining = True
+        self._queue.close()
+        for task in (self._watching, self._rebuilding, self._probing):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if self.engine is not None:
+            engine, self.engine = self.engine, None
+            await engine.stop()
+
+    def gauges(self) -> Mapping[str, float | str]:
+        max_seqs = self._max_seqs if self.engine is not None else 0
+        return self._figures.gauges(max_seqs=max_seqs, lined_up=self._queue.waiting)
+
+    # -- what its requests tell of it ------------------------------------------------------------------------------
+
+    def answered(self) -> None:
+        self._failing.answered()
+
+    def failed(self, engine: Engine) -> None:
+        """At a request, for no reason of the request's own that is known."""
+        if self._failing.failed() and (self._probing is None or self._probing.done()):
+            self._probing = asyncio.create_task(self._ask_one_token(engine), name="engine probe")
+
+    def device_lost(self, engine: Engine, why: str) -> None:
+        self.end(engine, f"its device is lost: {why}")
+
+    # -- its life --------------------------------------------------------------------------------------------------
+
+    async def _build(self) -> None:
+        engine = await self._started()
+        config = engine.config
+        self._max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        if self.calls is None:
+            facts = _facts(self._settings, config)
+            self.calls = CallBuilder(self._settings, engine.tokenizer(), facts, self._adapters)
+        self._on_built(config)
+        self.steps = StepWatch(self._settings.stall_s or stall_s(config))
+        self._failing.answered()
+        self.engine = engine
+        self._queue.open(self._max_seqs, _kv_tokens(config))
+
+    def _make(self) -> Engine:
+        make = InProcessEngine if self._settings.in_process else ChildEngine
+        return make(self._settings, self._adapters, self._figures, self._drain_seconds)
+
+    async def _started(self) -> Engine:
+        """An engine with all the adapters that can be loaded. One that ends it is left out of the next."""
+        while True:
+            engine = self._make()
+            await engine.start()
+            if await self._load_adapters(engine):
+                return engine
+            await engine.stop()
+
+    async def _load_adapters(self, engine: Engine) -> bool:
+        for adapter in list(self._adapters.usable()):
+            try:
+                async with asyncio.timeout(ADAPTER_S):
+                    await engine.load(adapter.request())
+            except (EngineDied, TimeoutError) as error:
+                adapter.refuse(f"it ends the engine that loads it ({type(error).__name__} {error})")
+                engine.kill()
+                return False
+            except Exception as error:  # what vLLM finds wrong with it, in whatever class
+                adapter.refuse(f"{type(error).__name__}: {error}")
+        return True
+
+    def _note_step(self, number: int, state: EngineState) -> None:
+        self.steps.stepped(number, busy=bool(state.running or state.waiting))
+
+    def end(self, engine: Engine, why: str) -> None:
+        """An engine that does not end by itself."""
+        if engine is not self.engine:
+            return
+        if not engine.kill():
+            self.engine = None
+            self._queue.close()
+            self._give_up(f"the engine in this process is of no use any more: {why}")
+        self.note_death(engine, why)
+        self._on_end()  # whatever the engine says of what is in it, or does not
+
+    def note_death(self, engine: Engine, why: str) -> None:
+        """Called by each item that was in it; the first one has the new engine built."""
+        if engine is not self.engine:
+            return
+        self.engine = None
+        self._queue.close()
+        self._figures.forget()
+        log.error("the engine died (%s); what was in it goes back to the queue", why)
+        self._rebuilding = asyncio.create_task(self._rebuild(engine, why), name="engine rebuild")
+
+    async def _rebuild(self, dead: Engine, why: str) -> None:
+        try:
+            await dead.stop()
+        except Exception:
+            log.exception("the dead engine did not end cleanly")
+        for pause_s in REBUILD_PAUSES_S:
+            await asyncio.sleep(pause_s)
+            if self.draining:
+                return
+            if not self._may_build():
+                self._give_up(f"more than {self._settings.rebuilds_max} engines in an hour; the last one died: {why}")
+                return
+            began = time.monotonic()
+            try:
+                await self._build()
+            except Exception as error:  # whatever it is: memory that is not free yet, a model that is gone
+                why = str(error)
+                log.error("no new engine could be built: %s", why)
+                continue
+            log.warning("a new engine is up after %.0f s", time.monotonic() - began)
+            return
+        self._give_up(f"no engine could be built in {len(REBUILD_PAUSES_S)} tries; the last one: {why}")
+
+    def _may_build(self) -> bool:
+        now = time.monotonic()
+        while self._built and now - self._built[0] > REBUILD_SPAN_S:
+            self._built.popleft()
+        if len(self._built) >= self._settings.rebuilds_max:
+            return False
+        self._built.append(now)
+        return True
+
+    async def _watch(self) -> None:
+        """An engine can die between two items, and it can hang."""
+        while True:
+            await asyncio.sleep(stall.LOOK_S)
+            engine = self.engine
+            if engine is None:
+                continue
+            if not engine.is_alive():
+                self.note_death(engine, "it was found dead")
+            elif (silence := self.steps.hangs()) is not None and not await self._compiles(engine):
+                self.end(engine, f"it hangs: {silence} (gpu.stall_s)")
+
+    async def _compiles(self, engine: Engine) -> bool:
+        """Kernels are compiled as they are first needed, and that is one long step."""
+        return self.steps.silent_s() < stall.COMPILING_S and await asyncio.to_thread(engine.compiles)
+
+    async def _ask_one_token(self, engine: Engine) -> None:
+        """Whether the documents are at fault, or the engine."""
+        assert self.calls is not None, "start() comes first"
+        try:
+            async with asyncio.timeout(PROBE_S):
+                probe = self.calls.probe()
+                output = await engine.run(probe, lambda: None)
+        except TimeoutError:
+            self.end(engine, f"after a run of failures it gave no token within {PROBE_S:.0f} s")
+        except (EngineFault, EngineDied, RequestRefused) as error:
+            self.end(engine, f"after a run of failures it cannot give one token: {error}")
+        except EngineBusy:
+            log.warning("many requests failed in a row; the engine had no room to be asked why")
+        else:
+            missing = why_unanswered(probe, output)
+            if missing is not None and missing.failure in ENGINES_FAULT:
+                self.end(engine, f"after a run of failures it cannot give one token: {missing.detail}")
+            else:
+                log.warning("many requests failed in a row, and the engine answers: the documents are at fault")
+
+
+def _facts(settings: GpuSettings, config: Any) -> ModelFacts:
+    model = settings.model or ""
+    model_config = config.model_config
+    defaults: Mapping[str, Any] = getattr(model_config, "get_diff_sampling_param", dict)()
+    return ModelFacts(
+        names=frozenset({model, Path(model).name, *settings.names}),
+        context=model_config.max_model_len,
+        defaults={name: value for name, value in defaults.items() if name != "max_tokens"},
+        pools=model_config.runner_type == "pooling",
+    )
+
+
+def stall_s(config: Any) -> float:
+    """From the model's size, with vLLM's own name of the device."""
+    tokens = config.scheduler_config.max_num_batched_tokens
+    on_cpu = getattr(config.device_config, "device_type", "") == "cpu"
+    return stall.longest_step_s(_parameters(config.model_config.hf_text_config), tokens, on_cpu=on_cpu)
+
+
+def _parameters(text: Any) -> float:
+    """About as many as one token passes through, by the widths of its layers; of a mixture of experts, those of a dense one."""
+    hidden, layers = getattr(text, "hidden_size", 0), getattr(text, "num_hidden_layers", 0)
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    return float(layers * (4 * hidden * hidden + 3 * hidden * inner) + hidden * getattr(text, "vocab_size", 0))
+
+
+def _kv_tokens(config: Any) -> int:
+    """Tokens that the engine's KV cache holds; 0 where it does not say."""
+    cache = config.cache_config
+    tokens = getattr(cache, "kv_cache_size_tokens", None)  # counts groups of layers right; older versions lack it
+    return int(tokens or (cache.num_gpu_blocks or 0) * (cache.block_size or 0))
