@@ -103,7 +103,7 @@ class OutcomeStore:
         query = select(*RESULT_COLUMNS[:KEY_COLUMNS], outcomes.c.body).where(
             outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT
         )
-        for key, body in self._paged(query, page, lambda row: (ItemKey(row[0], row[1], row[2]), row.body)):
+        for key, body in self._paged(query, page, _key_and_body):
             if body.startswith(MAGIC):
                 yield key, unpack(body)
 
@@ -178,6 +178,10 @@ class OutcomeStore:
             return connection.execute(query, values).all()
 
         return self._db.read(fetch)
+
+
+def _key_and_body(row: Row[Any]) -> tuple[ItemKey, bytes]:
+    return ItemKey(row.job_id, row.generation, row.doc_id), row.body
 
 
 def _visible(job_id: str) -> Query:

@@ -91,7 +91,7 @@ def request(body: dict[str, Any], **more: Any) -> Request:
 @asynccontextmanager
 async def lane(url: str, wait_s: float = 10.0, **embed: Any) -> AsyncIterator[EmbedServerLane]:
     settings = WorkerSettings.load(lane="embed", embed={"upstream_url": url, "upstream_wait_s": wait_s, **embed})
-    made = EmbedServerLane(settings, give_up=lambda: pytest.fail("gave up"))
+    made = EmbedServerLane(settings, give_up=pytest.fail)
     try:
         await made.start()
         yield made

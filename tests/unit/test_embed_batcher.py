@@ -259,7 +259,7 @@ async def test_a_failed_batch_is_forgotten_before_its_halves_are_tried() -> None
         def __init__(self) -> None:
             errors.append(weakref.ref(self))
 
-    def encode(ids: Sequence[TokenIds]) -> list[Vector]:
+    def encode(ids: list[TokenIds]) -> list[Vector]:
         alive.append(any(error() is not None for error in errors))
         if len(ids) > 1:
             raise Hog

@@ -97,7 +97,7 @@ class SentenceTransformersEncoder:
         self.max_tokens: int = settings.max_tokens or own_limit
         self.dimensions: int = self._model.get_embedding_dimension()
         self.vocabulary: int = getattr(config, "vocab_size", len(self._tokenizer))
-        self.short_sizes = frozenset(getattr(config, "matryoshka_dimensions", None) or ())
+        self.short_sizes: frozenset[int] = frozenset(getattr(config, "matryoshka_dimensions", None) or ())
         self.matryoshka: bool | None = bool(self.short_sizes) or getattr(config, "is_matryoshka", None)
         self.parameters = sum(part.numel() for part in self._model.parameters())
         self.on_cpu = self._model.device.type == "cpu"

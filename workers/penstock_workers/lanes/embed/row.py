@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def _make(settings: WorkerSettings) -> EmbedLane | EmbedServerLane:
     if settings.embed.upstream_url is not None:
+        from penstock_workers.celery_app.ending import end_this_worker
         from penstock_workers.lanes.embed.server_lane import EmbedServerLane
-        from penstock_workers.lanes.gpu.gpu_lane import end_this_worker
 
         return EmbedServerLane(settings, end_this_worker)
     from penstock_workers.lanes.embed.embed_lane import EmbedLane

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from penstock_workers.errors import BadEngineSettings, EngineAway
-from penstock_workers.http import HttpClient, HttpError, Target, make_client
+from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.api_lane import ApiLane
@@ -48,7 +48,7 @@ TOO_LONG: Final = ("`inputs` must have less than", "inputs must have less than")
 class EmbedServerLane:
     """Implements ``item.lane.Lane``. ``give_up`` ends the worker, for its orchestrator to replace."""
 
-    def __init__(self, settings: WorkerSettings, give_up: Callable[[], None]) -> None:
+    def __init__(self, settings: WorkerSettings, give_up: Callable[[str], None]) -> None:
         embed = settings.embed
         assert embed.upstream_url is not None, "else the worker hosts the encoder itself"
         self._url, self._wait_s, self._give_up = embed.upstream_url, embed.upstream_wait_s, give_up
@@ -59,7 +59,7 @@ class EmbedServerLane:
             settings.answer_memory_bytes,
             settings.http_client,
         )
-        self._http_client = settings.http_client
+        self._http_client: ClientName = settings.http_client
         self._asking: HttpClient | None = None
         self._model = ""
         self._up = asyncio.Event()
@@ -167,8 +167,7 @@ class EmbedServerLane:
         try:
             await self._await_model()
         except (EngineAway, BadEngineSettings) as error:
-            log.error("%s; this worker ends, for another to take over", error)
-            self._give_up()
+            self._give_up(f"{error}; this worker ends, for another to take over")
 
     async def _await_model(self) -> None:
         began = time.monotonic()
