@@ -18,6 +18,17 @@ def refusal(**fields: Any) -> SpecError:
     return caught.value
 
 
+def test_only_lanes_that_make_vectors_take_their_type() -> None:
+    """`embedding_dtype` goes with each request as output_dtype; elsewhere it would be ignored, and is refused."""
+    spec = JobSpec(lane="embed", endpoint="/v1/embeddings", prompt="{text}", embedding_dtype="int8")
+    check_acceptable(spec, ProducerSettings())
+    assert json.loads(BodyBuilder(spec)("a")) == {"input": "a", "output_dtype": "int8"}
+    with pytest.raises(SpecError, match="/embedding_dtype"):
+        check_acceptable(JobSpec(model="m", prompt="{text}", embedding_dtype="int8"), ProducerSettings())
+    with pytest.raises(SpecError, match="float32"):
+        JobSpec.from_json({"embedding_dtype": "int4"})
+
+
 def test_defaults_make_a_spec() -> None:
     """A spec needs no field at all."""
     spec = JobSpec()
@@ -55,17 +66,6 @@ def test_attempts_are_a_strict_positive_integer(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [True, 0, -0.5, "1", float("nan"), float("inf")])
-def test_only_lanes_that_make_vectors_take_their_type() -> None:
-    """`embedding_dtype` goes with each request as output_dtype; elsewhere it would be ignored, and is refused."""
-    spec = JobSpec(lane="embed", endpoint="/v1/embeddings", prompt="{text}", embedding_dtype="int8")
-    check_acceptable(spec, ProducerSettings())
-    assert json.loads(BodyBuilder(spec)("a")) == {"input": "a", "output_dtype": "int8"}
-    with pytest.raises(SpecError, match="/embedding_dtype"):
-        check_acceptable(JobSpec(model="m", prompt="{text}", embedding_dtype="int8"), ProducerSettings())
-    with pytest.raises(SpecError, match="float32"):
-        JobSpec.from_json({"embedding_dtype": "int4"})
-
-
 @pytest.mark.parametrize("field", ["budget_usd", "deadline_s", "timeout_s"])
 def test_amounts_are_positive_finite_numbers(field: str, value: Any) -> None:
     """Money and time limits are positive finite numbers, not text or booleans."""
