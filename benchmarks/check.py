@@ -23,7 +23,7 @@ def missed(measured: Mapping[str, float], ran: Collection[str] = ()) -> list[str
             lines.append(f"{name}: not measured; benchmark {target.benchmark} should tell it")
         elif not target.held.met(ratio):
             lines.append(
-                f"{name}: {ratio:.2f}x, and {target.held} is the limit ({target.measured:g}x was measured before); "
+                f"{name}: {ratio:.2f}x, and {target.held} is the limit ({target.measured or 0:g}x was measured before); "
                 f"see {target.argued}"
             )
     return lines

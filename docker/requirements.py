@@ -17,8 +17,19 @@ from pathlib import Path
 def requirements(project: Path, extras: Iterable[str]) -> list[str]:
     """The base install and these extras. Raises KeyError for an extra that there is not."""
     table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
-    named = [entry for extra in extras for entry in table["optional-dependencies"][extra]]
-    return sorted({*table["dependencies"], *named})
+    found, left, seen = set(table["dependencies"]), list(extras), set[str]()
+    while left:
+        extra = left.pop()
+        if extra in seen:
+            continue
+        seen.add(extra)
+        for entry in table["optional-dependencies"][extra]:
+            others = re.fullmatch(rf"{table['name']}\[(.+)\]", entry)  # an extra that is made of others
+            if others is None:
+                found.add(entry)
+            else:
+                left += [name.strip() for name in others[1].split(",")]
+    return sorted(found)
 
 
 def constraints_beside(theirs: str, ours: str) -> Iterator[str]:

@@ -31,6 +31,7 @@ from penstock_producer.wire import encode_item
 from penstock_workers.celery_app.app import PenstockApp
 from penstock_workers.celery_app.bridge import Bridge, Delivery, ItemEngine
 from penstock_workers.item.outcome import Outcome, Released, Retry
+from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import WorkerSettings
 
@@ -68,6 +69,11 @@ class Settings:
     result_backend_url: str | None = None
     hook_modules: tuple[str, ...] = ()
     doors = DoorSettings()  # no field: it does not travel to a worker
+
+    @property
+    def gpu(self) -> GpuSettings:
+        """Of a worker that hosts no model, as beside a server that has not said what it serves."""
+        return GpuSettings()
 
     def for_app(self) -> WorkerSettings:
         """As ``create_app`` takes them: it and what it makes read these fields and no others."""

@@ -25,7 +25,7 @@ from typing import Any, Self
 from redis_sets import SentinelSet
 from servers import RedisServer, as_bytes, free_port
 
-from penstock_ledger import keys
+from penstock_ledger import QueueBook, keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
 from penstock_producer.wire import queue_name
@@ -227,7 +227,7 @@ class Fleet:
         return self._start("control", ["control"], settings)
 
     def command(self, name: str, *arguments: str, **settings: object) -> Process:
-        """Another Penstock command, which runs until it is ended."""
+        """Another command of ours that runs until it is ended."""
         return self._start(name, arguments, settings)
 
     def _start(self, lane: str, arguments: Sequence[str], settings: Mapping[str, object]) -> Process:
@@ -245,15 +245,15 @@ class Fleet:
 
     def penstock(self, *arguments: str) -> str:
         """What a Penstock command prints, with the settings of this fleet."""
-        done = subprocess.run(
-            [*PENSTOCK, *arguments],
-            env=self._environment({}),
-            capture_output=True,
-            text=True,
-            timeout=START_S,
-            check=True,
-        )
+        done = self.run(*arguments)
+        done.check_returncode()
         return done.stdout
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The same for a command that may fail."""
+        return subprocess.run(
+            [*PENSTOCK, *arguments], env=self._environment({}), capture_output=True, text=True, timeout=START_S
+        )
 
     def heard_of(self) -> set[int]:
         """Pids of workers that have beaten their heart at least once."""
@@ -348,12 +348,12 @@ class Fleet:
 
     def depths(self, job: Job) -> dict[str, int]:
         client: Any = self.store.client()
-        queue = queue_name(job.spec["lane"])
+        queues = QueueBook(client).of(queue_name(job.spec["lane"]))
         return {
-            "queued": client.llen(queue),
-            "unacked": client.hlen(keys.unacked(queue)),
-            "leases": client.zcard(keys.unacked_index(queue)),
-            "delayed": client.zcard(keys.delayed(queue)),
+            "queued": sum(map(client.llen, queues)),
+            "unacked": sum(client.hlen(keys.unacked(queue)) for queue in queues),
+            "leases": sum(client.zcard(keys.unacked_index(queue)) for queue in queues),
+            "delayed": sum(client.zcard(keys.delayed(queue)) for queue in queues),
             "window": client.hlen(f"{keys.feed_scope(job.job_id, 1)}:window"),
             "starts": client.hlen(f"{keys.feed_scope(job.job_id, 1)}:starts"),
         }

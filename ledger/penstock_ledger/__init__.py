@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from penstock_ledger.postgres import POOL_SIZE as POOL_SIZE
     from penstock_ledger.postgres import Waits as Waits
     from penstock_ledger.purge import purge_job as purge_job
+    from penstock_ledger.queue_book import QueueBook as QueueBook
     from penstock_ledger.redis_address import REDIS_CONNECT_TIMEOUT_S as REDIS_CONNECT_TIMEOUT_S
     from penstock_ledger.redis_address import REDIS_TIMEOUT_S as REDIS_TIMEOUT_S
     from penstock_ledger.redis_address import RedisAddress as RedisAddress
@@ -109,6 +110,7 @@ else:
             "penstock_ledger.outcomes": "OutcomeStore",
             "penstock_ledger.postgres": "POOL_SIZE Waits",
             "penstock_ledger.purge": "purge_job",
+            "penstock_ledger.queue_book": "QueueBook",
             "penstock_ledger.redis_address": "REDIS_CONNECT_TIMEOUT_S REDIS_TIMEOUT_S RedisAddress without_secrets",
             "penstock_ledger.redis_health": "is_cluster",
             "penstock_ledger.redis_ledger": "RedisLedger",

@@ -16,6 +16,10 @@ penstock:<job>:stats                hash    counters: succeeded, succeeded_after
                                             cost_microusd, skipped
 penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running
 penstock:<job>:parked               list    raw messages of a paused job
+penstock:<job>:queue                string  of a job that names no model, in a lane with queues per model: the queue of the
+                                            model that answers it, as its first item has found it
+penstock:queues:<lane's queue>      zset    queue of a model in this lane -> when it was last noted (Unix seconds, this
+                                            server's clock)
 penstock:delayed:<queue>            zset    tag -> not before (Unix seconds, this server's clock)
 penstock:delayed:<queue>:raw        hash    tag -> raw message
 penstock:delayed:<queue>:clock      string  the latest time that promoting has seen: a clock that is behind it stepped back
@@ -34,8 +38,10 @@ penstock:sweep:<unacked key>:ahead  string  since when leases of a time to come 
 penstock:relayed:<queue>            zset    tag -> since when its message lies in RabbitMQ (Unix seconds, this server's
                                             clock) and no worker has taken it; it is in `unacked` all the while
 penstock:shovel:<queue>             string  short-lived: the process that moves the queue's messages to RabbitMQ
-<queue>                             list    kombu's own: raw messages
-unacked.<lane>                      hash    kombu's own, and so are the next: tag -> message that a worker holds
+<queue>                             list    kombu's own: raw messages. A lane's own is penstock.<lane>, that of a model in it
+                                            penstock.<lane>.<model>
+unacked.<lane>                      hash    kombu's own, and so are the next: tag -> message that a worker holds. Of a worker
+                                            that hosts a model: unacked.<lane>.<model>, whatever queue it was in
 unacked_index.<lane>                zset    tag -> when its lease was last renewed (Unix seconds, this server's clock);
                                             +inf while its message lies in RabbitMQ, where it needs no lease
 unacked_mutex.<lane>                string  lock of stock kombu's sweep
@@ -48,6 +54,7 @@ Job ids are made by the producer and hold neither ":" nor glob characters.
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from math import ceil
 from typing import Final
@@ -70,6 +77,7 @@ __all__ = [
     "REFUSED",
     "UNKNOWN_BUCKETS",
     "WORKERS",
+    "bound_queue",
     "bucket_count",
     "buckets_for",
     "delayed",
@@ -81,7 +89,10 @@ __all__ = [
     "drains",
     "failing",
     "feed_scope",
+    "is_queue_of",
     "job_scope",
+    "lane_queue",
+    "queues",
     "relayed",
     "shovel",
     "unacked",
@@ -105,6 +116,7 @@ DONE: Final = b""
 DEAD: Final = b"!"
 PER_BUCKET: Final = 160  # small hashes stay listpacks: up to 512 fields of up to 64 bytes in every Redis since 6.2
 UNKNOWN_BUCKETS: Final = 12_500  # for open jobs: 80 per bucket at one million documents, still compact at six
+MODEL_IN_QUEUE: Final = re.compile(r"[A-Za-z0-9._~-]{1,96}", re.ASCII)  # what follows a lane's own name
 MAX_FIELD_BYTES: Final = 64  # longer fields would turn a whole bucket into a real hash table, 4 times as large
 
 
@@ -169,6 +181,25 @@ def unacked_index(queue: str) -> str:
 
 def unacked_mutex(queue: str) -> str:
     return f"unacked_mutex.{queue.removeprefix(QUEUE_PREFIX)}"
+
+
+def queues(lane: str) -> str:
+    """``lane`` is the name of the lane's own queue."""
+    return f"{PREFIX}queues:{lane}"
+
+
+def is_queue_of(lane: str, name: str) -> bool:
+    """Whether it can be the name of a model's queue in the lane with this queue."""
+    return name.startswith(f"{lane}.") and MODEL_IN_QUEUE.fullmatch(name, len(lane) + 1) is not None
+
+
+def lane_queue(queue: str) -> str:
+    """The lane's own queue, of any of its queues: lanes have no dot in their names."""
+    return QUEUE_PREFIX + queue.removeprefix(QUEUE_PREFIX).partition(".")[0]
+
+
+def bound_queue(job_id: str) -> str:
+    return f"{job_scope(job_id)}:queue"
 
 
 def relayed(queue: str) -> str:

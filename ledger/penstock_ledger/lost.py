@@ -15,13 +15,17 @@ from penstock_ledger.model import ItemKey
 from penstock_ledger.redis_scripts import BATCH_MAX, TAGS_MAX, Scripts
 
 
-def find_missing(client: Any, scripts: Scripts, queue: str, wanted: dict[str, ItemKey]) -> list[ItemKey]:
-    """The items among ``wanted`` (by tag) without a message. Time grows with the window and the queue."""
+def find_missing(client: Any, scripts: Scripts, queues: Sequence[str], wanted: dict[str, ItemKey]) -> list[ItemKey]:
+    """The items among ``wanted`` (by tag) without a message. ``queues`` are all of their lane. Time grows with the window and
+    the queues."""
     lost = dict(wanted)
-    _drop(lost, _listed_tags(scripts, queue))
-    for unacked in (keys.unacked(queue), keys.OLDER_UNACKED):  # workers of before the last upgrade may hold some
+    for queue in queues:
+        _drop(lost, _listed_tags(scripts, queue))
+    held = [*map(keys.unacked, queues), keys.OLDER_UNACKED]  # workers of before the last upgrade may hold some
+    for unacked in held:
         _drop(lost, _held(client, unacked, list(lost)))
-    _drop(lost, _delayed(client, queue, list(lost)))
+    for queue in queues:
+        _drop(lost, _delayed(client, queue, list(lost)))
     for job_id in {key.job_id for key in lost.values()}:
         _drop(lost, _listed_tags(scripts, f"{keys.job_scope(job_id)}:parked"))
     return list(lost.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -33,6 +34,7 @@ from penstock_ledger.causes import CauseBook
 from penstock_ledger.errors import RedisForgot
 from penstock_ledger.lost import find_missing
 from penstock_ledger.model import ItemKey, Job, JobState
+from penstock_ledger.queue_book import QueueBook
 from penstock_ledger.redis_scripts import BATCH_MAX, Scripts
 from penstock_ledger.settle_chunks import settle_chunks
 
@@ -41,6 +43,8 @@ SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
 LONGEST_DELAY_S: Final = 90_000.0  # of a retry, as a default: no setting allows more than a day
 HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
 REBUILT_S: Final = 300  # workers lose what they held from before within a visibility timeout, a minute by default
+WORKERS_READ: Final = 10_000  # heartbeats that one look reads; more than any fleet has
+INFO_CHARS: Final = 16_384  # of one text of a heartbeat; a longer one is left out
 WORKER_FORGOTTEN_S: Final = 60  # a worker without a heartbeat for so long is not listed
 FOREIGN_TO_SQL: Final = ("skipped", "rate_limited")  # counters that only Redis has: a reset keeps them
 
@@ -57,6 +61,7 @@ T = TypeVar("T")
 class RedisLedger:
     """``client`` answers in bytes (``decode_responses=False``). Safe to share between threads, as the client is.
 
+    A lane may have queues per model (``queues``): where a call takes the name of a lane's own queue, it looks at all of them.
     Besides RedisForgot and RedisUnfit, calls raise redis.RedisError.
     """
 
@@ -68,6 +73,7 @@ class RedisLedger:
         self._epoch = epoch
         self._scripts = Scripts(client)
         self.failing = CauseBook(client)
+        self.queues = QueueBook(client)
         self._run_seen: str | None = None  # written by check_epoch, read by install_epoch
 
     # -- the life of an item -------------------------------------------------------------------------------------------
@@ -114,11 +120,16 @@ class RedisLedger:
             self._client.hincrby(stats, name, count)
 
     def promote(self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S) -> int:
-        """Queue up to ``limit`` messages whose time has come; returns how many moved.
+        """Queue up to ``limit`` messages of each queue of a lane whose time has come; returns how many moved.
 
         None waits longer than ``longest_s`` seconds from now: a server's clock may have stepped back since it was delayed.
         """
-        return _until_short(limit, lambda step: self._scripts.promote(queue, step, HELD_S, longest_s))
+        queues = self.queues.of(queue)
+        moved = 0
+        for name in self._with_delayed(queues):
+            due = partial(self._scripts.promote, name, queues, held_s=HELD_S, longest_s=longest_s)
+            moved += _until_short(limit, due)
+        return moved
 
     def park(self, job_id: str, raws: Sequence[bytes]) -> None:
         """Keep messages of a paused job outside the queue."""
@@ -126,9 +137,21 @@ class RedisLedger:
             self._client.rpush(f"{keys.job_scope(job_id)}:parked", *chunk)
 
     def unpark(self, job_id: str, queue: str, limit: int = BATCH_MAX) -> int:
-        """Queue up to ``limit`` parked messages; returns how many moved. Call it for every running job now and then: a
-        worker may park a message just after the job was resumed."""
-        return _until_short(limit, lambda step: self._scripts.unpark(job_id, queue, step))
+        """Return up to ``limit`` parked messages to their queues, of the lane with this one; returns how many moved. Call it
+        for every running job now and then: a worker may park a message just after the job was resumed."""
+        queues = self.queues.of(queue)
+        return _until_short(limit, lambda step: self._scripts.unpark(job_id, queue, queues, step))
+
+    def bind(self, job_id: str, queue: str) -> str:
+        """Bind a job that names no model to the queue of one; returns the queue that it is bound to, by whichever came first."""
+        name = keys.bound_queue(job_id)
+        self._client.set(name, queue, nx=True)
+        return self.bound(job_id) or queue
+
+    def bound(self, job_id: str) -> str | None:
+        """The queue that ``bind`` has written; None where the job is not bound."""
+        found = self._client.get(keys.bound_queue(job_id))
+        return None if found is None else found.decode("utf-8", "replace")
 
     # -- the window ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +179,7 @@ class RedisLedger:
         A document that moves between two places during the look may be named by mistake: act on those that are named twice.
         """
         window = {ItemKey(job_id, generation, doc): position for doc, position in self.window(job_id, generation)}
-        lost = find_missing(self._client, self._scripts, queue, {tag_of(key): key for key in window})
+        lost = find_missing(self._client, self._scripts, self.queues.of(queue), {tag_of(key): key for key in window})
         still = self._still_in_window(job_id, generation, [key.doc_id for key in lost])
         return [(key.doc_id, window[key]) for key in lost if key.doc_id in still]
 
@@ -170,7 +193,7 @@ class RedisLedger:
         dead_before, lost_after = now - lease_s, now + lease_s
         leases = (
             at
-            for index in (keys.unacked_index(queue), keys.OLDER_UNACKED_INDEX)
+            for index in (*map(keys.unacked_index, self.queues.of(queue)), keys.OLDER_UNACKED_INDEX)
             for chunk in _chunks(tags, BATCH_MAX)
             for at in self._client.zmscore(index, chunk)
         )
@@ -188,12 +211,20 @@ class RedisLedger:
     # -- figures -------------------------------------------------------------------------------------------------------
 
     def depth(self, queue: str) -> Depth:
+        """Of all queues of a lane together."""
+        return Depth(*map(sum, zip(*self.depths(queue).values(), strict=True)))
+
+    def depths(self, queue: str) -> dict[str, Depth]:
+        """Of each queue of a lane, its own first. What a worker holds counts for the queue of the model that it hosts."""
+        names = self.queues.of(queue)
         with self._client.pipeline(transaction=False) as pipe:
-            pipe.llen(queue)
-            pipe.hlen(keys.unacked(queue))
-            pipe.zcard(keys.delayed(queue))
-            pipe.zcard(keys.relayed(queue))
-            return Depth(*pipe.execute())
+            for name in names:
+                pipe.llen(name)
+                pipe.hlen(keys.unacked(name))
+                pipe.zcard(keys.delayed(name))
+                pipe.zcard(keys.relayed(name))
+            counts = iter(pipe.execute())
+        return {name: Depth(next(counts), next(counts), next(counts), next(counts)) for name in names}
 
     def stats(self, job_id: str) -> dict[str, int]:
         """Counters since the job started, as far as Redis remembers. They are for people; what decides is counted in SQL."""
@@ -255,17 +286,21 @@ class RedisLedger:
         """Workers heard of in the last minute, by name."""
         now = self._now()
         seen = self._client.zrangebyscore(
-            keys.WORKERS, now - WORKER_FORGOTTEN_S, now + WORKER_FORGOTTEN_S, withscores=True
+            keys.WORKERS,
+            now - WORKER_FORGOTTEN_S,
+            now + WORKER_FORGOTTEN_S,
+            start=0,
+            num=WORKERS_READ,
+            withscores=True,
         )
+        names = [name.decode("utf-8", "replace") for name, _ in seen]
         with self._client.pipeline(transaction=False) as pipe:
-            for name, _ in seen:
-                pipe.hgetall(keys.worker(name.decode()))
-            infos = pipe.execute()
+            for name in names:
+                pipe.hgetall(keys.worker(name))
+            infos = pipe.execute(raise_on_error=False)
         return sorted(
-            WorkerSeen(
-                name.decode(), max(0.0, now - at), {field.decode(): text.decode() for field, text in info.items()}
-            )
-            for (name, at), info in zip(seen, infos, strict=True)
+            WorkerSeen(name, max(0.0, now - at), _info(info))
+            for name, (_, at), info in zip(names, seen, infos, strict=True)
         )
 
     # -- whether Redis lost what it held ------------------------------------------------------------------------------
@@ -313,6 +348,12 @@ class RedisLedger:
         for chunk in _chunks(names, SCAN_STEP):
             self._client.unlink(*chunk)
 
+    def _with_delayed(self, queues: Sequence[str]) -> list[str]:
+        with self._client.pipeline(transaction=False) as pipe:
+            for queue in queues:
+                pipe.exists(keys.delayed(queue))
+            return [queue for queue, is_there in zip(queues, pipe.execute(), strict=True) if is_there]
+
     def _still_in_window(self, job_id: str, generation: int, docs: Sequence[str]) -> set[str]:
         found: set[str] = set()
         for chunk in _chunks(docs, SCAN_STEP):
@@ -329,6 +370,17 @@ def _job_seen(job: Job, answers: Iterator[Any]) -> JobSeen:
     seen_as, parked = next(answers) or None, next(answers)
     outstanding = tuple(int(length) for length in islice(answers, job.generation))
     return JobSeen(seen_as == _STATES.get(job.state), seen_as == _STATES[JobState.PAUSED], int(parked), outstanding)
+
+
+def _info(found: Any) -> dict[str, str]:
+    """What a worker said of itself. Anyone who reaches Redis may write there: what makes no sense is left out."""
+    if not isinstance(found, dict):
+        return {}
+    return {
+        field.decode("utf-8", "replace"): text.decode("utf-8", "replace")
+        for field, text in found.items()
+        if len(text) <= INFO_CHARS
+    }
 
 
 def _window(job_id: str, generation: int) -> str:

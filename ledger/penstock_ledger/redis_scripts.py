@@ -51,6 +51,9 @@ class Scripts:
         self._rehydrate = _registered(client, "rehydrate")
         self._heartbeat = _registered(client, "heartbeat")
         self._causes = _registered(client, "causes")
+        self._note_queues = _registered(client, "note_queues")
+        self._forget_queues = _registered(client, "forget_queues")
+        self._move = _registered(client, "move")
         self._see = _registered(client, "see")
 
     def publish(
@@ -107,14 +110,14 @@ class Scripts:
             arguments += (keys.feed_scope(key.job_id, key.generation), key.doc_id)
         return int(self._put_off([keys.EPOCH], arguments))
 
-    def promote(self, queue: str, limit: int, held_s: float, longest_s: float) -> int:
-        names = [
-            keys.delayed(queue), keys.delayed_raw(queue), queue, keys.unacked(queue), keys.delayed_clock(queue)
-        ]  # fmt: skip
-        return int(self._promote(names, [limit, held_s, longest_s]))
+    def promote(self, queue: str, queues: Sequence[str], limit: int, held_s: float, longest_s: float) -> int:
+        """``queues`` are those whose workers may hold the messages, here and below."""
+        names = [keys.delayed(queue), keys.delayed_raw(queue), queue, keys.delayed_clock(queue)]
+        return int(self._promote([*names, *map(keys.unacked, queues)], [limit, held_s, longest_s]))
 
-    def unpark(self, job_id: str, queue: str, limit: int) -> int:
-        return int(self._unpark([f"{keys.job_scope(job_id)}:parked", queue, keys.unacked(queue)], [limit]))
+    def unpark(self, job_id: str, queue: str, queues: Sequence[str], limit: int) -> int:
+        names = [f"{keys.job_scope(job_id)}:parked", queue, *map(keys.unacked, queues)]
+        return int(self._unpark(names, [limit]))
 
     def tags(self, name: str, first: int, last: int) -> tuple[int, list[bytes]]:
         """How many messages there are between the two indices, and their tags."""
@@ -154,6 +157,24 @@ class Scripts:
         arguments: list[Argument] = [keep_s, gap_s, most, *(value for entry in entries for value in entry)]
         kept: int = self._causes([keys.failing(provider)], arguments)
         return kept
+
+    def note_queues(self, lane: str, most: int, queues: Sequence[str]) -> frozenset[str]:
+        """Returns those for which there was no room."""
+        refused = self._note_queues([keys.queues(lane)], [most, *queues])
+        return frozenset(name.decode() for name in refused)
+
+    def forget_queues(self, lane: str, idle_s: int, most: int) -> int:
+        return int(self._forget_queues([keys.queues(lane)], [idle_s, most]))
+
+    def move(self, lane: str, queue: str, messages: Sequence[tuple[str, bytes]], *, most: int, wait_s: float) -> int:
+        names = [
+            keys.queues(lane), keys.delayed(queue), keys.delayed_raw(queue), keys.delayed(lane), keys.delayed_raw(lane)
+        ]  # fmt: skip
+        moved = 0
+        for at in range(0, len(messages), BATCH_MAX):
+            pairs = [part for message in messages[at : at + BATCH_MAX] for part in message]
+            moved += int(self._move(names, [queue, most, wait_s, *pairs]))
+        return moved
 
 
 class _Fields:

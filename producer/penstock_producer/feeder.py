@@ -17,6 +17,7 @@ from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
 from penstock_producer.feed_step import FeedStep, FeedStores
 from penstock_producer.prefix_order import in_prefix_order
 from penstock_producer.refusals import refused
+from penstock_producer.routes import Routes
 from penstock_producer.rows import BadRow, Cursor, Document, Source
 from penstock_producer.tracing import SendSpans
 from penstock_producer.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now
@@ -43,7 +44,7 @@ class Feeder:
         source: Source,
         stores: FeedStores,
         *,
-        queue: str,
+        routes: Routes,
         owner: str,
         refused_lines: frozenset[int] = frozenset(),
         ordered_for: str | None = None,
@@ -54,7 +55,7 @@ class Feeder:
         self.source = source
         self.stores = stores
         self.buckets = buckets_for(job)
-        self._queue = queue
+        self._routes = routes
         self._owner = owner
         self._refused_lines = refused_lines  # the survey's: rows there are read less strictly than by the survey
         self._ordered_for = ordered_for  # the endpoint whose bodies are put into prefix order; None keeps the source's
@@ -77,8 +78,7 @@ class Feeder:
     def step(self, limit: int) -> FeedStep:
         """Publish up to ``limit`` rows and move the durable cursor behind them.
 
-        Raises SourceChanged, SourceUnavailable, FeedLost, RedisForgot and errors of the servers. All of them leave the
-        durable cursor where it was; the next step starts from there.
+        Raises SourceChanged, SourceUnavailable, FeedLost, RedisForgot and errors of the servers, and then the cursor stays.
         """
         return self.advance(limit, self._publish_new)
 
@@ -101,22 +101,17 @@ class Feeder:
             raise
 
     def publish(self, documents: Iterable[Document], *, again: bool = False) -> PublishReport:
-        """Encode documents and queue those that are neither finished nor in the window.
+        """Encode documents and queue those that are neither finished nor in the window; with ``again``, also those in the
+        window, whose message is lost."""
+        reports = [self._publish_to(queue, some, again) for queue, some in self._routes.sorted(documents)]
+        return PublishReport(*map(sum, zip((0, 0, 0), *reports, strict=True)))
 
-        ``again`` is for documents whose message is lost: they are in the window and are queued all the same.
-        """
-        began_ns, fed = time.time_ns(), fed_now()
-        keys: list[ItemKey] = []
-
-        def items() -> Iterator[Publish]:
-            for document in documents:
-                item = self._encode(document, fed)
-                keys.append(item.key)
-                yield item
-
-        report = self.stores.hot.publish(self._queue, items(), self.buckets, urgent=self.urgent, again=again)
+    def _publish_to(self, queue: str, documents: Iterable[Document], again: bool) -> PublishReport:
+        began_ns, fed, keys = time.time_ns(), fed_now(), list[ItemKey]()
+        items = (self._encode(document, queue, fed, keys) for document in documents)
+        report = self.stores.hot.publish(queue, items, self.buckets, urgent=self.urgent, again=again)
         if self._spans is not None and report.published:
-            self._spans.sent(keys, self._queue, began_ns, again=again)
+            self._spans.sent(keys, queue, began_ns, again=again)
         return report
 
     def key(self, doc_id: str) -> ItemKey:
@@ -163,12 +158,13 @@ class Feeder:
         report = self.publish(documents)
         return report.published, report.done + report.in_window
 
-    def _encode(self, document: Document, fed: int) -> Publish:
+    def _encode(self, document: Document, queue: str, fed: int, keys: list[ItemKey]) -> Publish:
         key = self.key(document.doc_id)
+        keys.append(key)
         inline = len(document.body) <= MAX_INLINE_BODY_BYTES
         body, ref = (document.body, None) if inline else (None, document.position)
         trace = None if self._spans is None else self._spans.header(key)
-        raw = encode_item(key, queue=self._queue, body=body, ref=ref, urgent=self.urgent, fed=fed, trace=trace)
+        raw = encode_item(key, queue=queue, body=body, ref=ref, urgent=self.urgent, fed=fed, trace=trace)
         return Publish(key, document.position, raw)
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:

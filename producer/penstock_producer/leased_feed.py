@@ -7,11 +7,11 @@ from penstock_ledger.model import Feed, FeedKind, Job
 from penstock_producer.feed_step import FeedStores
 from penstock_producer.feeder import Feeder
 from penstock_producer.prefix_order import wants_order
+from penstock_producer.routes import Routes
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.of_feed import source_of
 from penstock_producer.spec import JobSpec
 from penstock_producer.tracing import SendSpans
-from penstock_producer.wire import queue_name
 
 __all__ = ["open_feeder"]
 
@@ -38,7 +38,7 @@ def open_feeder(
         feed,
         source_of(database, job, feed, settings, spec),
         FeedStores(JobStore(database), outcomes, redis_ledger),
-        queue=queue_name(spec.lane),
+        routes=Routes(spec, feed, redis_ledger),
         owner=owner,
         refused_lines=outcomes.refused_lines(job.job_id) if feed.kind is FeedKind.SOURCE else frozenset(),
         ordered_for=spec.endpoint if wants_order(spec) else None,

@@ -23,6 +23,7 @@ from penstock_ledger.redaction import HIDDEN, is_secret_name, redact, remember_u
 from penstock_producer.endpoints import check_path, refusal
 from penstock_producer.errors import SettingsError, seen
 from penstock_producer.source_roots import check_root
+from penstock_producer.storage import check_destination
 
 __all__ = ["ProducerSettings", "ProviderFacts", "check_url", "config_path", "refuse_example_password"]
 
@@ -139,6 +140,12 @@ class ProducerSettings(BaseSettings):
     @classmethod
     def _check_source_roots(cls, roots: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(check_root(root) for root in roots)
+
+    @field_validator("results_url", check_fields=False)
+    @classmethod
+    def _check_results_url(cls, url: str | None) -> str | None:
+        """Found out now, not when the first job ends. A compose file or a chart leaves a variable empty more easily than out."""
+        return check_destination(url) if url else None
 
     @field_validator("s3_endpoint_url", check_fields=False)
     @classmethod

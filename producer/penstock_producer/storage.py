@@ -54,14 +54,28 @@ class Sink(Protocol):
         ...
 
 
+def check_destination(text: str) -> str:
+    """A place for outputs by its looks alone: nothing is opened. Raises ValueError saying what to write instead."""
+    if "://" not in text:
+        return text
+    parts = urlsplit(text)
+    if parts.scheme == "file" and parts.path.startswith("/") and parts.netloc in ("", "localhost"):
+        raise ValueError(f"{seen(text)} is no place for outputs; write the folder alone: {unquote(parts.path)}")
+    if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
+        raise ValueError(f"{seen(text)} is no place for outputs; give a folder or s3://bucket/prefix")
+    return text
+
+
 def open_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) -> Sink:
     """The sink for a folder or `s3://bucket/prefix`. Raises SinkError for anything else."""
     text = str(destination)
+    try:
+        check_destination(text)
+    except ValueError as error:
+        raise SinkError(str(error)) from None
     if "://" not in text:
         return FolderSink(Path(text))
     parts = urlsplit(text)
-    if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
-        raise SinkError(f"{seen(text)} is no place for outputs; give a folder or s3://bucket/prefix")
     return S3Sink(parts.netloc, unquote(parts.path).strip("/"), s3_client(s3_endpoint_url))
 
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from penstock_ledger.keys import QUEUE_PREFIX
 from penstock_ledger.model import ItemKey
 from penstock_producer import wire_checks
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, seen
+from penstock_producer.queues import queue_name
 from penstock_producer.tracing import TRACEPARENT_HEADER
 
 __all__ = [
@@ -31,9 +31,8 @@ TASK_NAME = "penstock.item"
 MESSAGE_VERSION = 1
 GENERATION_HEADER = "x-penstock-gen"
 CALLS_HEADER = "x-penstock-calls"  # requests sent for the item in earlier attempts; absent in a message that is new
-SPENT_HEADER = (
-    "x-penstock-spent"  # [prompt tokens, completion tokens, microdollars] of refused answers of earlier attempts
-)
+# [prompt tokens, completion tokens, microdollars] of refused answers of earlier attempts
+SPENT_HEADER = "x-penstock-spent"
 URGENT_HEADER = "x-penstock-urgent"  # true in messages that wait at the consuming end; absent in all others
 RETRIES_HEADER = "retries"  # Celery's own: attempts that counted
 FED_HEADER = "x-penstock-fed"  # Unix seconds, rounded down to 10, when the item first came into a queue
@@ -60,10 +59,6 @@ class ItemMessage(NamedTuple):
     key: ItemKey
     body: bytes | None  # the provider's request body, JSON
     ref: str | None  # position in the source, for bodies above 16 KiB
-
-
-def queue_name(lane: str) -> str:
-    return f"{QUEUE_PREFIX}{lane}"
 
 
 def item_tag(key: ItemKey) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chart.conftest import Render
 from chart.helm_library import Release, Values
-from chart.pods import container, containers, env, pod_spec, pool
+from chart.pods import container, containers, env, pod_spec, pool, worker_env
 
 
 def _volumes(release: Release, name: str) -> dict[str, dict[str, object]]:
@@ -140,3 +140,21 @@ def test_pods_wait_for_the_model_and_not_for_ever(render: Render, tmp_path: Path
     assert (ran.returncode, "look at the job fleet-penstock-gpu-fetch-" in ran.stderr) == (1, True)
     mark.touch()
     assert subprocess.run(["sh", "-c", script], env={**os.environ, "MARK": str(mark)}, check=False).returncode == 0
+
+
+def test_a_pools_price_reaches_its_workers(render: Render) -> None:
+    """Per card, with the number of cards; on spot nodes the spot price where one is given; nothing without a price."""
+    priced = {"gpu": {"usdPerHour": 2.5, "spotUsdPerHour": 0.9, "count": 2}}
+    assert not [name for name in worker_env(render("gpu"), "gpu") if name.startswith("PENSTOCK_COST__")]
+    variables = worker_env(render("gpu", {"workerPools": {"gpu": {**priced, "spot": False}}}), "gpu")
+    assert (variables["PENSTOCK_COST__USD_PER_GPU_HOUR"], variables["PENSTOCK_COST__GPUS"]) == ("2.5", "2")
+    on_spot = render("gpu", {"spot": {"provider": "gke"}, "workerPools": {"gpu": {**priced, "spot": True}}})
+    variables = worker_env(on_spot, "gpu")
+    assert (variables["PENSTOCK_COST__USD_PER_GPU_HOUR"], variables["PENSTOCK_COST__ON_SPOT"]) == ("0.9", "true")
+
+
+def test_embed_pools_get_an_image_that_can_load_encoders(render: Render) -> None:
+    """Not the one with vLLM, which has no sentence-transformers."""
+    embed = {"enabled": True, "model": {"name": "/models/encoder"}}
+    release = render("minimal", {"workerPools": {"embed": embed}})
+    assert container(pool(release, "embed"), "penstock")["image"].startswith("penstock-embed:")

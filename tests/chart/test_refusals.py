@@ -52,6 +52,12 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
                  "no PrometheusRule", "install the Prometheus operator"),
     "two scale on one queue": ("karpenter", _pool("base", keda=KEDA), "both scale on the queue penstock.api",
                                "keda.enabled=false"),
+    "two scale on one model": (
+        "minimal", {"keda": KEDA, "workerPools": {name: {"kind": "gpu", "model": {"name": "/models/m"}} for name in "ab"}},
+        "both scale on the queue penstock.gpu._models_m~", "keda.enabled=false"),
+    "two models of one name": (
+        "minimal", {"workerPools": {name: {"kind": "gpu", "model": {"name": f"/models/{name}/m"}} for name in "ab"}},
+        "host different models under the same name", "change model.servedNames"),
     "minimum above maximum": ("karpenter", _pool(keda={"minReplicas": 9}), "above maxReplicas, 8", "raise maxReplicas"),
     "control scaled": ("karpenter", _pool("control", keda=KEDA), "no queue to scale by", "set replicas"),
     "no control pool": ("karpenter", _pool("control", enabled=False), "no control pool runs",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from chart.conftest import CHART, Render
 from chart.pods import worker_env
 
-from penstock_producer.wire import queue_name
+from penstock_ledger import keys
+from penstock_producer.queues import queue_name
+from penstock_workers.lanes.registry import home_queue, served_by
+from penstock_workers.settings import WorkerSettings
 
 ZERO = {"keda": {"enabled": True}, "workerPools": {"api": {"keda": {"minReplicas": 0}}}}
 
@@ -72,8 +78,58 @@ def test_a_warm_gpu_is_kept_for_longer(render: Render) -> None:
 def test_kinds_scale_on_their_own_queue(render: Render) -> None:
     """A gpu pool looks at the gpu lane's keys alone."""
     spec = _scaled(render, "gpu")
-    assert {trigger["metadata"]["listName"] for trigger in spec["triggers"]} == {queue_name("gpu"), "unacked.gpu"}
+    listed = {trigger["metadata"]["listName"] for trigger in spec["triggers"]}
+    assert queue_name("gpu") in listed
+    assert {name.split(".")[1] for name in listed} == {"gpu"}
     assert spec["maxReplicaCount"] == 4
+
+
+MODELS = (
+    "tiny1",
+    "Qwen/Qwen2.5-7B-Instruct",
+    "/models/a/very/long/path/to/where/the/weights/of/this/model/lie/since/last/year-v2",
+    "s3://bucket/weights: of today",
+    "modèle/été",
+)
+
+
+@pytest.mark.parametrize("kind", ["gpu", "embed"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_pool_scales_by_the_queues_that_its_workers_look_into(render: Render, model: str, kind: str) -> None:
+    """KEDA counts, for each pool of a model, the very keys that a worker with its variables uses: those of all its names, the
+    lane's own queue, and what the workers of this model hold."""
+    pool = {"kind": kind, "model": {"name": model, "servedNames": ["mine", model]}}
+    if kind == "embed":
+        pool["modelCache"] = {"type": "existingClaim", "claimName": "c"}
+        pool["model"] |= {"revision": "abc", "prefetch": {"enabled": True}}  # type: ignore[operator]  # a dict
+    else:
+        pool["vllm"] = {"lora": {"legal": "/adapters/legal", "tax/de": "/adapters/tax"}}
+    release = render(
+        "minimal", {"keda": {"enabled": True}, "workerPools": {"m": pool, "api": {"keda": {"enabled": False}}}}
+    )
+    spec: dict[str, Any] = release.one("ScaledObject")["spec"]
+    listed = [trigger["metadata"]["listName"] for trigger in spec["triggers"]]
+    assert sorted(listed) == sorted(counted(worker_env(release, "m"), kind))
+    formula = spec["advanced"]["scalingModifiers"]["formula"]
+    assert sorted(formula.split(" + ")) == sorted(trigger["name"] for trigger in spec["triggers"])
+
+
+def test_a_sidecars_worker_knows_the_names_of_its_model(render: Render) -> None:
+    """So it keeps what it holds where KEDA counts it, before the server has said what it serves."""
+    release = render("gpu-sidecar", {"keda": {"enabled": True}})
+    listed = {trigger["metadata"]["listName"] for trigger in release.one("ScaledObject")["spec"]["triggers"]}
+    assert listed == set(counted(worker_env(release, "gpu"), "gpu"))
+
+
+def counted(variables: Mapping[str, str], lane: str) -> set[str]:
+    """What a worker with these variables makes of them."""
+    start = f"PENSTOCK_{lane.upper()}__"
+    own = {name.removeprefix(start).lower(): text for name, text in variables.items() if name.startswith(start)}
+    parsed = {name: json.loads(text) if text[:1] in "[{" else text for name, text in own.items()}
+    settings = WorkerSettings.load(lane=lane, **{lane: parsed})
+    served = served_by(settings)
+    assert served is not None
+    return {*served.queues(lane), queue_name(lane), keys.unacked(home_queue(settings))}
 
 
 def test_a_fresh_install_starts_at_the_minimum(render: Render) -> None:

@@ -32,7 +32,7 @@ def client(redis_server: RedisServer) -> redis.Redis:
 
 @pytest.fixture
 def relay(client: redis.Redis) -> RelayScripts:
-    return RelayScripts(client, "api", TIMEOUT_S)
+    return RelayScripts(client, QUEUE, TIMEOUT_S)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_copies_are_unknown_to_a_redis_that_forgot(client: redis.Redis, relay: R
 
 def test_a_worker_of_a_lane_takes_from_the_control_queue_into_its_own_record(client: redis.Redis) -> None:
     """Its keeper renews one hash: a message of another queue moves there, and goes back to its own list."""
-    control = RelayScripts(client, "control", TIMEOUT_S)
+    control = RelayScripts(client, "penstock.control", TIMEOUT_S)
     queue_up(client, "a", queue=CONTROL)
     leases, arrived = claimed(client, CONTROL, "control")
     control.announce(leases)
@@ -209,7 +209,7 @@ def test_relayed_items_are_not_under_way(client: redis.Redis, relay: RelayScript
 
 def test_one_shovel_leads_a_lane_until_it_resigns(client: redis.Redis) -> None:
     """Others leave its messages alone meanwhile, and one takes over at once when it ends well."""
-    first, second = (LaneShovel(client, "api", TIMEOUT_S, owner=name) for name in ("first", "second"))
+    first, second = (LaneShovel(client, QUEUE, TIMEOUT_S, owner=name) for name in ("first", "second"))
     assert (first.leads(), second.leads(), first.leads()) == (True, False, True)
     first.resign()
     assert (second.leads(), first.leads()) == (True, False)

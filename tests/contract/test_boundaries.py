@@ -38,12 +38,13 @@ INTERNAL_SURFACE = {
     "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "vectors"},
     "penstock_producer": {
         "acceptance", "borders", "endpoints", "errors", "feeder", "hook_paths", "lanes", "leased_feed", "options", "outputs",
-        "overrides", "repair", "settings", "sources", "sources.of_feed", "spec", "storage", "survey", "tracing", "wire",
+        "overrides", "queues", "repair", "routes", "served", "settings", "sources", "sources.of_feed", "spec", "storage",
+        "survey", "tracing", "wire",
     },
     "penstock_workers": {
         "__main__", "broker.amqp.address", "broker.amqp.connect", "broker.amqp.publisher", "broker.lease_scripts",
-        "celery_app.app", "control", "doors.task_records", "errors", "item.failures", "item.runs", "lanes.registry",
-        "preload", "settings", "stores",
+        "celery_app.app", "control", "doors.task_records", "errors", "item.failures", "item.runs", "lanes.one_run",
+        "lanes.registry", "preload", "settings", "stores",
     },
     "penstock_simulate": set(),
     "penstock_gateway": set(),

@@ -130,11 +130,12 @@ def test_a_document_may_have_a_field_that_kombu_reads_as_a_type() -> None:
     """A request body is passed on as it is: what kombu makes a UUID of, a date or a decimal is data in an item."""
     body = {"metadata": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}}
     raw = encode_item(ItemKey("job", 1, "doc-1"), queue="penstock.api", body=json.dumps(body).encode(), ref=None)
-    made = Message(payload_of(raw), channel=None)
-    assert made.payload[1]["body"] == body
+    payload: Any = Message(payload_of(raw), channel=None).payload
+    assert payload[1]["body"] == body
     stock = json.dumps([[], {"at": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}}, {}])
     other = Message({"headers": {}, "properties": {"delivery_tag": "t"}, "body": stock, "content-type": JSON_TYPE})
-    assert isinstance(other.payload[1]["at"], UUID)
+    payload = other.payload
+    assert isinstance(payload[1]["at"], UUID)
 
 
 def test_an_acknowledgement_is_of_the_message_that_its_run_has_now(app: Celery, consumer: Any) -> None:

@@ -44,7 +44,7 @@ def test_documents_are_back_in_the_queue_at_once(tmp_path: Path) -> None:
         held = [name for name in client.scan_iter("unacked*") if client.type(name) == b"hash"]
         finished = fleet.finished(job)
         assert finished < DOCUMENTS, "the machine was too quick for this test"
-        assert (held, client.llen("penstock.embed")) == ([], DOCUMENTS - finished)
+        assert (held, fleet.depths(job)["queued"]) == ([], DOCUMENTS - finished)
 
         fleet.worker(DOCUMENTS, lane="embed", **(settings | {"embed__threads": 2, "embed__batch_items": 64}))
         until(lambda: fleet.state(job) is JobState.COMPLETED, 180, fleet.describe(job))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from compose_file import ROOT
 
-DOCKERFILES = [ROOT / "docker" / "Dockerfile", ROOT / "docker" / "Dockerfile.gpu"]
+DOCKERFILES = [ROOT / "docker" / name for name in ("Dockerfile", "Dockerfile.gpu", "Dockerfile.embed")]
 HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
 
 
@@ -56,6 +56,18 @@ def test_requirements_are_the_projects_own() -> None:
     lines = script("worker", "postgres", "s3", "flower", "otel").splitlines()
     assert {"celery>=5.7,<5.8", "msgspec>=0.19", "psycopg[binary]>=3.2"} < set(lines)
     assert not [line for line in lines if re.match(r"(torch|vllm|transformers|penstock)", line)]
+
+
+def test_the_image_of_embed_pools_can_load_an_encoder() -> None:
+    """Its recipe asks for the extra that brings sentence-transformers and torch, and for nothing that only its own index has:
+    an extra made of others is written out."""
+    recipe = (ROOT / "docker" / "Dockerfile.embed").read_text()
+    (extras,) = re.findall(r"requirements\.py ([a-z0-9 ]+) >", recipe)
+    assert "embed" in extras.split()
+    lines = script(*extras.split()).splitlines()
+    assert {"sentence-transformers>=5.1", "torch>=2.8", "transformers>=4.56", "celery>=5.7,<5.8"} < set(lines)
+    assert set(script("worker").splitlines()) < set(script("embed").splitlines())
+    assert not [line for line in lines if line.startswith(("penstock", "vllm"))]
 
 
 def test_beside_vllm_nothing_of_its_own_changes(tmp_path: Path) -> None:

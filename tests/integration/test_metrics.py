@@ -22,8 +22,8 @@ from tools.monitoring.alerts import ALERTS
 from tools.monitoring.dashboards import DASHBOARDS
 
 DOCUMENTS = 60
-# Only workers that host a model have these, or that trace items: tests/engines, test_tracing.py.
-OF_OTHERS = re.compile("penstock_(engine|embed|trace)_")
+# Only workers that host a model have these, or that trace items: tests/engines, test_models.py, test_tracing.py.
+OF_OTHERS = re.compile("penstock_(engine|embed|trace|model)_")
 
 
 class House:

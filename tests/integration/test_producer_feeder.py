@@ -123,6 +123,16 @@ def test_a_job_is_fed_in_steps(house: House) -> None:
     assert feeder.step(10).read == 0
 
 
+def test_the_step_that_reads_the_last_row_knows_that_it_is_the_last(house: House) -> None:
+    """A job whose documents fill its steps exactly needs no further step to find its end, and no row is lost on the way."""
+    job = house.submit(records(20))
+    feeder = house.feeder(job)
+    steps = [feeder.step(10), feeder.step(10)]
+    assert [(step.read, step.published, step.exhausted) for step in steps] == [(10, 10, False), (10, 10, True)]
+    assert house.queued_docs() == [f"d{number}" for number in range(20)]
+    assert house.feed(job).exhausted
+
+
 def test_messages_hold_the_request(house: House) -> None:
     """A queued message decodes to the request body of its document, and large bodies to a position that fetches it."""
     job = house.submit([*records(1), {"id": "big", "text": "x" * 20_000}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -210,24 +211,39 @@ def test_many_jobs_take_turns_and_never_fill_more_than_the_window(house: House) 
     assert sum(house.hot.outstanding_of([(job.job_id, 1) for job in jobs])) == 80
 
 
+def test_processes_that_lead_some_of_many_jobs_feed_into_parts_of_their_own(house: House) -> None:
+    """Two processes that each lead half of the jobs fill half of the window each, not the whole of it twice."""
+    jobs = [house.submit(30) for _ in range(20)]
+    fed = 0
+    live = [job for job, _ in LiveJobs(house.database).look()]
+    for half in (jobs[:10], jobs[10:]):
+        windows = FeedWindows(house.hot, 80, Specs())
+        windows.update(live, {job.job_id: (0,) for job in jobs}, {job.job_id for job in half})
+        for job in half:
+            room = windows.for_feed(job, 1).documents
+            windows.note_fed(job, room)
+            fed += room
+    assert fed == 80
+
+
 def test_a_control_loop_that_has_much_to_look_at_rests_in_proportion(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait after a round is at least nine times the CPU that looking at all live jobs took."""
     house.submit(1)
-    waited: list[float] = []
-    stop = threading.Event()
+    stop, waited = threading.Event(), list[float | None]()
 
-    def wait(_: threading.Event, seconds: float | None = None) -> bool:
-        waited.append(seconds or 0.0)
-        stop.set()
-        return True
+    class Wake(threading.Event):
+        """Does not wait, and ends the loop."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            stop.set()
+            return True
 
     clock = iter(range(1_000))
-    monkeypatch.setattr(
-        loop.time, "thread_time", lambda: float(next(clock))
-    )  # each look takes a second, and there are two
-    monkeypatch.setattr(threading.Event, "wait", wait)
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(clock)))  # each look takes a second, and there are two
+    monkeypatch.setattr(house.control, "_wake", Wake())
     house.control.run(stop)
     assert waited == [2 * REST]
 

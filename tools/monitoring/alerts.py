@@ -42,6 +42,14 @@ ALERTS: Final = (
         "whether the ScaledObject is ready and reaches Redis. Nothing is lost meanwhile: the messages stay in the queue.",
     ),
     Alert(
+        "PenstockModelUnserved", "warning", f"max by (lane) ({of.UNSERVED}) > 0", "30m",
+        "{{ $value | humanize }} items of lane {{ $labels.lane }} name a model that no worker serves",
+        "`penstock_model_queue_depth` with `penstock_model_workers` at 0 names the queue, `penstock status JOB` the model and "
+        "what is served. Either its workers do not run (pods pending, or KEDA's trigger names another queue), or jobs "
+        "misspell it: start a worker with that model or give it that name (`gpu.names`, `embed.names`), or cancel the job. The "
+        "items wait, uncounted.",
+    ),
+    Alert(
         "PenstockNothingSettles", "critical",
         f"max by (lane) ({of.QUEUED} + {of.UNACKED}) > 0 and max by (lane) ({of.WORKERS}) > 0\n"
         f"unless sum by (lane) (increase({of.ITEMS}{{{ENDED}}}[15m])) > 0", "15m",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
+from penstock_producer.queues import queue_name
+from penstock_producer.served import HOME, SERVES, Served
 from penstock_workers.backlog import Backlog
 from penstock_workers.celery_app.bridge import Bridge, Delivery, ItemEngine
 from penstock_workers.celery_app.heartbeat import Heartbeat
@@ -18,13 +20,16 @@ from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.hooks.job_code import JobCode
+from penstock_workers.item.admission import Admission
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.bodies import Bodies
 from penstock_workers.item.causes import Causes
 from penstock_workers.item.fates import RetryPolicy
+from penstock_workers.item.gpu_cost import PricedAdmission, SharedTime
 from penstock_workers.item.host import ItemHost
 from penstock_workers.item.jobs import JobBook, read_job
 from penstock_workers.item.lane import Lane
+from penstock_workers.item.models import ModelGate
 from penstock_workers.item.reads import Reads
 from penstock_workers.item.records import Records
 from penstock_workers.item.runner import ItemRunner
@@ -32,7 +37,7 @@ from penstock_workers.item.runs import Runs
 from penstock_workers.item.settle import Durable, Settler
 from penstock_workers.item.slots import Waits
 from penstock_workers.item.starts import Starts
-from penstock_workers.lanes.registry import lane_row
+from penstock_workers.lanes.registry import home_queue, lane_row, served_by
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.lane_figures import bound_figures, engine_figures
 from penstock_workers.metrics.samples import Sample
@@ -46,12 +51,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Consume = Callable[[Sequence[str]], None]  # makes the worker take messages of more queues
+
 
 class WorkerEngine:
     """The items of a worker with all that they need, opened and closed together. Implements ``bridge.ItemEngine``."""
 
-    def __init__(self, settings: WorkerSettings, lane: Lane | None = None) -> None:
+    def __init__(self, settings: WorkerSettings, lane: Lane | None = None, *, consume: Consume | None = None) -> None:
         self._settings = settings
+        self._consume = consume
+        self._served: Served | None = None  # in lanes that host a model, once it is up
         self._row = lane_row(settings.lane)
         self._lane = lane or self._row.make(settings)
         self._failpoints = Failpoints.parse(settings.failpoints)
@@ -61,6 +70,7 @@ class WorkerEngine:
         self._code: JobCode | None = None
         self._heartbeat: Heartbeat | None = None
         self._tally = Tally(tuple(settings.providers))
+        self._computing = SharedTime()
         self._held_at_drain: int | None = None  # None before it
         self._ended_before = 0
         self._hot: RedisLedger | None = None
@@ -89,16 +99,19 @@ class WorkerEngine:
         )
         starts = Starts(stores.hot, outcomes, jobs)
         causes = Causes(stores.hot.failing.note)
-        admission = self._row.admission(settings, self._lane)
+        admission = self._priced(self._row.admission(settings, self._lane))
         code = JobCode(
             ChildPool(start_child, settings.hook_processes), ChildPool(start_child, settings.hook_processes), suspects
         )
         self._code = code
         waits = Waits(settings.concurrency)
+        reads = Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others)
+        models = None if served_by(settings) is None else ModelGate(settings.lane, stores.hot, reads)
         runner = ItemRunner(
             bridge=bridge,
             lane=self._lane,
-            reads=Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others),
+            reads=reads,
+            models=models,
             admission=admission,
             quarantine=self._row.place_of_suspects(self._lane, suspects),
             code=code,
@@ -115,10 +128,13 @@ class WorkerEngine:
         for part in (self._lane, causes, admission, code, starts, settler):  # closed in the opposite order
             self._parts.push_async_callback(part.close)
         await self._lane.start()
+        if models is not None:
+            models.open(self._take_up_model())
+            await asyncio.to_thread(self._note_queues)  # before the first claim: what is held there must be found
         starts.start()
         settler.start()
         causes.start()
-        self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe)
+        self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe, self._note_queues)
         self._heartbeat.start()
         if settings.control:
             from penstock_workers.control import start_control
@@ -172,9 +188,39 @@ class WorkerEngine:
             yield from self._tracing.sink.figures()
         gauges = self._lane.gauges()
         yield from engine_figures(lane, gauges)
+        if self._row.serves is not None:
+            yield catalogue.ENGINE_BUSY(self._computing.busy_s, lane)
+            yield catalogue.ENGINE_COST(self._tally.engine_cost_usd, lane)
         yield from bound_figures(lane, str(gauges.get("bound") or self._host.bound()))
         if self._control is not None:
             yield from self._control.figures()
+
+    def _priced(self, admission: Admission) -> Admission:
+        """Charged by time in lanes that host a model, where its price is known."""
+        if self._row.serves is None or not self._settings.cost.usd_per_hour:
+            return admission
+        return PricedAdmission(admission, self._settings.cost, self._computing)
+
+    def _take_up_model(self) -> Served:
+        """What the lane serves, now that it is up; its queues are consumed from here on."""
+        served = self._row.announces(self._lane) if self._row.announces is not None else served_by(self._settings)
+        assert served is not None, "asked of lanes that host a model"
+        self._served = served
+        if self._consume is not None:
+            self._consume(served.queues(self._settings.lane))
+        return served
+
+    def _announcement(self) -> dict[str, str]:
+        """What others must know of the model, in each heartbeat."""
+        if self._served is None:
+            return {}
+        return {SERVES: self._served.to_text(), HOME: home_queue(self._settings)}
+
+    def _note_queues(self) -> None:
+        """In a thread, now and with each heartbeat: the control loop looks after the queues that are noted."""
+        if self._served is not None and self._hot is not None:
+            lane = self._settings.lane
+            self._hot.queues.note(queue_name(lane), self._served.queues(lane), by_worker=True)
 
     async def _report_drain(self) -> None:
         """Write the drain's figures to Redis: the metrics of a process that has ended are not read."""
@@ -203,6 +249,7 @@ class WorkerEngine:
             "lane": self._settings.lane,
             "concurrency": str(self._settings.concurrency),
             "in_flight": str(self.stats().get("in-flight", 0)),
+            **self._announcement(),
         } | {
             name: f"{value:.6g}" if isinstance(value, float) else str(value)
             for name, value in self._lane.gauges().items()
@@ -218,9 +265,9 @@ def _after_settling(also: Durable | None, group: Sequence[Settled]) -> None:
         also(group)
 
 
-def build_engine(settings: WorkerSettings) -> ItemEngine:
+def build_engine(settings: WorkerSettings, *, consume: Consume | None = None) -> ItemEngine:
     if settings.lane == CONTROL_LANE:
         from penstock_workers.control import ControlEngine
 
         return ControlEngine(settings)
-    return WorkerEngine(settings)
+    return WorkerEngine(settings, consume=consume)

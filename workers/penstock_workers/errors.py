@@ -80,6 +80,18 @@ class BadEngineSettings(WorkerError):
     exit_status = EXIT_USAGE
 
 
+class TooManyNames(WorkerError):
+    """A worker would serve its model under more names than it can look for."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, lane: str, number: int, most: int) -> None:
+        super().__init__(
+            f"lane {lane}: this worker would serve {number} names, adapters included, and each is a queue that it looks into; "
+            f"at most {most}: give the rest of them to other workers of the same model"
+        )
+
+
 class EngineAway(WorkerError):
     """The server that a worker asks has not loaded its model in time."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
 from penstock_producer.borders import DoorSettings
@@ -128,9 +128,31 @@ class ProviderSettings(ProviderFacts):
             raise ValueError("give tpm (input and output together), or itpm and otpm (apart), not both")
         return self
 
+    def without_prices(self) -> Self:
+        """For lanes that host a model: their answers cost no provider's tokens."""
+        return self.model_copy(update={"usd_per_mtok_in": 0.0, "usd_per_mtok_out": 0.0})
+
     def cost_microusd(self, prompt_tokens: int | None, completion_tokens: int | None) -> int:
         """Millionths of a dollar for one answered call: dollars per million tokens times tokens is just that."""
         return round((prompt_tokens or 0) * self.usd_per_mtok_in + (completion_tokens or 0) * self.usd_per_mtok_out)
+
+
+class CostSettings(BaseModel):
+    """What a worker that hosts a model costs by the hour; its items share it by the time that they compute."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    usd_per_gpu_hour: Annotated[float, Field(ge=0, le=10_000)] | None = None  # of one card; None = not known
+    spot_usd_per_gpu_hour: Annotated[float, Field(ge=0, le=10_000)] | None = None  # where `on_spot`; None = as above
+    on_spot: bool = False  # this worker runs on a spot or preemptible machine
+    gpus: Annotated[int, Field(ge=1, le=1024)] = 1  # cards that this worker uses
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Of this worker; 0 where no price is known."""
+        spot = self.spot_usd_per_gpu_hour if self.on_spot else None
+        each = self.usd_per_gpu_hour if spot is None else spot
+        return (each or 0.0) * self.gpus
 
 
 def proxy_variables() -> list[str]:
@@ -191,6 +213,7 @@ class WorkerSettings(LaneFields, ProducerSettings):
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None  # Prometheus reads here; None = no page
     metrics_host: str = "127.0.0.1"  # 0.0.0.0 where Prometheus comes from another machine
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of items traced with OpenTelemetry; 0 = none
+    cost: CostSettings = CostSettings()  # of workers that host a model; prices of providers are not charged there
     probe_dir: Path | None = None  # where the process says that it is alive and ready; see probe.py
     failpoints: str = ""  # see failpoints.py; for tests
     # Narrower than the producer's, and never assigned to: the settings are frozen.

@@ -18,6 +18,15 @@ def doctor(
         list[str] | None,
         typer.Option(help="Report a refusal of this subject as a warning, because you know it to be safe. Repeatable."),
     ] = None,
+    lane: Annotated[
+        str | None, typer.Option(help="Look at all that a worker of this lane needs of this machine: gpu or embed.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="With --lane: the model to look at, in place of the settings'.")
+    ] = None,
+    attempt: Annotated[
+        bool, typer.Option("--try", help="With --lane: load the model and run one token, as a worker would.")
+    ] = False,
     state: options.StateOption = None,
 ) -> None:
     """Check what a job needs and what is unsafe, and say how to repair it.
@@ -28,12 +37,14 @@ def doctor(
 
     from penstock_cli.doctor.checks import examine
     from penstock_cli.doctor.finding import Verdict
+    from penstock_cli.doctor.lane import asked_lane
     from penstock_cli.show.terminal import console as make_console
 
     console = make_console()
     styles = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.BAD: "red"}
     seen = Counter[Verdict]()
-    for finding in examine(state, knock=provider, migrate=migrate, accept=accept or ()):
+    wanted = asked_lane(lane, model, attempt=attempt)
+    for finding in examine(state, knock=provider, migrate=migrate, accept=accept or (), lane=wanted):
         seen[finding.verdict] += 1
         mark = Text.assemble((f"{finding.verdict:<5}", styles[finding.verdict]), f"{finding.subject:<12}", finding.seen)
         console.print(mark, soft_wrap=True)

@@ -20,8 +20,10 @@ def submit(
     setting, not the job's: name one of theirs with --provider.
     """
     from penstock_cli.connect import refuse_without_database
+    from penstock_cli.job import serving
     from penstock_cli.job.hooks import check_hooks
     from penstock_cli.job.jobspec import in_flags, job_spec
+    from penstock_cli.show.text import safe
     from penstock_producer import Producer, SpecError
     from penstock_producer.settings import ProducerSettings
 
@@ -29,9 +31,14 @@ def submit(
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     settings = ProducerSettings.load()
     refuse_without_database(settings)
+    served = serving.look(settings, spec)
+    serving.refuse_chance(served, spec)
     with Producer(settings) as producer:
         try:
             accepted = producer.submit(source, spec, job_key=job)
         except SpecError as error:
             raise in_flags(error) from error
+    warning = serving.warning(served, spec)
+    if warning is not None:
+        typer.echo(safe(warning), err=True)
     typer.echo(accepted.job_id)

@@ -21,6 +21,7 @@ from penstock_ledger.redaction import redact
 if TYPE_CHECKING:
     import redis
 
+    from penstock_cli.doctor.lane import AskedLane
     from penstock_ledger import Database, RedisAddress
     from penstock_workers.settings import WorkerSettings
 
@@ -31,18 +32,24 @@ REDIS_TIMEOUT_S = 5.0
 
 
 def examine(
-    state: Path | None, *, knock: bool, migrate: bool = False, accept: Collection[str] = ()
+    state: Path | None,
+    *,
+    knock: bool,
+    migrate: bool = False,
+    accept: Collection[str] = (),
+    lane: AskedLane | None = None,
 ) -> Iterator[Finding]:
     """All checks, in the order in which to repair what they find. ``migrate`` brings the tables up to date on the way.
 
-    What is found bad of a subject in ``accept`` is a warning. No finding shows a secret.
+    What is found bad of a subject in ``accept`` is a warning. With ``lane`` this machine is looked at as one that a worker of
+    it is to run on. No finding shows a secret.
     """
-    for found in _examine(state, knock=knock, migrate=migrate):
+    for found in _examine(state, knock=knock, migrate=migrate, lane=lane):
         verdict = Verdict.WARNING if found.verdict is Verdict.BAD and found.subject in accept else found.verdict
         yield Finding(verdict, found.subject, redact(found.seen), redact(found.fix))
 
 
-def _examine(state: Path | None, *, knock: bool, migrate: bool) -> Iterator[Finding]:
+def _examine(state: Path | None, *, knock: bool, migrate: bool, lane: AskedLane | None = None) -> Iterator[Finding]:
     yield _python()
     yield _embedded()
     try:
@@ -61,12 +68,16 @@ def _examine(state: Path | None, *, knock: bool, migrate: bool) -> Iterator[Find
         yield Finding(Verdict.GOOD, "redis", "the private Redis is not running; `penstock run` starts it")
     else:
         yield from _redis(redis_url, private=state is not None)
+        yield from _models(redis_url, database_url)
     if broker_url is not None:
         yield from _rabbitmq(broker_url)
     yield _disk(state)
     if settings.results_url is not None and state is None:
         yield _results(settings.results_url, settings.s3_endpoint_url)
-    yield from _lanes(settings, knock=knock)
+    if lane is None:
+        yield from _lanes(settings, knock=knock)
+    else:
+        yield from _inspected(lane)
 
 
 def _lanes(settings: WorkerSettings, *, knock: bool) -> Iterator[Finding]:
@@ -77,6 +88,12 @@ def _lanes(settings: WorkerSettings, *, knock: bool) -> Iterator[Finding]:
         for found in () if row.check is None else row.check(settings, knock=knock):
             verdict = Verdict.GOOD if found.is_good else Verdict.BAD if found.stops else Verdict.WARNING
             yield Finding(verdict, found.subject or row.name, safe(found.seen), safe(found.fix))
+
+
+def _inspected(lane: AskedLane) -> Iterator[Finding]:
+    from penstock_cli.doctor.lane import inspect
+
+    return inspect(lane)
 
 
 def _configuration(state: Path | None) -> tuple[WorkerSettings, str | None, str, str | None]:
@@ -251,6 +268,12 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
         yield Finding(Verdict.BAD, "redis", f"{without_password(url)}: {said}", fix_for(said, REDIS_FIXES, fix))
     finally:
         client.close()
+
+
+def _models(redis_url: str, database_url: str) -> Iterator[Finding]:
+    from penstock_cli.doctor.models import models
+
+    return models(redis_url, database_url)
 
 
 def _rabbitmq(url: str) -> Iterator[Finding]:

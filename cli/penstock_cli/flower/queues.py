@@ -17,9 +17,9 @@ from flower.views.broker import BrokerView
 from flower.views.monitor import Metrics
 from tornado.web import HTTPError
 
-from penstock_ledger import RedisAddress, keys
-from penstock_producer.lanes import LANES
-from penstock_producer.wire import queue_name
+from penstock_ledger import QueueBook, RedisAddress, keys
+from penstock_producer.lanes import LANES, has_own_model
+from penstock_producer.queues import queue_name
 from penstock_workers.celery_app.app import CONTROL_QUEUE
 
 TIMEOUT_S = 5.0  # of Redis, for one page
@@ -39,6 +39,7 @@ class QueueTable:
     def _read(self, names: list[str]) -> list[Row]:
         options = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
         with RedisAddress.parse(self._redis_url).connect(**options) as client, client.pipeline() as pipe:
+            names = _with_models(QueueBook(client), names)
             for name in names:
                 pipe.llen(name)
                 pipe.hlen(keys.unacked(name))
@@ -55,6 +56,12 @@ class QueueTable:
             if delayed:
                 rows.append({"name": f"{name}: retries that wait", "messages": delayed})
         return rows
+
+
+def _with_models(book: QueueBook, names: list[str]) -> list[str]:
+    """Lanes that host models have queues per model, which come and go."""
+    models = (queue for lane in filter(has_own_model, LANES) for queue in book.of(queue_name(lane)))
+    return sorted({*names, *models})
 
 
 class OurQueues:

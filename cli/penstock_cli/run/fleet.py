@@ -29,7 +29,7 @@ from penstock_cli.show.watch import Stall, Watch
 from penstock_ledger.log_lines import LineFormatter
 from penstock_ledger.model import JobState
 from penstock_producer.lanes import has_own_model
-from penstock_producer.wire import queue_name
+from penstock_producer.queues import queue_name
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books

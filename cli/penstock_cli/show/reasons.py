@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING
 from penstock_cli.show.text import count, duration, one_line
 
 if TYPE_CHECKING:
-    from penstock_ledger import Cause, WorkerSeen
+    from penstock_ledger import Cause, RedisLedger, WorkerSeen
+    from penstock_ledger.model import Job
     from penstock_ratelimit.for_penstock import QuotaView
 
 CAUSE_FRESH_S = 600.0  # a failure from before says nothing of now
 ALIVE_S = 15.0  # three heartbeats: a worker that is silent for longer says nothing of now
 CAUSE_CHARS = 300
+QUEUES_SHOWN = 5  # of models that no worker serves
 RETRIED_SHOWN = 6
 USED = 0.9  # of what may be in flight: more than that is all of it
 
@@ -52,20 +55,47 @@ def unserved(workers: Iterable[WorkerSeen], lane: str) -> str | None:
     return f"no worker serves lane {lane}: start one with  penstock worker --lane {shlex.quote(lane)}"
 
 
+def unserved_model(redis: RedisLedger, workers: Iterable[WorkerSeen], job: Job) -> str | None:
+    """That no worker serves what a job of a lane with models of its own waits for. Of a job whose lines name models of their
+    own, what waits in the whole lane."""
+    from penstock_producer.queues import queue_name
+    from penstock_producer.served import missing_model, serving_of, unserved_queues
+
+    lane, model = str(job.spec["lane"]), job.spec.get("model")
+    serving = serving_of(workers, lane)
+    missing = missing_model(serving, model, redis.bound(job.job_id) if model is None else None)
+    if missing is not None or model is not None or not serving.workers:
+        return None if missing is None else one_line(missing, CAUSE_CHARS)
+    depths = redis.depths(queue_name(lane))
+    queues = unserved_queues(serving, {queue: depth.queued + depth.delayed for queue, depth in depths.items()})
+    if not queues:
+        return None
+    shown = ", ".join(queues[:QUEUES_SHOWN]) + (" and more" if len(queues) > QUEUES_SHOWN else "")
+    return one_line(f"no worker serves the models of queue {shown}; served here: {serving.in_words()}", CAUSE_CHARS)
+
+
 def in_hooks(workers: Iterable[WorkerSeen], hooks: Iterable[str | None]) -> Iterator[str]:
     """One sentence for each of a job's hooks that takes long in some worker."""
     for hook in filter(None, hooks):
-        slow = [seen.info for seen in workers if seen.info.get("hook") == hook and seen.seconds_ago < ALIVE_S]
+        slow = [figures for seen in workers if (figures := _in_hook(seen, hook)) is not None]
         if slow:
-            calls, seconds = (
-                sum(int(info["hook_calls"]) for info in slow),
-                max(float(info["hook_s"]) for info in slow),
-            )
+            calls, seconds = sum(calls for calls, _ in slow), max(seconds for _, seconds in slow)
             inside = "1 document is" if calls == 1 else f"{count(calls)} documents are"
             yield (
                 f"{inside} in the hook {one_line(hook)}, the longest for {duration(seconds)}; after a minute it counts as "
                 "failed"
             )
+
+
+def _in_hook(seen: WorkerSeen, hook: str | None) -> tuple[int, float] | None:
+    """Calls inside it and seconds of the longest, of a live worker that says so in a way that makes sense."""
+    if seen.info.get("hook") != hook or seen.seconds_ago >= ALIVE_S:
+        return None
+    try:
+        calls, seconds = int(seen.info["hook_calls"]), float(seen.info["hook_s"])
+    except (KeyError, ValueError):
+        return None
+    return (calls, seconds) if math.isfinite(seconds) else None
 
 
 def bound(view: QuotaView) -> str | None:

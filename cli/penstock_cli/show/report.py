@@ -11,6 +11,7 @@ from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
 from penstock_cli.show.figures import MICRO, retried_by_reason
 from penstock_cli.show.reasons import retried_line
 from penstock_cli.show.text import count, duration, percent, rate, safe, usd
+from penstock_producer.lanes import has_own_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +40,8 @@ class Report:
     items_per_second: float
     dead_by_reason: dict[str, int]
     retried_by_reason: dict[str, int]  # attempts that were followed by another, or ended with their engine
+    provider_cost_usd: float  # the part of `cost_usd` that providers' prices make
+    gpu_cost_usd: float  # the part that the time of workers with a model of their own makes
 
     @property
     def finished(self) -> int:
@@ -62,6 +65,8 @@ def build(job: Job, counts: Counts, *, stats: Mapping[str, int], seconds: float 
     """
     spent = seconds if seconds is not None else (job.finished_at or time.time()) - job.created_at
     finished = counts.succeeded + counts.dead
+    cost_usd = round(counts.cost_microusd / MICRO, 6)
+    is_hosted = has_own_model(str(job.spec.get("lane", "")))
     return Report(
         job=job.job_key,
         state=str(job.state),
@@ -75,11 +80,13 @@ def build(job: Job, counts: Counts, *, stats: Mapping[str, int], seconds: float 
         rate_limited=stats.get("rate_limited", 0),
         prompt_tokens=counts.prompt_tokens,
         completion_tokens=counts.completion_tokens,
-        cost_usd=round(counts.cost_microusd / MICRO, 6),
+        cost_usd=cost_usd,
         seconds=round(spent, 3),
         items_per_second=round(finished / spent, 2) if spent > 0 else 0.0,
         dead_by_reason=dict(sorted(counts.dead_by_reason.items(), key=lambda entry: (-entry[1], entry[0]))),
         retried_by_reason=retried_by_reason(stats),
+        provider_cost_usd=0.0 if is_hosted else cost_usd,
+        gpu_cost_usd=cost_usd if is_hosted else 0.0,
     )
 
 
@@ -129,6 +136,7 @@ def _effort(report: Report) -> list[str]:
     return [
         f"{duration(report.seconds)} at {rate(report.items_per_second)} · {count(report.calls)} calls · "
         f"{count(report.retries)} retries · {count(report.rate_limited)} rate limited",
-        f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {usd(report.cost_usd)}",
+        f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {usd(report.cost_usd)}"
+        f"{' of GPU time' if report.gpu_cost_usd else ''}",
         *([] if retried is None else [retried]),
     ]

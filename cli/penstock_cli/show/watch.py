@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypedDict
 from penstock_cli.show.engines import engines_of
 from penstock_cli.show.figures import MICRO, Counter, Figures, Speed, retried_by_reason
 from penstock_cli.show.quota import Look, lift_command, troubles
-from penstock_cli.show.reasons import bound, cause_line, in_hooks, latest_cause, unserved
+from penstock_cli.show.reasons import bound, cause_line, in_hooks, latest_cause, unserved, unserved_model
 from penstock_producer.lanes import has_own_model
+from penstock_producer.queues import queue_name
 
 REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
 STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
@@ -47,7 +48,7 @@ class Watch:
         counts, moved = self._counter.look()
         stats = self._counter.stats
         redis = self._books.redis_if_running()
-        depth = redis.depth(f"penstock.{self.job.spec['lane']}") if redis is not None else None
+        depth = redis.depth(queue_name(self.job.spec["lane"])) if redis is not None else None
         seen = redis.workers() if redis is not None else []
         succeeded, dead = counts.succeeded + moved.get("succeeded", 0), counts.dead + moved.get("dead", 0)
         return Figures(
@@ -90,7 +91,9 @@ class Watch:
         line = None if cause is None else cause_line(cause)
         found = [None if served else unserved(seen, lane)]
         found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
-        if not has_own_model(lane):
+        if has_own_model(lane):
+            found.append(unserved_model(redis, seen, self.job))
+        else:
             for view in read_quotas(client, quota_ids=[provider]):
                 look = Look(view, None, lift_command(provider, self._books.option()))
                 found += [" ".join(part for part in (one.text, one.fix) if part) for one in troubles(look) if one.grave]

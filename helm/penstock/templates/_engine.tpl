@@ -23,14 +23,37 @@
 {{- toJson (uniq $names) -}}
 {{- end -}}
 
+{{/* What the worker's hours cost; nothing where that is not known. */}}
+{{- define "penstock.costEnv" -}}
+{{- $price := .gpu.usdPerHour -}}
+{{- if and .onSpot (not (kindIs "invalid" .gpu.spotUsdPerHour)) -}}
+{{- $price = .gpu.spotUsdPerHour -}}
+{{- end -}}
+{{- if and (has .kind (list "gpu" "embed")) (not (kindIs "invalid" $price)) }}
+- name: PENSTOCK_COST__USD_PER_GPU_HOUR
+  value: {{ $price | toString | quote }}
+- name: PENSTOCK_COST__GPUS
+  value: {{ max 1 (int64 .gpu.count) | toString | quote }}
+- name: PENSTOCK_COST__ON_SPOT
+  value: {{ .onSpot | quote }}
+{{- end }}
+{{- end -}}
+
 {{- define "penstock.engineEnv" -}}
+{{- include "penstock.costEnv" . }}
 {{- if eq .kind "embed" }}
 - name: PENSTOCK_EMBED__MODEL
   value: {{ include "penstock.modelName" . | quote }}
+{{- with include "penstock.servedNames" . | fromJsonArray }}
+- name: PENSTOCK_EMBED__NAMES
+  value: {{ toJson . | quote }}
+{{- end }}
 {{- include "penstock.cacheEnv" . }}
 {{- else if .sidecar }}
 - name: PENSTOCK_GPU__UPSTREAM_URL
   value: {{ printf "http://127.0.0.1:%d/v1" (int64 .vllm.port) | quote }}
+- name: PENSTOCK_GPU__NAMES
+  value: {{ include "penstock.modelNames" . | quote }}
 {{- else if eq .kind "gpu" }}
 - name: PENSTOCK_GPU__MODEL
   value: {{ include "penstock.modelName" . | quote }}

@@ -72,12 +72,14 @@
 {{- range $name, $pool := $pools }}
 {{- $kinds = append $kinds $pool.kind }}
 {{- if and $pool.scaled (ne $pool.kind "control") }}
-{{- with get $scaled $pool.kind }}
-- workerPools.{{ . }} and workerPools.{{ $name }} both scale on the queue penstock.{{ $pool.kind }}: each would grow for all of it; set keda.enabled=false and replicas on one, as the fixed base
+{{- $queue := (include "penstock.triggers" $pool | fromJson).inflight | trimPrefix "unacked." }}
+{{- with get $scaled $queue }}
+- workerPools.{{ . }} and workerPools.{{ $name }} both scale on the queue penstock.{{ $queue }}: each would grow for all of it; set keda.enabled=false and replicas on one, as the fixed base
 {{- end }}
-{{- $_ := set $scaled $pool.kind $name }}
+{{- $_ := set $scaled $queue $name }}
 {{- end }}
 {{- end }}
+{{- include "penstock.refuseSharedNames" $pools }}
 {{- if not $pools }}
 - no pool is enabled; set workerPools.api.enabled=true
 {{- end }}
@@ -89,6 +91,22 @@
 {{- end }}
 {{- if hasKey $pools "flower" }}
 - workerPools.flower: Flower's own Deployment has that name; rename the pool
+{{- end }}
+{{- end -}}
+
+{{/* Of all pools: a name of two models of one lane would be answered by either. */}}
+{{- define "penstock.refuseSharedNames" -}}
+{{- $owners := dict }}
+{{- range $name, $pool := . }}
+{{- if and (has $pool.kind (list "gpu" "embed")) $pool.model.name }}
+{{- range include "penstock.modelNames" $pool | fromJsonArray }}
+{{- $owner := get $owners (printf "%s %s" $pool.kind .) | default $pool }}
+{{- if ne $owner.model.name $pool.model.name }}
+- workerPools.{{ $owner.name }} and workerPools.{{ $name }} host different models under the same name {{ . | quote }}: a job that names it would be answered by either; change model.servedNames, or the folder of one
+{{- end }}
+{{- $_ := set $owners (printf "%s %s" $pool.kind .) $owner }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end -}}
 

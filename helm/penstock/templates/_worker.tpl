@@ -2,7 +2,8 @@
 
 {{- define "penstock.workerImages" -}}
 {{- $ours := or (or (eq .pool.kind "api") (eq .pool.kind "control")) .pool.sidecar -}}
-{{- $image := deepCopy (ternary .root.Values.image .root.Values.gpuImage $ours) -}}
+{{- $engine := ternary .root.Values.embedImage .root.Values.gpuImage (eq .pool.kind "embed") -}}
+{{- $image := deepCopy (ternary .root.Values.image $engine $ours) -}}
 {{- include "penstock.overlay" (dict "into" $image "from" .pool.image) -}}
 {{- toJson $image -}}
 {{- end -}}

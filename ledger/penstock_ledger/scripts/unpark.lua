@@ -1,22 +1,45 @@
--- Move messages of a resumed job back to its queue, oldest first.
+-- Move messages of a resumed job back to the queues that they came from, oldest first.
 --
 -- KEYS[1] penstock:<job>:parked   list of raw messages, oldest at the left
--- KEYS[2] <queue>                 kombu's list; LPUSH is its back. Urgent messages: urgent.lua
--- KEYS[3] unacked                 kombu's hash tag -> message. A tag that is still held there was parked but not
---                                 acknowledged yet; its message would be dropped as a duplicate, so it is parked again
+-- KEYS[2] <queue>                 the lane's own, kombu's list; LPUSH is its back. Urgent messages: urgent.lua
+-- KEYS[3…] unacked                kombu's hashes tag -> message, of all queues of the lane. A tag that is still held there
+--                                 was parked but not acknowledged yet; its message would be dropped as a duplicate, so it
+--                                 is parked again
+-- computed: <queue>.<model>, the queue that a message names, where it is one of this lane's, and penstock:queues:<queue>
 -- ARGV[1] how many at most (at most 500)
 -- Returns how many were moved
 
-local moved, urgent = 0, {}
+local moved, urgent, lane = 0, {}, KEYS[2] .. '.'
+
+local function is_held(tag)
+  for i = 3, #KEYS do
+    if redis.call('HEXISTS', KEYS[i], tag) == 1 then return true end
+  end
+  return false
+end
+
+local function queue_of(raw) -- inside a body the quotes would be escaped
+  local name = string.match(raw, '"routing_key":%s*"([^"\\]*)"', -1024) or ''
+  if #name > 200 or string.sub(name, 1, #lane) ~= lane then return KEYS[2] end
+  redis.call('ZADD', 'penstock:queues:' .. KEYS[2], redis.call('TIME')[1], name) -- it may have been forgotten meanwhile
+  return name
+end
+
 for _ = 1, math.min(tonumber(ARGV[1]), redis.call('LLEN', KEYS[1])) do
   local raw = redis.call('LPOP', KEYS[1])
   local tag = string.match(raw, '"delivery_tag":%s*"([^"]*)"')
-  if tag and redis.call('HEXISTS', KEYS[3], tag) == 1 then
+  if tag and is_held(tag) then
     redis.call('RPUSH', KEYS[1], raw)
   else
-    if is_urgent(raw) then urgent[#urgent + 1] = raw else redis.call('LPUSH', KEYS[2], raw) end
+    local queue = queue_of(raw)
+    if is_urgent(raw) then
+      urgent[queue] = urgent[queue] or {}
+      table.insert(urgent[queue], raw)
+    else
+      redis.call('LPUSH', queue, raw)
+    end
     moved = moved + 1
   end
 end
-if #urgent > 0 then queue_urgent(KEYS[2], urgent) end
+for queue, raws in pairs(urgent) do queue_urgent(queue, raws) end
 return moved

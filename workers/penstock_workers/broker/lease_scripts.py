@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from penstock_ledger import keys
+from penstock_ledger import QueueBook, keys
 from penstock_producer.lanes import LANES
 from penstock_producer.wire import queue_name
 
@@ -111,12 +111,18 @@ class LeaseScripts:
 
 def return_leases_of_the_dead(client: redis.Redis) -> int:
     """Return every held message to its queue at once; returns how many. Call it only where no worker of this Redis is alive."""
-    kept = [lane_keys(lane, visibility_timeout_s=0) for lane in LANES]
+    book = QueueBook(client)
+    kept = [queue_keys(queue, visibility_timeout_s=0) for lane in LANES for queue in book.of(queue_name(lane))]
     return sum(_return_all(client, where) for where in (*kept, kept[0].of_older_workers()))
 
 
 def lane_keys(lane: str, *, visibility_timeout_s: float) -> Keys:
-    queue = queue_name(lane)
+    """Of workers that host no model, and of messages in the lane's own queue on their way to RabbitMQ."""
+    return queue_keys(queue_name(lane), visibility_timeout_s=visibility_timeout_s)
+
+
+def queue_keys(queue: str, *, visibility_timeout_s: float) -> Keys:
+    """Of the workers of one model, by its queue."""
     return Keys(keys.unacked(queue), keys.unacked_index(queue), visibility_timeout_s)
 
 

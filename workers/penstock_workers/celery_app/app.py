@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -23,6 +24,7 @@ from penstock_workers.broker.lease_scripts import Keys
 from penstock_workers.broker.leases import Leases
 from penstock_workers.celery_app.bridge import ItemEngine
 from penstock_workers.doors.tasks import door_tasks
+from penstock_workers.lanes.registry import home_queue, served_by
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
 __all__ = ["CONTROL_QUEUE", "PenstockApp", "create_app"]
@@ -125,9 +127,10 @@ def _sentinel_url(address: RedisAddress, *, for_penstock: bool) -> str:
 def _configuration(parts: Parts) -> dict[str, Any]:
     settings = parts.settings
     on_amqp = settings.broker_url is not None
-    queues = [queue_name(settings.lane)]
+    served = served_by(settings)
+    queues = [*(served.queues(settings.lane) if served is not None else ()), queue_name(settings.lane)]
     if settings.control and CONTROL_QUEUE not in queues:
-        queues.insert(0, CONTROL_QUEUE)  # before items: such messages are few and must not wait
+        queues.insert(0, CONTROL_QUEUE)
     return {
         "broker_url": broker_url(settings),
         "broker_transport_options": _rabbitmq_options(parts) if on_amqp else _transport_options(parts),
@@ -137,7 +140,7 @@ def _configuration(parts: Parts) -> dict[str, Any]:
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,  # outlive any outage of Redis
         "broker_pool_acquire_timeout": 30,
-        "task_queues": [Queue(name, routing_key=name, queue_arguments=QUORUM if on_amqp else None) for name in queues],
+        "task_queues": [_queue(settings, name) for name in queues],
         "task_default_queue": CONTROL_QUEUE,
         "task_serializer": "json",
         "accept_content": ["json"],
@@ -162,20 +165,31 @@ def _configuration(parts: Parts) -> dict[str, Any]:
     }
 
 
-def _transport_options(parts: Parts) -> dict[str, Any]:
-    """What a worker holds is stored under its lane's own keys, so an autoscaler can count it.
+def _queue(settings: WorkerSettings, name: str) -> Queue:
+    return Queue(name, routing_key=name, queue_arguments=None if settings.broker_url is None else QUORUM)
 
-    Leases that ended are swept by the workers of the lane, so a lane without a worker keeps what its last one held: an
-    autoscaler must count unacked messages, too, and start one.
+
+def consume(app: Celery, settings: WorkerSettings, queues: Sequence[str]) -> None:
+    """Add queues that the lane knows of only once it is up, as those of a server's models; before the consumer starts."""
+    known = app.amqp.queues
+    for name in queues:
+        if name not in known:
+            known.select_add(_queue(settings, name))
+
+
+def _transport_options(parts: Parts) -> dict[str, Any]:
+    """What a worker holds is stored under keys of its model, or of its lane, so an autoscaler can count it.
+
+    Leases that ended are swept by the workers of the same model, and where it has none by the control loop.
     """
-    timeout_s, queue = parts.settings.visibility_timeout_s, queue_name(parts.settings.lane)
+    timeout_s, queue = parts.settings.visibility_timeout_s, home_queue(parts.settings)
     options: dict[str, Any] = {
         "visibility_timeout": timeout_s,
         "socket_timeout": REDIS_TIMEOUT_S,
         "socket_connect_timeout": REDIS_CONNECT_TIMEOUT_S,
         "socket_keepalive": True,
         "health_check_interval": HEALTH_CHECK_S,
-        "queue_order_strategy": "priority",
+        "queue_order_strategy": "penstock_workers.broker.queue_order:QueueOrder",
         "priority_steps": [0],  # lanes are queues
         "unacked_key": keys.unacked(queue),
         "unacked_index_key": keys.unacked_index(queue),
@@ -197,7 +211,7 @@ def _transport_options(parts: Parts) -> dict[str, Any]:
 
 def _rabbitmq_options(parts: Parts) -> dict[str, Any]:
     """Redis options for a worker's consumers on RabbitMQ."""
-    timeout_s, queue = parts.settings.visibility_timeout_s, queue_name(parts.settings.lane)
+    timeout_s, queue = parts.settings.visibility_timeout_s, home_queue(parts.settings)
     return {
         "leases": parts.leases,
         "address": RedisAddress.parse(parts.settings.redis_url),
@@ -221,7 +235,7 @@ def _make_log_safe(logger: logging.Logger, **_: Any) -> None:
     make_safe(logger)
 
 
-def _build_engine(_: PenstockApp, settings: WorkerSettings) -> ItemEngine:
+def _build_engine(app: PenstockApp, settings: WorkerSettings) -> ItemEngine:
     from penstock_workers.build import build_engine
 
-    return build_engine(settings)
+    return build_engine(settings, consume=partial(consume, app, settings))

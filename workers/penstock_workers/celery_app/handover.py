@@ -88,7 +88,7 @@ def broker_action(outcome: Outcome) -> BrokerAction:
         case Done() | Dead() | Retry() | Skipped() | Parked():
             return BrokerAction.ACK
         case Released():
-            return BrokerAction.GIVE_BACK
+            return BrokerAction.GIVE_BACK if outcome.to is None else BrokerAction.ACK
         case Unreadable():
             return BrokerAction.SET_ASIDE
 
@@ -101,7 +101,9 @@ class HandOver:
     ) -> None:
         self.acks = acks
         self.commits = 0
-        self.counts = dict.fromkeys(("failed", "retried", "given-back", "adopted", "late", "lost-leases"), 0)
+        self.counts: dict[str, int] = dict.fromkeys(
+            ("failed", "retried", "given-back", "adopted", "late", "lost-leases"), 0
+        )
         self.items = RunningItems()
         self.withdrawals = Withdrawals(engine, self.items, acks, late, self.counts)
         self._engine = engine

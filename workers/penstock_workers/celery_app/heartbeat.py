@@ -17,10 +17,18 @@ ALIVE_S = 3 * INTERVAL_S  # a worker silent for longer may be dead: its slots cl
 class Heartbeat:
     """One small write every few seconds. A missed one only makes the estimate of the fleet's size worse."""
 
-    def __init__(self, hot: RedisLedger, name: str, describe: Callable[[], dict[str, str]]) -> None:
+    def __init__(
+        self,
+        hot: RedisLedger,
+        name: str,
+        describe: Callable[[], dict[str, str]],
+        besides: Callable[[], None] | None = None,
+    ) -> None:
+        """``besides`` is called with each heartbeat, in its thread: what else has to be noted in Redis now and then."""
         self._hot = hot
         self._name = name
         self._describe = describe
+        self._besides = besides
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -34,7 +42,12 @@ class Heartbeat:
     async def _run(self) -> None:
         while True:
             try:
-                await asyncio.to_thread(self._hot.heartbeat, self._name, self._describe())
+                await asyncio.to_thread(self._beat, self._describe())
             except Exception as error:
                 log.debug("heartbeat not sent: %s; the next one is in %.0f s", error, INTERVAL_S)
             await asyncio.sleep(INTERVAL_S)
+
+    def _beat(self, info: dict[str, str]) -> None:
+        self._hot.heartbeat(self._name, info)
+        if self._besides is not None:
+            self._besides()

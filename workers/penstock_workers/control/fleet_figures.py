@@ -10,14 +10,16 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import redis
 
-from penstock_ledger import RedisLedger, WorkerSeen
+from penstock_ledger import Depth, RedisLedger, WorkerSeen
 from penstock_ledger.model import Job
-from penstock_producer.lanes import DEFAULT_LANE, LANES
-from penstock_producer.wire import FED_HEADER, queue_name
+from penstock_producer.lanes import DEFAULT_LANE, LANES, has_own_model
+from penstock_producer.queues import queue_name
+from penstock_producer.served import serving_of, unserved_queues
+from penstock_producer.wire import FED_HEADER
 from penstock_ratelimit.for_penstock import Breaker, QuotaView, read_quotas
 from penstock_workers.celery_app.heartbeat import ALIVE_S
 from penstock_workers.metrics import catalogue
@@ -59,22 +61,25 @@ class FleetFigures:
 
     def _lanes(self, live: Collection[Job], now: float) -> Iterator[Sample]:
         parked, outstanding = self._by_lane(live)
-        workers = _workers(self._hot.workers())
+        seen = self._hot.workers()
+        workers = _workers(seen)
         for lane in LANES:
-            queue = queue_name(lane)
-            depth, drains = self._hot.depth(queue), self._hot.drains(lane)
+            depths, drains = self._hot.depths(queue_name(lane)), self._hot.drains(lane)
+            depth = Depth(*map(sum, zip(*depths.values(), strict=True)))
             yield catalogue.QUEUED(depth.queued, lane)
             yield catalogue.UNACKED(depth.unacked, lane)
             yield catalogue.RELAYED(depth.relayed, lane)
             yield catalogue.DELAYED(depth.delayed, lane)
             yield catalogue.PARKED(parked[lane], lane)
             yield catalogue.OUTSTANDING(outstanding[lane], lane)
-            yield catalogue.OLDEST(_age(self._hot.front(queue), now), lane)
+            yield catalogue.OLDEST(max(_age(self._hot.front(queue), now) for queue in depths), lane)
             yield catalogue.WORKERS(workers[lane], lane)
             yield catalogue.DRAINED(drains.items_finished, lane, "finished")
             yield catalogue.DRAINED(drains.items_requeued, lane, "requeued")
             yield catalogue.DRAINS(drains.finished, lane, "finished")
             yield catalogue.DRAINS(drains.requeued, lane, "requeued")
+            if has_own_model(lane):
+                yield from _models(lane, depths, seen)
 
     def _by_lane(self, live: Collection[Job]) -> tuple[Counter[str], Counter[str]]:
         """Messages parked, and documents outstanding."""
@@ -117,6 +122,20 @@ def _of_quota(view: QuotaView, before: QuotaView | None) -> Iterator[Sample]:
         yield catalogue.QUOTA_LIMIT(dimension.limit, name, dimension.name)
         if traffic is not None and dimension.limit > 0:
             yield catalogue.QUOTA_USE(traffic.units[dimension.name] / dimension.limit, name, dimension.name)
+
+
+def _models(lane: str, depths: Mapping[str, Depth], seen: Collection[WorkerSeen]) -> Iterator[Sample]:
+    """By the queues of the lane: what waits, and who serves it."""
+    serving = serving_of(seen, lane)
+    served = Counter(queue for worker in serving.workers for queue in worker.queues(lane))
+    waiting = {queue: depth.queued + depth.delayed for queue, depth in depths.items()}
+    for queue, depth in depths.items():
+        if queue == queue_name(lane):
+            continue
+        yield catalogue.MODEL_QUEUED(depth.queued, lane, queue)
+        yield catalogue.MODEL_UNACKED(depth.unacked, lane, queue)
+        yield catalogue.MODEL_WORKERS(served[queue], lane, queue)
+    yield catalogue.UNSERVED(sum(waiting[queue] for queue in unserved_queues(serving, waiting)), lane)
 
 
 def _workers(seen: Collection[WorkerSeen]) -> Counter[str]:

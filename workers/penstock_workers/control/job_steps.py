@@ -21,7 +21,7 @@ from penstock_ledger import (
 from penstock_ledger.model import Feed, Job, JobState
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.leased_feed import open_feeder
-from penstock_producer.wire import queue_name
+from penstock_producer.queues import queue_name
 from penstock_workers.control.balance import Balance
 from penstock_workers.control.cancel import Cancelling
 from penstock_workers.control.complete import Completion
@@ -90,7 +90,7 @@ class JobSteps:
         self.leadership.renew(live)
         self.leadership.take(live)
         outstanding = {job.job_id: of_job.outstanding for (job, _), of_job in zip(live, seen, strict=True)}
-        self._windows.update([job for job, _ in live], outstanding)
+        self._windows.update([job for job, _ in live], outstanding, self.leadership.jobs(live))
 
     def place(self, live: LiveJob) -> float:
         """The lower, the sooner in a round a job has its step."""
@@ -186,4 +186,5 @@ class JobSteps:
         return time.monotonic() + self._settings.reconcile_interval_s
 
     def _queue(self, job: Job) -> str:
+        """The lane's own: the ledger looks at those of its models, too."""
         return queue_name(self._specs.of(job).lane)

@@ -61,6 +61,11 @@ class Leadership:
         leased = self._jobs.lease_feeds(free[:TAKEN_MAX], self._owner, FEED_LEASE_S)
         self._taken = {(feed.job_id, feed.generation): feed for feed in leased}
 
+    def jobs(self, live: Iterable[LiveJob]) -> set[str]:
+        """Those of which this process leads a feed, after ``take``."""
+        held = {feed.feed.job_id for feed in _worked_on(live) if feed.led_by(self._owner)}
+        return held | {job_id for job_id, _ in self._taken}
+
     def lead(self, job: Job, live: LiveFeed) -> LedFeed | None:
         """The feed as this process leads it; None while another process leads it, or none yet."""
         name = (live.feed.job_id, live.feed.generation)

@@ -21,10 +21,11 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Job, JobState
 from penstock_producer.lanes import DEFAULT_LANE
-from penstock_producer.wire import queue_name
+from penstock_producer.queues import queue_name
 from penstock_ratelimit import full_jitter
 from penstock_workers.broker.amqp.switch_back import SwitchBack
 from penstock_workers.control.counters import Counters
+from penstock_workers.control.dead_homes import DeadHomes
 from penstock_workers.control.fleet_figures import FleetFigures
 from penstock_workers.control.job_steps import JobSteps
 from penstock_workers.control.recover import Recovery
@@ -69,6 +70,7 @@ class Control:
         )
         client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._fleet_figures = FleetFigures(hot, client)
+        self._dead_homes = DeadHomes(hot, client, settings.visibility_timeout_s)
         self._switch_back = SwitchBack(client, settings) if settings.broker_url is None else None
         self._rounds = 0
         self._looked_s = 0.0  # CPU that the latest round took to look at all live jobs
@@ -99,6 +101,7 @@ class Control:
             live = self._live.look()  # recovery has rewound all feeds
         if self._switch_back is not None:
             self._switch_back.look()
+        self._dead_homes.look()
         began = time.thread_time()
         seen = self._hot.see([job for job, _ in live])
         self._steps.prepare(live, seen)

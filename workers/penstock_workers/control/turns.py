@@ -41,8 +41,8 @@ class Turns:
             min(outstanding[job], window * part) if job in self._stuck else outstanding[job]
             for job, part in parts.items()
         )
-        self._room = int(whole - held)
-        self._step = max(1, min(window // TURNS, int(whole) // 2))
+        self._room = round(whole - held)
+        self._step = max(1, min(window // TURNS, round(whole) // 2))
 
     def __bool__(self) -> bool:
         """Whether any jobs take turns in this round."""

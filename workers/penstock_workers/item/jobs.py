@@ -61,6 +61,8 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
         refused = settings.refused_endpoint(spec.provider, spec.endpoint)
         if refused is not None:  # the key of the fleet would go there
             raise EndpointRefused(refused)
+        if has_own_model(spec.lane):
+            provider = provider.without_prices()
         return JobView(job.job_id, spec, provider, buckets_for(job), flow_of(job.job_id, spec))
 
     return read

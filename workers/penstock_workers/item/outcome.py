@@ -44,6 +44,7 @@ class Released:
 
     why: str
     crashed: bool = False
+    to: str | None = None  # another queue than it came from: that of the model which it names
 
 
 @dataclass(frozen=True, slots=True)

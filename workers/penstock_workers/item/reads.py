@@ -46,6 +46,10 @@ class Reads:
         """Of a message that travels by reference. Raises SourceUnavailable, SourceChanged and BadReference."""
         return await self._read("a document", lambda: self._bodies.fetch(item))
 
+    async def of_fleet(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What Redis knows of the other workers."""
+        return await self._read("what the fleet serves", ask)
+
     async def _read(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         with self._waiting:
             for failures in count():

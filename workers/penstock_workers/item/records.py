@@ -21,7 +21,14 @@ from penstock_ledger import (
 from penstock_ledger.model import JobState
 from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Unreadable
-from penstock_workers.item.rows import message_again, reason_of, settled_dead, settled_done, settled_retry
+from penstock_workers.item.rows import (
+    message_again,
+    message_to,
+    reason_of,
+    settled_dead,
+    settled_done,
+    settled_retry,
+)
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +61,8 @@ class Records:
         self._hot.settle(_batch(group))
         for job_id, raws in _parked(group).items():
             self._hot.park(job_id, raws)
+        for queue, messages in _moved(group).items():
+            self._hot.queues.move(queue, messages)
         for settled in group:
             if isinstance(settled.outcome, Unreadable):
                 log.error("message %s is set aside for a person: %s", settled.delivery.task_id, settled.outcome.why)
@@ -96,6 +105,15 @@ def _pauses(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:
 
 def _lasts_s(pause: tuple[str, float | None]) -> float:
     return math.inf if pause[1] is None else pause[1]
+
+
+def _moved(group: Iterable[Settled]) -> dict[str, list[tuple[str, bytes]]]:
+    """By queue: the messages that another worker must take, by their tags."""
+    messages: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
+    for item, outcome in group:
+        if isinstance(item, Item) and isinstance(outcome, Released) and outcome.to is not None:
+            messages[outcome.to].append((item.tag, message_to(item, outcome.to)))
+    return messages
 
 
 def _parked(group: Iterable[Settled]) -> dict[str, list[bytes]]:

@@ -100,11 +100,20 @@ def reason_of(outcome: Retry | Released) -> str:
 
 def message_again(item: Item, retries: int) -> bytes:
     """The item's message for another attempt. It travels as it came, with its body or by reference."""
+    return _message(item, item.delivery.queue, retries)
+
+
+def message_to(item: Item, queue: str) -> bytes:
+    """The item's message as it came, for another queue."""
+    return _message(item, queue, item.retries)
+
+
+def _message(item: Item, queue: str, retries: int) -> bytes:
     message, headers = item.message, item.delivery.headers
     fed, trace = headers.get(FED_HEADER), headers.get(TRACEPARENT_HEADER)
     return encode_item(
         message.key,
-        queue=item.delivery.queue,
+        queue=queue,
         body=message.body,
         ref=message.ref,
         retries=retries,

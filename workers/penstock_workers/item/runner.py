@@ -23,6 +23,7 @@ from penstock_workers.item.causes import Causes
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.fates import RetryPolicy, decide
 from penstock_workers.item.lane import Lane, Prepared, request_of
+from penstock_workers.item.models import ModelGate
 from penstock_workers.item.outcome import Outcome, Released, Unreadable
 from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
 from penstock_workers.item.reads import Reads
@@ -51,6 +52,7 @@ class ItemRunner:
     waits: Waits
     policy: RetryPolicy
     failpoints: Failpoints
+    models: ModelGate | None = None  # None in lanes without models of their own
     traced: bool = False  # attempts keep the times of their marks
 
     # -- the recipe ----------------------------------------------------------------------------------------------
@@ -125,8 +127,12 @@ class ItemRunner:
             await self.code.ready(attempt)
         if spec.preprocess is not None:
             await self._preprocess(attempt)
+        if self.models is not None and self.models.needs_look(attempt):
+            await self.models.check(attempt)
         prepared = await self.lane.prepare(request_of(attempt))
         if prepared.refused is not None:
+            if self.models is not None:  # it may be refused because it is another worker's
+                await self.models.check(attempt)
             raise TurnedAway(decide(attempt, self._name(attempt, prepared.refused), self.policy))
         return prepared
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock_workers.errors import UnknownLane
+from penstock_producer.queues import queue_name
+from penstock_producer.served import NAMES_MAX, Served
+from penstock_workers.errors import TooManyNames, UnknownLane
 from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.api.row import API
 from penstock_workers.lanes.embed.row import EMBED
@@ -17,7 +19,7 @@ from penstock_workers.lanes.gpu.row import GPU
 from penstock_workers.lanes.row import LaneRow
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
-__all__ = ["REGISTRY", "check_lane", "lane_row", "make_lane"]
+__all__ = ["REGISTRY", "check_lane", "home_queue", "lane_row", "make_lane", "served_by"]
 
 REGISTRY: Final[Mapping[str, LaneRow[Any]]] = {row.name: row for row in (API, GPU, EMBED)}
 
@@ -34,6 +36,26 @@ def check_lane(name: str) -> None:
     """Raises UnknownLane for one that no worker can serve."""
     if name != CONTROL_LANE:
         lane_row(name)
+
+
+def served_by(settings: WorkerSettings) -> Served | None:
+    """The model that a worker with these settings hosts, as far as they say; None in lanes that host none.
+
+    Raises TooManyNames.
+    """
+    row = REGISTRY.get(settings.lane)
+    if row is None or row.serves is None:
+        return None
+    served = row.serves(settings)
+    if len(served.every_name) > NAMES_MAX:
+        raise TooManyNames(settings.lane, len(served.every_name), NAMES_MAX)
+    return served
+
+
+def home_queue(settings: WorkerSettings) -> str:
+    """Under whose name a worker keeps what it holds: that of its model, or of its lane where it hosts none."""
+    served = served_by(settings)
+    return queue_name(settings.lane) if served is None else served.home(settings.lane)
 
 
 def make_lane(settings: WorkerSettings) -> Lane:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
+from penstock_producer.served import Served
 from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.lane_settings import LaneSettings
 from penstock_workers.metrics.samples import Metric
@@ -54,6 +55,9 @@ class LaneRow(Generic[L]):
 
     ``admission`` is called on the event loop. ``quarantine`` is where suspects run; None = in child processes of which
     each starts the lane anew, ``suspect_children`` of them.
+
+    A lane whose workers host a model says which: ``serves`` by the settings alone, ``announces`` once it is up, where it then
+    knows more.
     """
 
     name: str
@@ -61,12 +65,16 @@ class LaneRow(Generic[L]):
     admission: Callable[[WorkerSettings, L], Admission]
     quarantine: Callable[[L], Quarantine] | None = None
     suspect_children: int = SUSPECT_CHILDREN
+    serves: Callable[[WorkerSettings], Served] | None = None  # None: it hosts no model
+    announces: Callable[[L], Served] | None = None
     settings: type[LaneSettings] | None = None  # the field of WorkerSettings that is named as the lane
     modules: tuple[str, ...] = ()  # what its start needs, imported ahead where a worker waits for its settings
     gauges: Mapping[str, Gauge] = field(default_factory=dict)  # by the names that ``Lane.gauges`` gives
     waits_for: str | None = None  # what an item with a slot waits for, in traces
     engine: str | None = None  # OpenTelemetry's `gen_ai.provider.name` of what answers; None = the item's provider
     engine_url: Callable[[WorkerSettings], str | None] | None = None  # where that is, should it be a server
+    inspect: Callable[[WorkerSettings], Iterator[LaneFinding]] | None = None  # the machine that this is run on
+    tries: tuple[tuple[str, bytes], ...] = ()  # endpoints and bodies of one token, of which a model answers one
     check: LaneCheck | None = None  # None: its settings hold nothing to look at
 
     def place_of_suspects(self, lane: L, children: ChildPool) -> Quarantine:

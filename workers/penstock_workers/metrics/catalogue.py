@@ -108,6 +108,14 @@ PREEMPTIONS = _worker("penstock_engine_preemptions_total", "Requests put back be
 QUEUE_WAIT = _worker("penstock_engine_wait_seconds", "Recent mean time in the engine's queue.", "lane", unit="seconds")
 PROMPT_RATE = _worker("penstock_engine_prompt_tokens_per_second", "Recent rate of prompt tokens computed.", "lane")
 GENERATION_RATE = _worker("penstock_engine_generation_tokens_per_second", "Recent rate of tokens generated.", "lane")
+ENGINE_BUSY = _worker(
+    "penstock_engine_busy_seconds_total", "Time in which the worker computed at least one item; counted where it has a price.",
+    "lane", unit="seconds",
+)  # fmt: skip
+ENGINE_COST = _worker(
+    "penstock_engine_cost_usd_total", "What items cost by the price of the worker's hour and the time that they computed.",
+    "lane", unit="USD",
+)  # fmt: skip
 EMBED_RATE = _worker("penstock_embed_tokens_per_second", "Recent rate of tokens embedded.", "lane")
 EMBED_BATCH = _worker("penstock_embed_batch_items", "Recent mean of texts per batch.", "lane")
 EMBED_PADDING = _worker(
@@ -119,7 +127,7 @@ EMBED_BUDGET = _worker("penstock_embed_token_budget", "Padded tokens that a batc
 LOOKED = _control(
     "penstock_looked_timestamp_seconds", "When a control loop last read the fleet's figures.", unit="seconds"
 )
-QUEUED = _control("penstock_queue_depth", "Messages that wait in the lane's queue.", "lane")
+QUEUED = _control("penstock_queue_depth", "Messages that wait in the lane's queues, of all models together.", "lane")
 UNACKED = _control("penstock_unacked", "Messages that workers of the lane hold, or that are in RabbitMQ.", "lane")
 RELAYED = _control(
     "penstock_relayed", "The part of `penstock_unacked` that is in RabbitMQ and taken by no worker yet.", "lane"
@@ -132,6 +140,18 @@ OLDEST = _control(
     unit="seconds",
 )  # fmt: skip
 WORKERS = _control("penstock_workers", "Workers that sent a heartbeat within 15 s.", "lane")
+MODEL_QUEUED = _control(
+    "penstock_model_queue_depth", "Messages that wait in the queue of one model, by any of its names.", "lane", "queue"
+)
+MODEL_UNACKED = _control(
+    "penstock_model_unacked", "Messages that workers of the model hold, or that are in RabbitMQ.", "lane", "queue"
+)
+MODEL_WORKERS = _control(
+    "penstock_model_workers", "Workers whose heartbeats say that they take items from this queue.", "lane", "queue"
+)
+UNSERVED = _control(
+    "penstock_unserved_items", "Messages of models that no worker of the lane serves, retries included.", "lane"
+)
 JOBS = _control("penstock_jobs", "Live jobs by state.", "state")
 OUTSTANDING = _control("penstock_window_items", "Documents fed and not finished.", "lane")
 WINDOW = _control("penstock_window_target_items", "Documents that may be outstanding at once.", "lane")

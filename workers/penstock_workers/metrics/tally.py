@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from penstock_producer.lanes import has_own_model
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.item.rows import reason_of
@@ -33,6 +34,7 @@ class Tally:
         self._tokens_in: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._tokens_out: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._cost: Counter[str] = Counter(dict.fromkeys(providers, 0))
+        self._engine_cost = 0
         self._call_seconds = Spread(catalogue.CALL_SECONDS.bounds)
         self._group_items = Spread(catalogue.COMMIT_ITEMS.bounds)
         self._store_seconds = {store: Spread(catalogue.STORE.bounds) for store in ("SQL", "Redis")}
@@ -66,7 +68,15 @@ class Tally:
         self._calls[provider] += attempt.calls
         self._tokens_in[provider] += attempt.spent.prompt_tokens
         self._tokens_out[provider] += attempt.spent.completion_tokens
-        self._cost[provider] += attempt.spent.cost_microusd
+        if has_own_model(attempt.job.spec.lane):
+            self._engine_cost += attempt.spent.cost_microusd
+        else:
+            self._cost[provider] += attempt.spent.cost_microusd
+
+    @property
+    def engine_cost_usd(self) -> float:
+        """Of the time that items have computed here, by the worker's own price."""
+        return self._engine_cost / MICROUSD
 
     def figures(self, lane: str) -> Iterator[Sample]:
         for outcome, count in self.items.items():

@@ -1,4 +1,4 @@
-"""The shovel's work for one lane: claim, announce, publish, confirm. Each step is bounded."""
+"""The shovel's work for one queue of a lane: claim, announce, publish, confirm. Each step is bounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import redis
 from redis.exceptions import NoScriptError
 
 from penstock_ledger import keys
-from penstock_producer.wire import queue_name
 from penstock_workers.broker.amqp.connect import CHANNEL_ERRORS
 from penstock_workers.broker.amqp.depth import Depth, Losses
 from penstock_workers.broker.amqp.intake import PREFETCH_MAX
@@ -36,12 +35,11 @@ LOOKS_PER_TIMEOUT = 3  # for lost messages: those that no worker took within a v
 class LaneShovel:
     """Belongs to the shovel's thread. Raises redis-py's and py-amqp's errors."""
 
-    def __init__(self, client: redis.Redis, lane: str, visibility_timeout_s: float, *, owner: str) -> None:
-        self.lane = lane
-        self.queue = queue_name(lane)
+    def __init__(self, client: redis.Redis, queue: str, visibility_timeout_s: float, *, owner: str) -> None:
+        self.queue = queue
         self._client: Any = client
         self._owner = owner.encode()
-        self._scripts = RelayScripts(client, lane, visibility_timeout_s)
+        self._scripts = RelayScripts(client, queue, visibility_timeout_s)
         self._leases = LeaseScripts(client, self._scripts.where)
         self._claims = ClaimScript()
         self._publisher: Publisher | None = None

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import redis
 
 from penstock_ledger import keys
-from penstock_producer.wire import queue_name
-from penstock_workers.broker.lease_scripts import Keys, Lease, lane_keys, script_text
+from penstock_workers.broker.lease_scripts import Keys, Lease, queue_keys, script_text
 
 RECALL_MAX = 500  # messages per call
 
@@ -56,11 +55,11 @@ class TakeScript:
 
 
 class RelayScripts:
-    """A shovel's side, for one lane. Raises redis-py's errors."""
+    """A shovel's side, for one queue. Raises redis-py's errors."""
 
-    def __init__(self, client: redis.Redis, lane: str, visibility_timeout_s: float) -> None:
-        self.where = lane_keys(lane, visibility_timeout_s=visibility_timeout_s)
-        self.key = keys.relayed(queue_name(lane))
+    def __init__(self, client: redis.Redis, queue: str, visibility_timeout_s: float) -> None:
+        self.where = queue_keys(queue, visibility_timeout_s=visibility_timeout_s)
+        self.key = keys.relayed(queue)
         self._client: Any = client
         self._relay = client.register_script(script_text("relay"))
         self._recall = client.register_script(script_text("recall"))

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock_ledger import RedisAddress, keys
-from penstock_producer.lanes import LANES
 from penstock_ratelimit import full_jitter
 from penstock_workers.broker.amqp.address import AmqpAddress
 from penstock_workers.broker.amqp.connect import AMQP_ERRORS, connect
+from penstock_workers.broker.amqp.fleet_queues import FleetQueues
 from penstock_workers.broker.amqp.lane import LaneShovel
 from penstock_workers.broker.leases import BROKER_ERRORS
-from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
+from penstock_workers.settings import WorkerSettings, process_name
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +37,9 @@ class Shovel:
         self._redis = RedisAddress.parse(settings.redis_url).connect(
             socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S, socket_keepalive=True
         )
-        self._lanes = [
-            LaneShovel(self._redis, lane, settings.visibility_timeout_s, owner=process_name())
-            for lane in (*LANES, CONTROL_LANE)
-        ]
+        self._queues = FleetQueues(self._redis)
+        self._timeout_s = settings.visibility_timeout_s
+        self._lanes: list[LaneShovel] = []  # one for each queue of the fleet
         self._broker: Any = None  # kombu's connection
         self._faults = 0
         self._not_before = 0.0
@@ -65,6 +64,7 @@ class Shovel:
 
     def _turn(self) -> bool:
         """One look at each lane; True when there is more to do at once."""
+        self._meet_new_queues()
         counts = self._counts()
         more = False
         for lane, (waiting, relayed) in zip(self._lanes, counts, strict=True):
@@ -73,6 +73,16 @@ class Shovel:
                 more = lane.turn(self._connected(), waiting, relayed) or more
                 self._well()
         return more
+
+    def _meet_new_queues(self) -> None:
+        """Queues of models come and go; one that is gone is empty, and its shovel had nothing to do."""
+        known = {lane.queue: lane for lane in self._lanes}
+        queues = self._queues.now()
+        if queues != list(known):
+            self._lanes = [
+                known.get(queue) or LaneShovel(self._redis, queue, self._timeout_s, owner=process_name())
+                for queue in queues
+            ]
 
     def _counts(self) -> list[tuple[int, int]]:
         """For each lane: how many messages wait in its list, and how many are relayed."""

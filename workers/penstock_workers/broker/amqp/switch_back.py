@@ -7,10 +7,9 @@ from time import monotonic
 
 import redis
 
-from penstock_producer.lanes import LANES
-from penstock_producer.wire import queue_name
+from penstock_workers.broker.amqp.fleet_queues import FleetQueues
 from penstock_workers.broker.amqp.relay_scripts import RelayScripts
-from penstock_workers.settings import CONTROL_LANE, WorkerSettings
+from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -19,10 +18,8 @@ class SwitchBack:
     """Recalls messages that an earlier RabbitMQ broker still has, in a fleet whose broker is Redis."""
 
     def __init__(self, client: redis.Redis, settings: WorkerSettings) -> None:
-        self._relayed = {
-            queue_name(lane): RelayScripts(client, lane, settings.visibility_timeout_s)
-            for lane in (*LANES, CONTROL_LANE)
-        }
+        self._client = client
+        self._queues = FleetQueues(client)
         self._each_s = settings.visibility_timeout_s
         self._next_at = 0.0
 
@@ -31,7 +28,7 @@ class SwitchBack:
         if monotonic() < self._next_at:
             return
         self._next_at = monotonic() + self._each_s
-        for queue, relayed in self._relayed.items():
-            returned = relayed.recall_unclaimed()
+        for queue in self._queues.now():
+            returned = RelayScripts(self._client, queue, self._each_s).recall_unclaimed()
             if returned:
                 log.warning("%d messages of %s were still in RabbitMQ; they are back in Redis", returned, queue)

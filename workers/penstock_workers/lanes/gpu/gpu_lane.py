@@ -15,6 +15,7 @@ from typing import Any, Final
 import orjson
 
 from penstock_producer.options import OPTIONS
+from penstock_producer.served import Served
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings
 from penstock_workers.failpoints import Failpoints
@@ -131,6 +132,11 @@ class GpuLane:
             return NoAnswer("engine_died", str(error), took_ms)
         self._host.failed(engine)
         return NoAnswer("engine_failed", str(error), took_ms)
+
+    @property
+    def served(self) -> Served:
+        """Known once an engine is up."""
+        return self._host.served
 
     def gauges(self) -> Mapping[str, float | str]:
         return self._host.gauges()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock_producer.served import Served
 from penstock_workers.lanes.gpu.check import check
+from penstock_workers.lanes.gpu.inspection import TRIES, inspect
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.row import Gauge, LaneRow
 from penstock_workers.metrics import catalogue
@@ -40,6 +43,17 @@ def _quarantine(lane: GpuLane | SidecarLane) -> Quarantine:
     return EngineQuarantine(lane)
 
 
+def _serves(settings: WorkerSettings) -> Served:
+    """Of a server beside the worker only what the settings say; it says the rest when it is up."""
+    gpu = settings.gpu
+    own = () if gpu.model is None else (gpu.model, Path(gpu.model).name)
+    return Served(tuple(dict.fromkeys((*own, *gpu.names))), tuple(gpu.lora))
+
+
+def _announces(lane: GpuLane | SidecarLane) -> Served:
+    return lane.served
+
+
 def _engine_url(settings: WorkerSettings) -> str | None:
     return settings.gpu.upstream_url
 
@@ -49,6 +63,8 @@ GPU: LaneRow[GpuLane | SidecarLane] = LaneRow(
     make=_make,
     admission=_admission,
     quarantine=_quarantine,
+    serves=_serves,
+    announces=_announces,
     settings=GpuSettings,
     modules=("penstock_workers.lanes.gpu.gpu_lane", "penstock_workers.lanes.gpu.sidecar"),
     gauges={
@@ -64,5 +80,7 @@ GPU: LaneRow[GpuLane | SidecarLane] = LaneRow(
     waits_for="room",
     engine="vllm",
     engine_url=_engine_url,
+    inspect=inspect,
+    tries=TRIES,
     check=check,
 )

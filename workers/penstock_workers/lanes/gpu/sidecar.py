@@ -11,11 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 from msgspec import structs
 
+from penstock_producer.served import NAMES_MAX, Served
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings, EngineAway
 from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
@@ -58,6 +60,8 @@ class SidecarLane:
         )
         self._models = Target.of(self._url + "/models")
         self._asking: HttpClient | None = None
+        self.served = Served(settings.gpu.names)  # with all that the server lists, once it is up
+        self._names = settings.gpu.names
         self._model = b""  # as JSON: what the server calls the model that it serves
         self._state = EngineState()
         self._is_up = self._draining = False
@@ -116,16 +120,17 @@ class SidecarLane:
         """The queue opens when the server has its model."""
         began = time.monotonic()
         log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
-        while (model := await self._serves()) is None:
+        while (served := await self._serves()) is None:
             if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
                 raise EngineAway(self._url, self._wait_s, "gpu")
             await asyncio.sleep(ASK_AGAIN_S)
-        self._model, self._is_up = orjson.dumps(model), True
+        self.served = Served(tuple(dict.fromkeys((*self._names, *served.names))), served.adapters, served.context)
+        self._model, self._is_up = orjson.dumps(served.names[0]), True
         self.queue.open(self._max_seqs, 0)
-        log.warning("%s serves %s after %.0f s", self._url, model, time.monotonic() - began)
+        log.warning("%s serves %s after %.0f s", self._url, ", ".join(served.every_name), time.monotonic() - began)
 
-    async def _serves(self) -> str | None:
-        """The name of the model that is loaded; None while none is. Raises BadEngineSettings for another kind of server."""
+    async def _serves(self) -> Served | None:
+        """What the server lists; None while no model is loaded. Raises BadEngineSettings for another kind of server."""
         assert self._asking is not None, "start() comes first"
         try:
             answer = await self._asking.get(self._models, timeout_s=ASK_TIMEOUT_S)
@@ -134,8 +139,8 @@ class SidecarLane:
         if answer.status >= 500:  # from what stands before a server that is not up
             return None
         try:
-            return str(orjson.loads(answer.body)["data"][0]["id"])
-        except (orjson.JSONDecodeError, LookupError, TypeError) as error:
+            return _listed(orjson.loads(answer.body)["data"])
+        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
             raise BadEngineSettings(
                 f"gpu.upstream_url = {self._url!r}: GET {self._url}/models answers {answer.status} and lists no models; "
                 "give the address of vLLM's OpenAI server with its /v1, started without --api-key"
@@ -160,6 +165,15 @@ class SidecarLane:
         self._state = EngineState(int(running), int(waiting))
         if self._is_up:
             self.queue.heard(self._state)
+
+
+def _listed(models: Any) -> Served:
+    """vLLM lists its model by all names, and adapters with the model that they belong to as their parent."""
+    entries = models[:NAMES_MAX]
+    adapters = tuple(str(entry["id"]) for entry in entries if entry.get("parent"))
+    names = tuple(str(entry["id"]) for entry in entries if not entry.get("parent"))
+    context = entries[0].get("max_model_len")
+    return Served(names or adapters[:1], adapters, context if type(context) is int else None)
 
 
 def _metrics_url(url: str) -> str:

@@ -1,0 +1,49 @@
+"""What a submit finds of the workers that would run the job. Looked at when Redis answers: a job can be accepted without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock_cli.errors import UsageProblem
+from penstock_producer.lanes import has_own_model
+
+if TYPE_CHECKING:
+    from penstock_producer.served import Serving
+    from penstock_producer.settings import ProducerSettings
+    from penstock_producer.spec import JobSpec
+
+LOOK_TIMEOUT_S = 2.0  # a submit is not held up by a Redis that does not answer
+
+
+def look(settings: ProducerSettings, spec: JobSpec) -> Serving | None:
+    """What the lane's workers serve; None for lanes without models of their own, and where Redis does not answer."""
+    if not has_own_model(spec.lane):
+        return None
+    import redis
+
+    from penstock_ledger import RedisAddress, RedisLedger
+    from penstock_producer.served import serving_of
+
+    options = {"socket_timeout": LOOK_TIMEOUT_S, "socket_connect_timeout": LOOK_TIMEOUT_S}
+    try:
+        with RedisAddress.parse(settings.redis_url).connect(**options) as client:
+            return serving_of(RedisLedger(client, "").workers(), spec.lane)
+    except (redis.RedisError, OSError, ValueError):
+        return None
+
+
+def refuse_chance(serving: Serving | None, spec: JobSpec) -> None:
+    """Raises UsageProblem for a prompt without a model where workers serve several: which answers must not be chance."""
+    if serving is None or spec.prompt is None or spec.model is not None or len(serving.models()) < 2:
+        return
+    raise UsageProblem(f"workers of lane {spec.lane} serve several models, {serving.in_words()}: name one with --model")
+
+
+def warning(serving: Serving | None, spec: JobSpec) -> str | None:
+    """What the person who submits should know: that the job will wait for a worker of its model."""
+    from penstock_producer.served import missing_model
+
+    missing = None if serving is None else missing_model(serving, spec.model)
+    return (
+        None if missing is None else f"{missing}. The job waits for one: penstock worker --lane {spec.lane} --model …"
+    )

@@ -1,0 +1,99 @@
+"""What items of a worker with a model cost: its hours, shared by those that compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attempts import make_attempt
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_workers.item.answer import Answer
+from penstock_workers.item.failures import Failure
+from penstock_workers.item.gpu_cost import PricedAdmission, SharedTime
+from penstock_workers.item.lane import Prepared, request_of
+from penstock_workers.lanes.embed.admission import Unpaced
+from penstock_workers.settings import CostSettings, ProviderSettings
+
+ANSWER = Answer(200, {}, b"{}", 1)
+FAILED = Failure("engine_failed", "no", None)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_overlaps_is_shared() -> None:
+    """Two items that compute side by side pay half of that time each, and idle time is charged to none."""
+    clock = Clock()
+    shared = SharedTime(clock)
+    first = shared.enter()
+    clock.now += 4
+    second = shared.enter()
+    clock.now += 6
+    assert shared.leave(first) == pytest.approx(4 + 3)
+    clock.now += 1
+    assert shared.leave(second) == pytest.approx(3 + 1)
+    clock.now += 50
+    third = shared.enter()
+    clock.now += 2
+    assert shared.leave(third) == pytest.approx(2)
+    assert shared.busy_s == pytest.approx(13)
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50)), max_size=30))
+def test_all_items_together_cost_the_time_that_was_computed(spans: list[tuple[float, float]]) -> None:
+    """However they overlap: nothing is charged twice, and nothing computed is free."""
+    clock = Clock()
+    shared = SharedTime(clock)
+    steps = sorted(
+        [(begin, 0, number) for number, (begin, _) in enumerate(spans)]
+        + [(begin + length, 1, number) for number, (begin, length) in enumerate(spans)]
+    )
+    entered, used = dict[int, float](), 0.0
+    for at, ends, number in steps:
+        clock.now = 100.0 + at
+        if ends:
+            used += shared.leave(entered[number])
+        else:
+            entered[number] = shared.enter()
+    assert used == pytest.approx(shared.busy_s, abs=1e-6)
+
+
+async def test_a_turn_is_charged_once_whatever_the_answer_is() -> None:
+    """From its start to its conclusion; a failed answer has cost its time too, and a turn that never started nothing."""
+    clock, attempt = Clock(), make_attempt(lane="gpu")
+    prices = CostSettings(usd_per_gpu_hour=3.6, gpus=2)
+    admission = PricedAdmission(Unpaced(), prices, SharedTime(clock))
+    prepared = Prepared(request_of(attempt))
+    unused = await admission.turn(attempt, prepared)
+    unused.release()
+    assert attempt.spent.cost_microusd == 0
+    turn = await admission.turn(attempt, prepared)
+    clock.now += 5  # waiting is not computing
+    turn.start()
+    clock.now += 10
+    turn.conclude(ANSWER, FAILED)
+    clock.now += 10
+    turn.release()
+    assert attempt.spent.cost_microusd == 10 * 2_000  # 7.20 dollars an hour are 2,000 millionths a second
+
+
+def test_the_price_of_a_worker() -> None:
+    """Per card; that of spot machines counts on those only, and without a price nothing is charged."""
+    prices: dict[str, Any] = {"usd_per_gpu_hour": 4.0, "spot_usd_per_gpu_hour": 1.0, "gpus": 8}
+    assert CostSettings(**prices).usd_per_hour == 32.0
+    assert CostSettings(**prices, on_spot=True).usd_per_hour == 8.0
+    assert CostSettings(usd_per_gpu_hour=4.0, on_spot=True).usd_per_hour == 4.0
+    assert CostSettings().usd_per_hour == 0.0
+
+
+def test_prices_of_providers_are_not_charged_to_a_model_of_ones_own() -> None:
+    """A job of such a lane names a provider too, `default`, whose prices have nothing to do with it."""
+    priced = ProviderSettings(usd_per_mtok_in=100.0, usd_per_mtok_out=100.0)
+    assert priced.cost_microusd(10, 10) == 2_000
+    assert priced.without_prices().cost_microusd(10, 10) == 0

@@ -1,0 +1,100 @@
+"""`penstock doctor --lane gpu`: what a worker that hosts vLLM needs of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from penstock_workers.lanes import machine
+from penstock_workers.lanes.gpu.check import check
+from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.row import LaneFinding
+from penstock_workers.settings import WorkerSettings
+
+OLDEST: Final = (0, 26)
+NEWEST: Final = (0, 33)
+"""The versions of vLLM that the lane is for; it is tested with one of them."""
+TRIES: Final = (
+    ("/v1/completions", b'{"prompt":"doctor","max_tokens":1}'),
+    ("/v1/embeddings", b'{"input":"doctor"}'),
+)
+
+
+def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
+    """In the order in which a start needs it."""
+    gpu = settings.gpu
+    if gpu.upstream_url is not None:
+        yield from check(settings, knock=True)
+        seen = "the server beside the worker has the model: its cards, files and memory cannot be seen from here"
+        yield LaneFinding(True, seen)
+    elif gpu.model is None:
+        fix = "give --model, set gpu.model, or set gpu.upstream_url for a server beside the worker"
+        yield LaneFinding(False, "no model is configured, so none was looked at", fix)
+    else:
+        yield from _version()
+        yield from _hosted(gpu)
+
+
+def _hosted(gpu: GpuSettings) -> Iterator[LaneFinding]:
+    found, cards_used = machine.cards(), _cards_used(gpu)
+    yield from machine.find_cards(found)
+    yield from machine.find_shared_memory(processes=cards_used * _number(gpu.engine.get("data_parallel_size")))
+    folder = Path(gpu.model or "")
+    if folder.is_dir():
+        yield from machine.find_model("gpu.model", folder)
+        yield from machine.find_room(machine.weight_bytes(folder), found, cards_used=cards_used)
+    elif folder.is_absolute():
+        yield LaneFinding(False, f"gpu.model: there is no folder {folder} here", "mount it, or correct gpu.model")
+    else:
+        seen = f"gpu.model is {gpu.model}, no folder: vLLM resolves it when it starts, so its files could not be seen"
+        yield LaneFinding(True, seen)
+    for name, adapter in gpu.lora.items():
+        yield _adapter(name, Path(adapter), _number(gpu.engine.get("max_lora_rank"), default=0))
+
+
+def _version() -> Iterator[LaneFinding]:
+    try:
+        installed = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        yield LaneFinding(
+            False, "vLLM is not installed here", "pip install 'penstock[gpu]', or use the image penstock-gpu"
+        )
+        return
+    parts = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
+    wanted = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
+    if OLDEST <= parts <= NEWEST:
+        yield LaneFinding(True, f"vLLM {installed}; the lane is for {wanted}")
+    else:
+        yield LaneFinding(False, f"vLLM {installed}, and the lane is for {wanted}", "install one of these")
+
+
+def _adapter(name: str, folder: Path, most: int) -> LaneFinding:
+    """``most``: the rank that the settings allow; 0 = the worker follows the adapters."""
+    setting = f"gpu.lora.{name}"
+    if not folder.is_dir():
+        return LaneFinding(False, f"{setting}: there is no folder {folder} here", "mount it, or correct it")
+    read = machine.read_json(folder / "adapter_config.json")
+    if read is None:
+        return LaneFinding(False, f"{setting}: {folder} has no adapter_config.json that can be read", "copy it again")
+    if not machine.weight_bytes(folder):
+        return LaneFinding(False, f"{setting}: {folder} has no weights", "copy the adapter again")
+    rank = read.get("r")
+    if not isinstance(rank, int):
+        return LaneFinding(False, f"{setting}: its adapter_config.json names no rank `r`", "copy the adapter again")
+    if most and rank > most:
+        fix = f"set gpu.engine.max_lora_rank = {rank}, or leave it out: it follows from the adapters"
+        return LaneFinding(False, f"{setting} has rank {rank}, above max_lora_rank = {most}", fix)
+    return LaneFinding(True, f"{setting} has rank {rank}, in {folder}")
+
+
+def _cards_used(gpu: GpuSettings) -> int:
+    """By one engine."""
+    return _number(gpu.engine.get("tensor_parallel_size")) * _number(gpu.engine.get("pipeline_parallel_size"))
+
+
+def _number(value: Any, default: int = 1) -> int:
+    """vLLM's own arguments come as they were written: what is no number is left for vLLM to refuse."""
+    text = str(value)
+    return int(text) if text.isdecimal() and 0 < len(text) < 10 else default
