@@ -12,6 +12,7 @@ from penstock_producer.spec import JobSpec
 
 __all__ = ["check_acceptable"]
 
+
 def check_acceptable(spec: JobSpec, settings: ProducerSettings) -> None:
     """Raises SpecError for a job that would wait for ever, or whose budget would never hold."""
     unserved = LANES[spec.lane].unserved

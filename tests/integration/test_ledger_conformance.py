@@ -311,7 +311,7 @@ def test_vectors_are_kept_as_numbers_and_read_as_json(db: Database, jobs: JobSto
     """Beside bodies that are JSON, as all were in earlier releases: readers get JSON of both, or the numbers."""
     jobs.create(new_job())
     numbers = Vectors(bytes([0, 0, 128, 63, 0, 0, 0, 191]), "float32", 2, "float", "mini", 3)
-    packed, plain = replace(result("a"), body=pack(numbers)), result("b")
+    packed, plain = result("a", body=pack(numbers)), result("b")
     assert outcomes.settle([packed, plain], []) == set()
     read, same = outcomes.results("job-a")
     assert read.json()["data"][0]["embedding"] == [1.0, -0.5]

@@ -51,11 +51,11 @@ class Encoder(Protocol):
         """Cut to ``max_tokens`` as the model's own tokenizer cuts."""
         ...
 
-    def build(self, ids: Sequence[TokenIds]) -> Any:
+    def build(self, ids: Sequence[TokenIds], /) -> Any:
         """What ``encode`` takes, while it computes the batch before."""
         ...
 
-    def encode(self, built: Any) -> Sequence[Vector]:
+    def encode(self, built: Any, /) -> Sequence[Vector]:
         """One vector of float32 for each row. Raises OutOfMemory, and what else the engine raises."""
         ...
 
