@@ -97,7 +97,7 @@ def encode(questions: list[str]) -> Any:
     from penstock_workers.lanes.embed.settings import EmbedSettings
 
     encoder = SentenceTransformersEncoder(model_folder(MODEL), EmbedSettings(model=MODEL, device="cpu"))
-    return numpy.array(encoder.encode(encoder.tokenise(questions)))
+    return numpy.array(encoder.encode(encoder.build(encoder.tokenise(questions))))
 
 
 def first_line(text: str) -> str:

@@ -19,13 +19,15 @@ class FakeEncoder:
     max_tokens = 100
     dimensions = 4
     vocabulary = 1_000
-    matryoshka = False
+    matryoshka: bool | None = False
+    short_sizes: frozenset[int] = frozenset()
     parameters = 0
     on_cpu = True
 
     def __init__(self, *, memory: int | None = None) -> None:
         self.memory = memory  # padded tokens that fit
         self.batches: list[list[TokenIds]] = []
+        self.built: list[list[TokenIds]] = []
         self.calls: list[list[str]] = []  # texts tokenised together
 
     def tokenise(self, texts: Sequence[str]) -> list[TokenIds]:
@@ -37,7 +39,11 @@ class FakeEncoder:
     def trim(self, text: str) -> TokenIds:
         return [len(word) + 1 for word in text.split()][: self.max_tokens]
 
-    def encode(self, ids: Sequence[TokenIds]) -> list[Vector]:
+    def build(self, ids: Sequence[TokenIds]) -> list[TokenIds]:
+        self.built.append(list(ids))
+        return list(ids)
+
+    def encode(self, ids: list[TokenIds]) -> list[Vector]:
         self.batches.append(list(ids))
         if self.memory is not None and max(map(len, ids)) * len(ids) > self.memory:
             raise OutOfMemory("no memory left")

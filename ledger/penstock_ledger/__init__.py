@@ -1,8 +1,8 @@
 """Remember what is true: SQL tables and Redis keys, behind typed stores.
 
 The names below are the public ones. They load on first use, so that an error class or a value costs no SQL toolkit. Other
-packages of this distribution may also import what the modules `errors`, `keys`, `log_lines`, `model` and `redaction`
-name in their `__all__`.
+packages of this distribution may also import what the modules `errors`, `keys`, `log_lines`, `model`, `redaction` and
+`vectors` name in their `__all__`.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from penstock_ledger.store_errors import trouble_of as trouble_of
     from penstock_ledger.stored_values import storable as storable
     from penstock_ledger.tables import HEAD as HEAD
+    from penstock_ledger.vectors import Vectors as Vectors
 else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
@@ -117,5 +118,6 @@ else:
             "penstock_ledger.stored_values": "storable",
             "penstock_ledger.store_errors": "in_words Trouble trouble_of",
             "penstock_ledger.tables": "HEAD",
+            "penstock_ledger.vectors": "Vectors",
         },
     )

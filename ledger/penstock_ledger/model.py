@@ -108,7 +108,7 @@ class Result(Struct, frozen=True):
 
     key: ItemKey
     status_code: int
-    body: bytes  # the provider's response body, JSON
+    body: bytes  # the provider's response body, JSON; a worker may write vectors.py's form, which is read as JSON
     request_id: str | None
     model: str | None
     finish_reason: str | None

@@ -10,6 +10,7 @@ from sqlalchemy import Row
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_ledger.stored_values import bounded_count, bounded_figure, storable
 from penstock_ledger.tables import outcomes
+from penstock_ledger.vectors import as_json
 
 OutcomeRow = tuple[Any, ...]
 COLUMNS: Final = tuple(column.name for column in outcomes.columns)
@@ -84,8 +85,8 @@ def outcome_from(row: Row[Any]) -> Result | DeadLetter:
 
 def result_from(values: Sequence[Any]) -> Result:
     """Of ``RESULT_COLUMNS``, by place: looking each up by its name costs more than reading the row did."""
-    job_id, generation, doc_id, *rest = values
-    return Result(ItemKey(job_id, generation, doc_id), *rest)
+    job_id, generation, doc_id, status_code, body, *rest = values
+    return Result(ItemKey(job_id, generation, doc_id), status_code, as_json(body), *rest)
 
 
 def letter_from(row: Row[Any]) -> DeadLetter:

@@ -23,6 +23,7 @@ from penstock_ledger.outcome_rows import (
 )
 from penstock_ledger.tables import feeds, outcomes
 from penstock_ledger.tallies import counts_from, grouped, tallied
+from penstock_ledger.vectors import MAGIC, Vectors, unpack
 
 PAGE: Final = 1_000  # rows read at a time: with bodies of some kilobytes a page is some megabytes
 
@@ -97,6 +98,15 @@ class OutcomeStore:
         query = select(*RESULT_COLUMNS).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
         return self._paged(query, page, result_from)
 
+    def vectors(self, job_id: str, page: int = PAGE) -> Iterator[tuple[ItemKey, Vectors]]:
+        """Visible results that are kept as vectors, in the order of ``results``, without the way over JSON."""
+        query = select(*RESULT_COLUMNS[:KEY_COLUMNS], outcomes.c.body).where(
+            outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT
+        )
+        for key, body in self._paged(query, page, _key_and_body):
+            if body.startswith(MAGIC):
+                yield key, unpack(body)
+
     def dead_letters(
         self,
         job_id: str,
@@ -168,6 +178,10 @@ class OutcomeStore:
             return connection.execute(query, values).all()
 
         return self._db.read(fetch)
+
+
+def _key_and_body(row: Row[Any]) -> tuple[ItemKey, bytes]:
+    return ItemKey(row.job_id, row.generation, row.doc_id), row.body
 
 
 def _visible(job_id: str) -> Query:

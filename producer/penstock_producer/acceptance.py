@@ -20,6 +20,10 @@ def check_acceptable(spec: JobSpec, settings: ProducerSettings) -> None:
         fix = f'use lane "{DEFAULT_LANE}" until it is'
         why = f"lane {spec.lane} {unserved}, and its jobs would wait for ever"
         raise SpecError([Problem("invalid_value", "/lane", why, fix)])
+    if spec.embedding_dtype is not None and not LANES[spec.lane].makes_vectors:
+        fix = "leave it out; a provider may have a parameter of its own, such as --param output_dtype=int8"
+        why = f"lane {spec.lane} stores vectors as they come"
+        raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])
     if spec.budget_usd is not None:
         _check_budget(spec, settings)
 

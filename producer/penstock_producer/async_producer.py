@@ -18,7 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from penstock_ledger.model import DeadLetter, Job, Result
+from penstock_ledger.model import DeadLetter, ItemKey, Job, Result
+from penstock_ledger.vectors import Vectors
 from penstock_producer.open_job import OpenJob
 from penstock_producer.producer import JobStatus, Producer
 from penstock_producer.settings import ProducerSettings
@@ -76,6 +77,11 @@ class AsyncProducer:
         producer = await self._producer()
         async for result in self._pages(lambda: producer.results(job)):
             yield result
+
+    async def vectors(self, job: str) -> AsyncIterator[tuple[ItemKey, Vectors]]:
+        producer = await self._producer()
+        async for found in self._pages(lambda: producer.vectors(job)):
+            yield found
 
     async def dead_letters(self, job: str, *, reason: str | None = None) -> AsyncIterator[DeadLetter]:
         producer = await self._producer()

@@ -95,6 +95,11 @@ _TABLE: Final = (
         "fail",
     ),
     Option(
+        "embedding_dtype",
+        "The numbers of the vectors that the embed lane makes: float32, float16, int8, binary or ubinary, where the request "
+        "has no output_dtype of its own; docs/embed.md.",
+    ),
+    Option(
         "prefix_order",
         "Feed prompts with equal beginnings together, for the engine's prefix cache; left out: on in gpu jobs with a prompt.",
         form=FlagForm.SWITCH,

@@ -16,6 +16,7 @@ import orjson
 
 from penstock_ledger import POOL_SIZE, JobNotFound, JobStore, OutcomeStore, Spool, open_database
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
+from penstock_ledger.vectors import Vectors
 from penstock_producer.acceptance import check_acceptable
 from penstock_producer.borders import Borders
 from penstock_producer.documents import DocumentChecker
@@ -183,6 +184,14 @@ class Producer:
         """Every visible result so far, in flat memory, in no promised order."""
         return self._outcomes.results(self._jobs.get(job).job_id)
 
+    def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
+        """The embeddings of an embed job so far as they are stored, without JSON between; in the order of ``results``.
+
+        With numpy a row is ``numpy.frombuffer(vectors.rows()[0], "<f4")`` where ``vectors.dtype`` is float32. Answers of
+        providers are JSON, and only among ``results``.
+        """
+        return self._outcomes.vectors(self._jobs.get(job).job_id)
+
     def dead_letters(self, job: str, *, reason: str | None = None) -> Iterator[DeadLetter]:
         """Every visible dead letter so far, of one reason or all."""
         return self._outcomes.dead_letters(self._jobs.get(job).job_id, reason=reason)
@@ -286,7 +295,7 @@ def _digest(spec: JobSpec, pin: Mapping[str, Any]) -> str:
     """What makes two submits the same job: the spec and the content, not the place of a file or its time."""
     skipped = _NOT_CONTENT | {"uri"} if "sha256" in pin else _NOT_CONTENT
     content = {name: value for name, value in pin.items() if name not in skipped}
-    return hashlib.sha256(orjson.dumps([spec.to_json(), content], option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(orjson.dumps([_given(spec), content], option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _check_key(job_key: object) -> None:
@@ -296,3 +305,11 @@ def _check_key(job_key: object) -> None:
     if job_key.startswith("job_"):
         fix = "choose a key of your own: ids of jobs start like that"
         raise SpecError([Problem("invalid_value", "/job_key", f"{seen(job_key)} looks like a job id", fix)])
+
+
+def _given(spec: JobSpec) -> dict[str, Any]:
+    """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
+    stored = spec.to_json()
+    if spec.embedding_dtype is None:
+        del stored["embedding_dtype"]
+    return stored

@@ -6,7 +6,6 @@ import orjson
 
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.lanes import has_own_model
-from penstock_producer.params import as_sent
 from penstock_producer.spec import JobSpec
 
 # Where the text of a document goes, by the end of the endpoint's path.
@@ -39,7 +38,7 @@ class BodyBuilder:
         if field is None or problem is not None:
             raise SpecError([problem] if problem is not None else [])
         head = {} if spec.model is None else {"model": spec.model}
-        tail = as_sent(spec.params)
+        tail = spec.sent_params()
         before, after = b"", b""
         if field == "messages":
             system = b"" if spec.system is None else _dump({"role": "system", "content": spec.system}) + b","

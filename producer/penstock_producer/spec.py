@@ -18,11 +18,12 @@ from pydantic import (
     model_validator,
 )
 
+from penstock_ledger.vectors import VectorType
 from penstock_producer.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.lanes import LANES, Lane, lanes_in_words
 from penstock_producer.options import OPTIONS
-from penstock_producer.params import KNOWN, param_problems
+from penstock_producer.params import KNOWN, as_sent, param_problems
 from penstock_producer.response_schema import schema_problems
 from penstock_producer.template import Template
 
@@ -79,6 +80,7 @@ class JobSpec(BaseModel):
     preprocess: HookPath | None = _of("preprocess")
     postprocess: HookPath | None = _of("postprocess")
     on_overflow: Overflow = _of("on_overflow")
+    embedding_dtype: VectorType | None = _of("embedding_dtype")
     prefix_order: bool | None = _of("prefix_order")
 
     @model_validator(mode="wrap")
@@ -136,6 +138,11 @@ class JobSpec(BaseModel):
         if isinstance(self.max_bad_rows, int):
             return self.max_bad_rows
         return int(total * float(self.max_bad_rows[:-1]) / 100)
+
+    def sent_params(self) -> dict[str, Any]:
+        """What each request carries that has no value of its own there, by the names that are sent."""
+        vectors = {} if self.embedding_dtype is None else {"output_dtype": self.embedding_dtype}
+        return as_sent(self.params) | vectors
 
     def to_json(self) -> dict[str, Any]:
         """The spec as the ledger stores it; ``JobSpec.accepted`` reads it back."""

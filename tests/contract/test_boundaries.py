@@ -35,7 +35,7 @@ MAY_IMPORT = {
 # `__all__` names. (Names in an `__init__` are for everyone, modules here are for Penstock alone.)
 INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
-    "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction"},
+    "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "vectors"},
     "penstock_producer": {
         "acceptance", "borders", "endpoints", "errors", "feeder", "hook_paths", "lanes", "leased_feed", "options", "outputs",
         "overrides", "queues", "repair", "routes", "served", "settings", "sources", "sources.of_feed", "spec", "storage",

@@ -17,6 +17,7 @@ import orjson
 import psutil
 import pytest
 
+from penstock_ledger.vectors import as_json
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
@@ -61,7 +62,7 @@ async def embed(lane: EmbedLane, body: dict[str, Any], **more: Any) -> dict[str,
     request = Request("tag", "default", "/v1/embeddings", orjson.dumps(body), 60.0, **more)
     tried = await lane.infer(await lane.prepare(request))
     assert isinstance(tried, Answer), tried
-    parsed: dict[str, Any] = orjson.loads(tried.body)
+    parsed: dict[str, Any] = orjson.loads(as_json(tried.body))
     return parsed
 
 

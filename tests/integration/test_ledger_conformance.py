@@ -39,11 +39,14 @@ from penstock_ledger import (
     Result,
     Spool,
     SpoolConflict,
+    Vectors,
     open_database,
     purge_job,
 )
 from penstock_ledger.database import WRITE_ATTEMPTS
 from penstock_ledger.tables import meta
+from penstock_ledger.tables import outcomes as outcome_rows
+from penstock_ledger.vectors import pack
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -302,6 +305,22 @@ def test_outcomes_come_back_as_they_went_in(jobs: JobStore, outcomes: OutcomeSto
     assert stored.created_at is not None
     assert replace(stored, created_at=None) == dead
     assert outcomes.get("job-a", "never seen") is None
+
+
+def test_vectors_are_kept_as_numbers_and_read_as_json(db: Database, jobs: JobStore, outcomes: OutcomeStore) -> None:
+    """Beside bodies that are JSON, as all were in earlier releases: readers get JSON of both, or the numbers."""
+    jobs.create(new_job())
+    numbers = Vectors(bytes([0, 0, 128, 63, 0, 0, 0, 191]), "float32", 2, "float", "mini", 3)
+    packed, plain = result("a", body=pack(numbers)), result("b")
+    assert outcomes.settle([packed, plain], []) == set()
+    read, same = outcomes.results("job-a")
+    assert read.json()["data"][0]["embedding"] == [1.0, -0.5]
+    assert outcomes.get("job-a", "a") == read
+    assert same == plain
+    assert list(outcomes.vectors("job-a")) == [(packed.key, numbers)]
+    with db.engine.connect() as connection:
+        stored = connection.execute(select(outcome_rows.c.body).where(outcome_rows.c.doc_id == "a")).scalar_one()
+    assert bytes(stored).endswith(numbers.data)
 
 
 def test_unstorable_text_of_a_provider_does_not_block_its_outcome(jobs: JobStore, outcomes: OutcomeStore) -> None:

@@ -40,13 +40,14 @@ def batcher(
         window_s=WINDOW_S,
         on_lost=LOST.append,
         thread=thread or AtOnce(),
+        builder=AtOnce(),
     )
     made.start()
     return made
 
 
 async def turns() -> None:
-    for _ in range(10):
+    for _ in range(30):
         await asyncio.sleep(0)
 
 
@@ -96,7 +97,7 @@ def test_a_full_batch_does_not_wait() -> None:
 
 
 async def test_while_it_computes_the_next_batch_gathers() -> None:
-    """One batch at a time; those who came meanwhile go together as soon as it is done, the window long past."""
+    """One batch is computed and at most one is built beside it; others wait for the end of the first."""
     encoder, thread = FakeEncoder(), OnCall()
     busy = batcher(encoder, thread, items=2)
     tasks = [asyncio.create_task(busy.encode([[n + 1] * 9])) for n in range(2)]
@@ -105,7 +106,8 @@ async def test_while_it_computes_the_next_batch_gathers() -> None:
     tasks += [asyncio.create_task(busy.encode([[n + 5] * 9])) for n in range(4)]
     await turns()
     assert thread.busy == 1
-    assert busy.gauges()["waiting"] == 4
+    assert encoder.built == [[[1] * 9, [2] * 9], [[5] * 9, [6] * 9]]
+    assert busy.gauges()["waiting"] == 2
     assert busy.gauges()["bound"] == "engine"
     for _ in range(3):
         thread.step()
@@ -181,14 +183,15 @@ async def test_an_encoder_that_loses_a_vector_is_not_believed() -> None:
 
 
 async def test_too_many_waiting_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single request is always taken; beside others only what there is room for."""
+    """A single request is always taken; beside others only what there is room for, those in hand not counted."""
     monkeypatch.setattr(module, "MAX_WAITING_ROWS", 4)
     thread = OnCall()
     busy = batcher(FakeEncoder(), thread, items=1)
     tasks = [asyncio.create_task(busy.encode([[1] * 9]))]
-    await turns()  # it is being computed
-    tasks += [asyncio.create_task(busy.encode([[1] * 9])) for _ in range(4)]
-    await turns()
+    await turns()  # it is being computed, and one of the next is built
+    for _ in range(5):
+        tasks.append(asyncio.create_task(busy.encode([[1] * 9])))
+        await turns()
     with pytest.raises(NoRoom, match="4 texts wait"):
         await busy.encode([[1] * 9])
     while thread.busy:
@@ -256,7 +259,7 @@ async def test_a_failed_batch_is_forgotten_before_its_halves_are_tried() -> None
         def __init__(self) -> None:
             errors.append(weakref.ref(self))
 
-    def encode(ids: Sequence[TokenIds]) -> list[Vector]:
+    def encode(ids: list[TokenIds]) -> list[Vector]:
         alive.append(any(error() is not None for error in errors))
         if len(ids) > 1:
             raise Hog
@@ -283,24 +286,20 @@ def test_an_encoder_frees_what_did_not_fit_before_it_says_so(monkeypatch: pytest
         def inference_mode() -> contextlib.AbstractContextManager[None]:
             return contextlib.nullcontext()
 
-    def model(features: Tensor) -> None:
-        raise RuntimeError(f"CUDA out of memory. Tried to allocate {features}")
-
-    def rectangle(_: object) -> Tensor:
-        made = Tensor()
+    def model(features: dict[str, object]) -> None:
+        made = features["attended"] = Tensor()
         held.append(weakref.ref(made))
-        return made
+        raise RuntimeError(f"CUDA out of memory. Tried to allocate {made}")
 
     encoder = object.__new__(SentenceTransformersEncoder)
     given_back: list[bool] = []
     monkeypatch.setattr(encoder, "_torch", Torch, raising=False)
     monkeypatch.setattr(encoder, "_model", model, raising=False)
-    monkeypatch.setattr(encoder, "_rectangle", rectangle)
     monkeypatch.setattr(encoder, "_give_memory_back", lambda: given_back.append(held[0]() is None))
     gc.disable()
     try:
         with pytest.raises(OutOfMemory) as caught:
-            encoder.encode([[1]])
+            encoder.encode({"input_ids": [[1]]})
     finally:
         gc.enable()
     assert given_back == [True]

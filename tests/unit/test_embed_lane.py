@@ -14,6 +14,8 @@ import orjson
 import pytest
 from encoders import POISON, FakeEncoder, OnCall
 
+from penstock_ledger.vectors import Vectors, as_json, pack, unpack
+from penstock_workers.children.protocol import Inferred
 from penstock_workers.errors import ModelMissing, PackageMissing
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer
@@ -59,7 +61,7 @@ async def answered(lane: EmbedLane, asked: Request) -> dict[str, Any]:
     tried = await lane.infer(prepared)
     assert isinstance(tried, Answer), tried
     assert tried.status == 200
-    parsed: dict[str, Any] = orjson.loads(tried.body)
+    parsed: dict[str, Any] = orjson.loads(as_json(tried.body))
     return parsed
 
 
@@ -133,6 +135,8 @@ async def test_base64_is_float32_in_little_endian(lane: EmbedLane) -> None:
         ({"input": {"text": "a"}}, "input"),
         ({"input": ["a"] * (MAX_INPUTS + 1)}, "input"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "output_dtype": "int4"}, "output_dtype"),
+        ({"input": "a", "output_dtype": ["int8"]}, "output_dtype"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": "2"}, "dimensions"),
         ({"input": "a", "dimensions": 2}, "dimensions"),
@@ -167,14 +171,76 @@ async def test_another_endpoint_is_not_found(lane: EmbedLane) -> None:
     assert (answer.status, failure.name) == (404, "not_found")
 
 
-async def test_a_matryoshka_model_gives_shorter_vectors_of_length_one(model: Path) -> None:
-    """`dimensions` cuts the vector and scales it to length one, where the model was trained for it."""
-    made = EmbedLane(EmbedSettings(model=str(model), matryoshka=True), lambda *_: FakeEncoder())
+@pytest.mark.parametrize("says", [None, True])
+async def test_a_model_gives_shorter_vectors_of_length_one(model: Path, fake: FakeEncoder, says: bool | None) -> None:
+    """`dimensions` cuts the vector and scales it to length one, unless the model's files say that it cannot be cut."""
+    fake.matryoshka = says
+    made = EmbedLane(EmbedSettings(model=str(model)), lambda *_: fake)
     await made.start()
     body = await answered(made, request({"input": "aa b", "dimensions": 2}))
-    vector = body["data"][0]["embedding"]
-    assert vector == pytest.approx([2 / math.hypot(2, 3), 3 / math.hypot(2, 3)])
+    assert body["data"][0]["embedding"] == pytest.approx([2 / math.sqrt(13), 3 / math.sqrt(13)])
     await made.close()
+
+
+@pytest.mark.parametrize(
+    ("files", "operator", "said"),
+    [
+        ((False, ()), None, "not trained for shorter vectors"),
+        ((None, ()), False, "not trained for shorter vectors"),
+        ((True, (1, 3)), None, "trained for vectors of 1, 3 dimensions, not 2"),
+        ((False, (1, 3)), True, None),
+    ],
+)
+async def test_a_size_that_the_model_does_not_have_is_refused_by_name(
+    model: Path, fake: FakeEncoder, files: tuple[bool | None, tuple[int, ...]], operator: bool | None, said: str | None
+) -> None:
+    """By what its files say of Matryoshka, or the operator, whose word counts more."""
+    fake.matryoshka, fake.short_sizes = files[0], frozenset(files[1])
+    made = EmbedLane(EmbedSettings(model=str(model), matryoshka=operator), lambda *_: fake)
+    await made.start()
+    asked = request({"input": "aa b", "dimensions": 2})
+    if said is None:
+        assert len((await answered(made, asked))["data"][0]["embedding"]) == 2
+    else:
+        answer, _ = await refused(made, asked)
+        assert said in orjson.loads(answer.body)["error"]["message"]
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"), [("float16", [2, 5, 0, 0]), ("int8", [47, 118, 0, 0]), ("float", [2, 5, 0, 0])]
+)
+async def test_a_request_says_which_numbers_it_wants(lane: EmbedLane, dtype: str, numbers: list[float]) -> None:
+    """`output_dtype`, as Voyage and Mistral have it; the answer says which they are where they are not float32."""
+    body = await answered(lane, request({"input": "aaaa bb", "output_dtype": dtype}))
+    assert body["data"][0]["embedding"] == numbers
+    assert body.get("output_dtype") == (None if dtype == "float" else dtype)
+
+
+async def test_bits_want_a_multiple_of_eight_dimensions(lane: EmbedLane) -> None:
+    """A model with four dimensions has no whole byte of bits: said with the field that can change it."""
+    answer, _ = await refused(lane, request({"input": "aaaa bb", "output_dtype": "binary"}))
+    assert orjson.loads(answer.body)["error"]["param"] == "dimensions"
+
+
+async def test_vectors_leave_the_lane_as_numbers(lane: EmbedLane) -> None:
+    """No JSON is made of them before someone reads it, also after the way through a child process."""
+    tried = await lane.infer(await lane.prepare(request({"input": "aaaa bb"})))
+    again = Inferred.of(tried).tried()
+    assert isinstance(again, Answer)
+    assert again.packed
+    assert unpack(again.body).data == array("f", [2, 5, 0, 0]).tobytes()
+    reply = name_failure(again, 0.0)
+    assert isinstance(reply, Reply)
+    assert reply.body == again.body
+
+
+def test_a_provider_cannot_pass_bytes_off_as_vectors() -> None:
+    """Only a lane of the worker may pack: from outside the same bytes are no answer."""
+    body = pack(Vectors(b"\0\0\0\0", "float32", 1, "float", "m", 1))
+    named = name_failure(Answer(200, {}, body, 5), 0.0)
+    assert isinstance(named, Failure)
+    assert named.name == "invalid_answer"
 
 
 async def test_a_text_that_the_tokenizer_refuses_harms_nobody_else(lane: EmbedLane) -> None:
@@ -200,7 +266,7 @@ async def test_a_culprit_is_a_failure_of_the_engine(lane: EmbedLane) -> None:
 async def test_only_computing_counts_against_an_items_time(lane: EmbedLane, monkeypatch: pytest.MonkeyPatch) -> None:
     """One waits in line for longer than it has and is answered; one whose batch takes longer is a timeout."""
     thread = OnCall()
-    monkeypatch.setattr(lane._batcher._computing_on, "_thread", thread)  # type: ignore[union-attr]
+    monkeypatch.setattr(lane._batcher._computing, "_thread", thread)  # type: ignore[union-attr]
     monkeypatch.setattr(lane._batcher._buckets, "_batch_items", 1)  # type: ignore[union-attr]
     slow = await lane.prepare(request({"input": "a"}, timeout_s=0.02))
     later = await lane.prepare(request({"input": "a"}, timeout_s=0.02))

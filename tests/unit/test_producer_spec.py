@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from penstock_producer.acceptance import check_acceptable
 from penstock_producer.errors import SpecError
 from penstock_producer.request_body import BodyBuilder
+from penstock_producer.settings import ProducerSettings
 from penstock_producer.spec import JobSpec
 
 
@@ -13,6 +16,17 @@ def refusal(**fields: Any) -> SpecError:
     with pytest.raises(SpecError) as caught:
         JobSpec.from_json(fields)
     return caught.value
+
+
+def test_only_lanes_that_make_vectors_take_their_type() -> None:
+    """`embedding_dtype` goes with each request as output_dtype; elsewhere it would be ignored, and is refused."""
+    spec = JobSpec(lane="embed", endpoint="/v1/embeddings", prompt="{text}", embedding_dtype="int8")
+    check_acceptable(spec, ProducerSettings())
+    assert json.loads(BodyBuilder(spec)("a")) == {"input": "a", "output_dtype": "int8"}
+    with pytest.raises(SpecError, match="/embedding_dtype"):
+        check_acceptable(JobSpec(model="m", prompt="{text}", embedding_dtype="int8"), ProducerSettings())
+    with pytest.raises(SpecError, match="float32"):
+        JobSpec.from_json({"embedding_dtype": "int4"})
 
 
 def test_defaults_make_a_spec() -> None:

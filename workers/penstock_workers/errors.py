@@ -93,12 +93,12 @@ class TooManyNames(WorkerError):
 
 
 class EngineAway(WorkerError):
-    """The server that a gpu worker asks has not loaded its model in time."""
+    """The server that a worker asks has not loaded its model in time."""
 
-    def __init__(self, url: str, wait_s: float) -> None:
+    def __init__(self, url: str, wait_s: float, lane: str) -> None:
         super().__init__(
-            f"gpu.upstream_url = {url!r}: no model was loaded there within gpu.upstream_wait_s = {wait_s:g} s; "
-            "look at that server's log, correct the address, or allow more time (PENSTOCK_GPU__UPSTREAM_WAIT_S)"
+            f"{lane}.upstream_url = {url!r}: no model was loaded there within {lane}.upstream_wait_s = {wait_s:g} s; "
+            f"look at that server's log, correct the address, or allow more time (PENSTOCK_{lane.upper()}__UPSTREAM_WAIT_S)"
         )
 
 

@@ -15,7 +15,6 @@ import orjson
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
 from penstock_producer.lanes import has_own_model
-from penstock_producer.params import as_sent
 from penstock_producer.request_body import BodyBuilder, text_field
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.strict_json import RowFault
@@ -72,7 +71,7 @@ class BatchLines:
         self._endpoint = spec.endpoint
         self._max_body_bytes = max_body_bytes
         self._needs_model = not has_own_model(spec.lane)
-        self._defaults = ({} if spec.model is None else {"model": spec.model}) | as_sent(spec.params)
+        self._defaults = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
         self._text_field = text_field(spec.endpoint)
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:

@@ -105,18 +105,19 @@ class Inferred(ChildMessage, frozen=True):
     failure: str = ""
     detail: str = ""
     sent: bool = True
+    packed: bool = False
 
     @classmethod
     def of(cls, tried: Tried) -> Inferred:
         headers = {str(name): value for name, value in tried.headers.items()}  # aiohttp's names are no plain str
         if isinstance(tried, Answer):
-            return cls(tried.latency_ms, tried.status, headers, tried.body)
+            return cls(tried.latency_ms, tried.status, headers, tried.body, packed=tried.packed)
         return cls(tried.latency_ms, headers=headers, failure=tried.failure, detail=tried.detail, sent=tried.sent)
 
     def tried(self) -> Tried:
         if self.failure:
             return NoAnswer(self.failure, self.detail, self.latency_ms, self.sent, self.headers)
-        return Answer(self.status, self.headers, self.body, self.latency_ms)
+        return Answer(self.status, self.headers, self.body, self.latency_ms, packed=self.packed)
 
 
 class Ping(ChildMessage, frozen=True):

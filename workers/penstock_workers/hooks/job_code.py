@@ -15,6 +15,7 @@ from time import monotonic
 import orjson
 from msgspec import structs
 
+from penstock_ledger.vectors import as_json
 from penstock_ratelimit.for_penstock import DETAIL_CHARS
 from penstock_workers.children.child import CHECK_S, HOOK_TIMEOUT_S, LossCause
 from penstock_workers.children.child_pool import CallEndedChild, ChildPool
@@ -95,7 +96,7 @@ class JobCode:
         path = attempt.job.spec.postprocess
         if path is None:
             return reply
-        call = Postprocess(path, *attempt.key, attempt.job.spec.endpoint, attempt.body, reply.body)
+        call = Postprocess(path, *attempt.key, attempt.job.spec.endpoint, attempt.body, as_json(reply.body))
         said = await self._call(attempt, path, call, reply.status)
         if isinstance(said, Fine):
             return structs.replace(reply, body=said.body)

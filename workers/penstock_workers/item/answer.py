@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from penstock_ledger.vectors import MAGIC
 from penstock_workers.item.answer_memory import Room
 
 
@@ -18,6 +19,7 @@ class Answer(Struct, frozen=True):
     body: bytes
     latency_ms: int
     room: Room | None = None  # that a large body takes; None for small ones
+    packed: bool = False  # the body is vectors that the lane itself has packed (penstock_ledger.vectors), and no JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +38,10 @@ class NoAnswer:
 
 
 Tried = Answer | NoAnswer
+
+
+def excerpt(body: bytes | None, size: int) -> bytes | None:
+    """The beginning of an answer, for a person."""
+    if body is not None and body.startswith(MAGIC):
+        return b"(vectors, %d bytes)" % len(body)
+    return body[:size] if body else None

@@ -14,6 +14,7 @@ import orjson
 from msgspec import Struct
 
 from penstock_ledger.redaction import redact
+from penstock_ledger.vectors import unpack
 from penstock_ratelimit import Signal, classify
 from penstock_ratelimit.for_penstock import DETAIL_CHARS, MAX_TOKENS_BELIEVED, is_page
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
@@ -80,6 +81,8 @@ def name_failure(tried: Tried, now: float) -> Failure | Reply:
     if tried.status != 200:
         return _refused(tried, tried.status, now)
     parsed = _parse(tried.body)
+    if parsed is None and tried.packed:
+        return _read_vectors(tried)
     if parsed is None:
         failure = _failure("invalid_answer", f"200 with a body that is not a JSON object: {_cut(tried.body)}", 200)
         return replace(failure, page=is_page(tried.headers, tried.body))
@@ -145,6 +148,21 @@ def _read_reply(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
         content=content,
         latency_ms=answer.latency_ms,
         usage=usage,
+    )
+
+
+def _read_vectors(answer: Answer) -> Reply:
+    vectors = unpack(answer.body)
+    return Reply(
+        body=answer.body,
+        status=answer.status,
+        request_id=None,
+        model=vectors.model,
+        finish_reason=None,
+        prompt_tokens=vectors.prompt_tokens,
+        completion_tokens=None,
+        content=None,
+        latency_ms=answer.latency_ms,
     )
 
 

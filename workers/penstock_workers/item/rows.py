@@ -6,6 +6,7 @@ from penstock_ledger import SettledDead, SettledDone, SettledRetry
 from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.tracing import TRACEPARENT_HEADER, parse_traceparent
 from penstock_producer.wire import FED_HEADER, URGENT_HEADER, encode_item
+from penstock_workers.item.answer import excerpt
 from penstock_workers.item.attempt import NOTHING_SPENT, Attempt, Item, Spent
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Released, Retry
@@ -43,7 +44,7 @@ def dead_letter(attempt: Attempt, failure: Failure) -> DeadLetter:
         last_error=failure.detail,
         status_code=failure.status,
         request=attempt.given,
-        response=attempt.last_answer[:RESPONSE_EXCERPT_BYTES] if attempt.last_answer else None,
+        response=excerpt(attempt.last_answer, RESPONSE_EXCERPT_BYTES),
         prompt_tokens=spent.prompt_tokens,
         completion_tokens=spent.completion_tokens,
         cost_microusd=spent.cost_microusd,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from penstock_ledger import in_words, storable
 from penstock_ledger.model import DeadLetter
 from penstock_workers.failure_log import FailureLog
+from penstock_workers.item.answer import excerpt
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Retry, Unreadable
 
@@ -48,7 +49,7 @@ class Unstorable:
             last_error=f"the database will never take {was}: {in_words(error)}",
             status_code=None,
             request=attempt.given,
-            response=said[:EXCERPT_BYTES] if said else None,
+            response=excerpt(said, EXCERPT_BYTES),
         )
         return Instead(Settled(attempt, Dead(letter)), is_to_be_written=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from penstock_workers.item.admission import Turn
 from penstock_workers.item.answer import Tried
 from penstock_workers.item.attempt import Attempt
@@ -23,6 +25,17 @@ class Unpaced:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+class WhileUp(Unpaced):
+    """Items start while the server upstream is there; until then they wait here, and no start of theirs is counted."""
+
+    def __init__(self, up: Callable[[], Awaitable[None]]) -> None:
+        self._up = up
+
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
+        await self._up()
+        return FreeTurn()
 
 
 class FreeTurn:

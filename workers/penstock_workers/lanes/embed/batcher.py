@@ -1,8 +1,9 @@
 """The dynamic batcher: texts wait in length buckets while the encoder computes, and go in batches of alike ones.
 
-The encoder has one thread of its own and computes one batch at a time. Everything else is on the event loop, where
-``_turn`` is the page to read. When a batch fails, each of its halves is tried by itself, and so on down to the row that is
-at fault. An encoder that hangs, that has lost its device or that fails at everything is lost: no text is at fault then.
+The encoder has one thread of its own and computes one batch at a time; a second thread builds the next one meanwhile, if
+enough texts wait to fill it. Everything else is on the event loop, where ``_turn`` is the page to read. When a batch fails,
+each of its halves is tried by itself, and so on down to the row that is at fault. An encoder that hangs, that has lost its
+device or that fails at everything is lost: no text is at fault then.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from functools import partial
 
 from penstock_producer.spec import Priority
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.embed.buckets import Buckets, Tell, TextRow, TokenIds, Vector, ignored, padded_tokens
 from penstock_workers.lanes.embed.budget import TokenBudget
-from penstock_workers.lanes.embed.computing import Broken, Computing, Vectors
+from penstock_workers.lanes.embed.computing import Broken, Built, Computing, Vectors
 from penstock_workers.lanes.embed.encoder import Encoder
 from penstock_workers.lanes.embed.encoder_thread import EncoderThread
 from penstock_workers.lanes.embed.figures import BatchFigures, Computed
@@ -26,6 +27,8 @@ from penstock_workers.lanes.engine_life.failing import FailureRun
 log = logging.getLogger(__name__)
 
 MAX_WAITING_ROWS = 65_536  # a request above this is put off; some 100 MB of token ids at 500 each
+BATCHES_IN_HAND = 2  # one that is computed, and one that is built: rows of a third are better chosen later
+LOOK_AGAIN = 0.25  # batches that have to come before the next is looked for again, while its rows were too unlike
 
 
 class NoRoom(Exception):
@@ -54,14 +57,23 @@ class Batcher:
         stall_s: float | None = None,
         failpoints: Failpoints | None = None,
         thread: Executor | None = None,
+        builder: Executor | None = None,
     ) -> None:
         """``on_lost`` is told once why. ``stall_s``: a batch that takes longer hangs; None = by its size and the model's."""
         self._on_lost, self._lost = on_lost, ""
         self._failing = FailureRun()
         self._budget = budget
         self._buckets = Buckets(batch_items=batch_items, window_s=window_s)
-        self._computing_on = Computing(encoder, thread or EncoderThread(), stall_s=stall_s, failpoints=failpoints)
-        self._computing: asyncio.Task[None] | None = None
+        self._computing = Computing(
+            encoder,
+            thread or EncoderThread("penstock-encoder"),
+            builder or EncoderThread("penstock-batches"),
+            stall_s=stall_s,
+            failpoints=failpoints,
+        )
+        self._encoder_free = asyncio.Lock()
+        self._in_hand: set[asyncio.Task[None]] = set()
+        self._ahead_from = 1.0  # batches that wait before one is taken while another is computed
         self._next_look: asyncio.Handle | None = None
 
     def start(self) -> None:
@@ -102,35 +114,57 @@ class Batcher:
             **self.figures.lately(),
             "token_budget": self._budget.limit,
             "waiting": waiting,
-            "bound": "engine" if waiting else "queue",
+            "bound": "engine" if waiting or len(self._in_hand) == BATCHES_IN_HAND else "queue",
         }
 
     async def close(self) -> None:
         for row in self._buckets.clear():
             row.future.cancel()
         self._stop_looking()
-        if self._computing is not None:
-            self._computing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._computing
-        self._computing_on.end()
+        for task in self._in_hand:
+            task.cancel()
+        await asyncio.gather(*self._in_hand, return_exceptions=True)
+        self._computing.end()
 
     # -- the recipe --------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Give the encoder its next batch, if it is free and one is ready; else look again when the oldest is due."""
+        """Take the next batch, if the encoder is free and one is ready; else look again when the oldest is due.
+
+        While it computes, one more is taken, if it is full.
+        """
         self._next_look = None
-        if self._computing is not None or not len(self._buckets) or self._lost:
+        if not len(self._buckets) or self._lost or not self._may_take():
             return
-        rows = self._buckets.take(self._loop.time(), self._budget.limit)
+        ahead, limit = bool(self._in_hand), self._budget.limit
+        rows = self._buckets.take(self._loop.time(), limit, only_full=ahead)
         if rows:
-            self._computing = self._loop.create_task(self._compute(rows), name="embed batch")
+            task = self._loop.create_task(self._encode_rows(rows), name="embed batch")
+            self._in_hand.add(task)
+            task.add_done_callback(partial(self._put_down, rows))
+            self._ahead_from = 1.0
+            self._look_soon()
+        elif ahead:
+            self._ahead_from = self._buckets.batches(limit) + LOOK_AGAIN
         else:
             self._next_look = self._loop.call_at(self._buckets.due(), self._turn)
 
+    def _may_take(self) -> bool:
+        """Looking costs as much as a batch has rows, so it is not done for each text that comes."""
+        if not self._in_hand:
+            return True
+        return len(self._in_hand) < BATCHES_IN_HAND and self._buckets.batches(self._budget.limit) >= self._ahead_from
+
+    def _put_down(self, rows: list[TextRow], task: asyncio.Task[None]) -> None:
+        """However it ended, even before it began."""
+        for row in rows:
+            row.future.cancel()  # futures that have ended stay as they are
+        self._in_hand.discard(task)
+        self._look_soon()
+
     def _look_soon(self) -> None:
         """Once for all that happens in this turn of the loop."""
-        if self._computing is None:
+        if self._may_take():
             self._stop_looking()
             self._next_look = self._loop.call_soon(self._turn)
 
@@ -139,46 +173,51 @@ class Batcher:
             self._next_look.cancel()
             self._next_look = None
 
-    async def _compute(self, rows: list[TextRow]) -> None:
-        try:
-            await self._encode_rows(rows)
-        finally:
-            for row in rows:
-                row.future.cancel()  # futures that have ended stay as they are
-            self._computing = None
-            self._look_soon()
-
     async def _encode_rows(self, rows: list[TextRow]) -> None:
         rows = [row for row in rows if not row.future.done()]
         if not rows:
             return
-        waited_s = self._loop.time() - min(row.arrived for row in rows)
-        came = await self._compute_rows(rows)
+        came = await self._vectors(rows)
         if isinstance(came, Broken):
-            await self._take_apart(rows, came)
+            await self._take_apart([row for row in rows if not row.future.done()], came)
             return
         self._failing.answered()
-        self._note(rows, waited_s, came.seconds)
+        self._note(rows, came)
         for row, vector in zip(rows, came.vectors, strict=True):
             if not row.future.done():
                 row.future.set_result(vector)
 
-    async def _compute_rows(self, rows: Sequence[TextRow]) -> Vectors | Broken:
+    async def _vectors(self, rows: Sequence[TextRow]) -> Vectors | Broken:
+        """Built while the batch before is computed, then computed."""
+        built = await self._computing.build([row.ids for row in rows])
+        if isinstance(built, Broken):
+            return built
+        async with self._encoder_free:
+            if self._lost or all(row.future.done() for row in rows):
+                return Broken("given up before it was computed")
+            return await self._compute_rows(rows, built)
+
+    async def _compute_rows(self, rows: Sequence[TextRow], built: Built) -> Vectors | Broken:
+        began = self._loop.time()
         for row in rows:
             row.tell(True)
         try:
-            return await self._computing_on.batch([row.ids for row in rows])
+            came = await self._computing.batch(built)
         finally:
             for row in rows:
                 row.tell(False)
+        return came._replace(began=began) if isinstance(came, Vectors) else came
 
     async def _take_apart(self, rows: list[TextRow], broken: Broken) -> None:
         """Find the text that is at fault, unless the encoder is."""
+        if not rows:
+            return
         if broken.too_large:
             self._budget.out_of_memory(padded_tokens(rows))
         why = broken.words if broken.lost else None
         if why is None and len(rows) == 1 and self._failing.failed():
-            why = await self._computing_on.fails_at_everything()
+            async with self._encoder_free:
+                why = await self._computing.fails_at_everything()
         if why is not None:
             self._lose(why)
         if self._lost:
@@ -198,10 +237,10 @@ class Batcher:
             _fail(self._buckets.clear(), EncoderLost(why))
             self._on_lost(why)
 
-    def _note(self, rows: Sequence[TextRow], waited_s: float, seconds: float) -> None:
-        tokens = sum(row.length for row in rows)
+    def _note(self, rows: Sequence[TextRow], came: Vectors) -> None:
+        tokens, waited_s = sum(row.length for row in rows), came.began - min(row.arrived for row in rows)
         if len(self._buckets):
-            self._budget.computed(tokens, seconds)
+            self._budget.computed(tokens, came.seconds)
         self.figures.add(Computed(self._loop.time(), len(rows), tokens, padded_tokens(rows), waited_s))
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import math
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import orjson
 
+from penstock_ledger.vectors import Form, Vectors, VectorType, pack
 from penstock_workers.item.answer import Answer
 from penstock_workers.lanes.embed.buckets import TokenIds, Vector
+from penstock_workers.lanes.embed.numbers import PER_BYTE, as_bytes
 
+ENDPOINT: Final = "/embeddings"
 MAX_INPUTS = 2_048  # texts of one request, as at OpenAI; a request with more is several documents
-Encoding = Literal["float", "base64"]
+# As Voyage and Mistral say it; `float` is their word for float32.
+DTYPES: Final[Mapping[object, VectorType]] = {
+    None: "float32", "float": "float32", "float32": "float32", "float16": "float16",
+    "int8": "int8", "binary": "binary", "ubinary": "ubinary",
+}  # fmt: skip
 
 
 class BadBody(Exception):
@@ -31,14 +35,31 @@ class BadBody(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class ShortVectors:
+    """Which sizes a model gives, as far as its files or the operator say."""
+
+    dimensions: int
+    trained: bool | None = None  # so that the first part of a vector is a vector, too; None = nothing is said
+    sizes: frozenset[int] = frozenset()  # for which; none = for all
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """A request, read: it brings texts, or token ids in their place."""
 
     texts: Sequence[str]
     ids: Sequence[TokenIds]
     model: str | None
-    encoding: Encoding
+    form: Form
+    dtype: VectorType
     dimensions: int | None
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raises BadBody."""
+    if not endpoint.endswith(ENDPOINT):
+        words = f"the embed lane answers /v1{ENDPOINT}, not {endpoint}"
+        raise BadBody(words, param="url", code="not_found", status=404)
 
 
 def read_body(body: bytes) -> Ask:
@@ -51,7 +72,7 @@ def read_body(body: bytes) -> Ask:
         raise BadBody("the body is not an object", param="body")
     model = asked.get("model")
     texts, ids = _inputs(asked.get("input"))
-    return Ask(texts, ids, model if isinstance(model, str) else None, _encoding(asked), _size(asked))
+    return Ask(texts, ids, model if isinstance(model, str) else None, _form(asked), _dtype(asked), _size(asked))
 
 
 def _inputs(given: object) -> tuple[list[str], list[TokenIds]]:
@@ -74,13 +95,20 @@ def _is_ids(given: object) -> TypeGuard[list[int]]:
     return isinstance(given, list) and bool(given) and all(type(each) is int for each in given)
 
 
-def _encoding(asked: Mapping[str, Any]) -> Encoding:
+def _form(asked: Mapping[str, Any]) -> Form:
     match asked.get("encoding_format"):
         case None | "float":
             return "float"
         case "base64":
             return "base64"
     raise BadBody("'encoding_format' is float or base64", param="encoding_format")
+
+
+def _dtype(asked: Mapping[str, Any]) -> VectorType:
+    wanted = asked.get("output_dtype")
+    if isinstance(wanted, str | None) and wanted in DTYPES:
+        return DTYPES[wanted]
+    raise BadBody("'output_dtype' is float, float32, float16, int8, binary or ubinary", param="output_dtype")
 
 
 def _size(asked: Mapping[str, Any]) -> int | None:
@@ -90,19 +118,25 @@ def _size(asked: Mapping[str, Any]) -> int | None:
     raise BadBody("'dimensions' is a positive integer", param="dimensions")
 
 
-def check_dimensions(asked: int | None, has: int, matryoshka: bool) -> None:
-    """Raises BadBody for a size that the model does not give: half a vector is noise unless it was trained for that."""
-    if asked is None or asked == has:
+def check_dimensions(ask: Ask, model: ShortVectors) -> None:
+    """Raises BadBody for a size that the model does not have, or for which its files say that it was not trained."""
+    asked, dtype = ask.dimensions, ask.dtype
+    if dtype in PER_BYTE and (asked or model.dimensions) % PER_BYTE[dtype]:
+        raise BadBody(f"{dtype} packs eight dimensions into a byte: ask for a multiple of eight", param="dimensions")
+    if asked is None or asked == model.dimensions:
         return
-    if asked > has:
-        raise BadBody(f"the model has {has} dimensions, not {asked}", param="dimensions")
-    if not matryoshka:
-        fix = f"leave 'dimensions' out (the answer has {has}), or set embed.matryoshka if its makers say that it may be shortened"
-        raise BadBody(f"the model was not trained for shorter vectors: {fix}", param="dimensions")
+    if asked > model.dimensions:
+        raise BadBody(f"the model has {model.dimensions} dimensions, not {asked}", param="dimensions")
+    if model.trained is False:
+        fix = f"leave 'dimensions' out (the answer has {model.dimensions}), or set embed.matryoshka where that is wrong"
+        raise BadBody(f"the model's files say that it was not trained for shorter vectors: {fix}", param="dimensions")
+    if model.sizes and asked not in model.sizes:
+        sizes = ", ".join(map(str, sorted(model.sizes)))
+        raise BadBody(f"the model was trained for vectors of {sizes} dimensions, not {asked}", param="dimensions")
 
 
 def check_ids(rows: Sequence[TokenIds], vocabulary: int) -> None:
-    """Raises BadBody: an id beyond the vocabulary reads foreign memory on a GPU, and ends the process."""
+    """Raises BadBody: an id beyond the vocabulary would read foreign memory on a GPU, and end the process."""
     for ids in rows:
         if min(ids) < 0 or max(ids) >= vocabulary:
             raise BadBody(f"token ids are from 0 to {vocabulary - 1}")
@@ -117,26 +151,7 @@ def too_long(tokens: int, limit: int) -> BadBody:
 
 
 def answer_body(ask: Ask, vectors: Sequence[Vector], *, model: str, tokens: int) -> bytes:
-    """OpenAI's embeddings object."""
-    if ask.dimensions is not None:
-        vectors = [_shortened(vector, ask.dimensions) for vector in vectors]
-    data = [
-        {"object": "embedding", "index": at, "embedding": _base64(vector) if ask.encoding == "base64" else vector}
-        for at, vector in enumerate(vectors)
-    ]
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    whole = {"object": "list", "data": data, "model": model, "usage": usage}
-    return orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _base64(vector: Vector) -> str:
-    return base64.b64encode(array("f", vector).tobytes()).decode()
-
-
-def _shortened(vector: Vector, dimensions: int) -> Vector:
-    """The first dimensions, of length 1 again."""
-    if len(vector) == dimensions:
-        return vector
-    part = [float(value) for value in vector[:dimensions]]
-    length = math.sqrt(math.fsum(value * value for value in part)) or 1.0
-    return [value / length for value in part]
+    """The answer as it is stored; those who read it get OpenAI's embeddings object."""
+    dimensions = ask.dimensions or len(vectors[0])
+    data = b"".join([as_bytes(vector, ask.dtype, dimensions) for vector in vectors])
+    return pack(Vectors(data, ask.dtype, dimensions, ask.form, model, tokens))

@@ -70,6 +70,7 @@ class Buckets:
         # bucket -> priority -> rows by arrival, which within one priority is by rank, too
         self._lines: dict[int, dict[Priority, dict[TextRow, None]]] = {}
         self._count = 0
+        self._tokens = 0
 
     def __len__(self) -> int:
         return self._count
@@ -78,6 +79,7 @@ class Buckets:
         line = self._lines.setdefault(bucket_of(row.length), {}).setdefault(row.priority, {})
         line[row] = None
         self._count += 1
+        self._tokens += row.length
 
     def discard(self, row: TextRow) -> None:
         """Nothing happens when it is gone already."""
@@ -88,6 +90,7 @@ class Buckets:
             return
         del line[row]
         self._count -= 1
+        self._tokens -= row.length
         if not line:
             del lines[row.priority]
         if not lines:
@@ -97,13 +100,17 @@ class Buckets:
         """When the oldest row will have waited for the whole window: then a batch goes, full or not."""
         return min(row.arrived for row in self._heads()) + self._window_s
 
-    def take(self, now: float, token_budget: int) -> list[TextRow]:
-        """The next batch, taken out; none while it pays to wait for more. Its padded tokens fit into the budget, unless
-        it is a single row that is longer than all of it."""
+    def batches(self, token_budget: int) -> float:
+        """How many full batches wait, about: lengths may differ too much for as many."""
+        return max(self._tokens / token_budget, self._count / self._batch_items)
+
+    def take(self, now: float, token_budget: int, *, only_full: bool = False) -> list[TextRow]:
+        """The next batch, taken out; none while it pays to wait for more, or ``only_full`` and it is not. Its padded tokens
+        fit into the budget, unless it is a single row that is longer than all of it."""
         if not self._count:
             return []
         rows, full = self._around(min(self._heads(), key=_rank), token_budget)
-        if not full and now < self.due():
+        if not full and (only_full or now < self.due()):
             return []
         for row in rows:
             self.discard(row)
@@ -112,7 +119,7 @@ class Buckets:
     def clear(self) -> list[TextRow]:
         rows = [row for lines in self._lines.values() for line in lines.values() for row in line]
         self._lines.clear()
-        self._count = 0
+        self._count = self._tokens = 0
         return rows
 
     def _heads(self) -> Iterator[TextRow]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.embed.buckets import TokenIds, Vector
@@ -14,6 +14,7 @@ from penstock_workers.lanes.embed.encoder import Encoder, OutOfMemory
 from penstock_workers.lanes.engine_life.device_errors import is_lost
 from penstock_workers.lanes.engine_life.stall import longest_step_s
 
+T = TypeVar("T")
 PROBE: Final = 1  # a token that most vocabularies have
 
 
@@ -22,6 +23,15 @@ class Vectors(NamedTuple):
 
     vectors: Sequence[Vector]
     seconds: float
+    began: float = 0.0  # on the batcher's clock
+
+
+class Built(NamedTuple):
+    """A batch as the encoder takes it."""
+
+    cells: Any
+    rows: int
+    longest_s: float  # that it may take
 
 
 class Broken(NamedTuple):
@@ -36,26 +46,41 @@ class Computing:
     """``stall_s``: a batch that takes longer hangs; None = by its size and the model's."""
 
     def __init__(
-        self, encoder: Encoder, thread: Executor, *, stall_s: float | None = None, failpoints: Failpoints | None = None
+        self,
+        encoder: Encoder,
+        thread: Executor,
+        builder: Executor,
+        *,
+        stall_s: float | None = None,
+        failpoints: Failpoints | None = None,
     ) -> None:
-        self._encoder, self._thread, self._stall_s = encoder, thread, stall_s
+        self._encoder, self._thread, self._builder, self._stall_s = encoder, thread, builder, stall_s
         self._failpoints = failpoints or Failpoints()
 
-    async def batch(self, ids: Sequence[TokenIds]) -> Vectors | Broken:
-        limit_s = self._longest_s(ids)
+    async def build(self, ids: Sequence[TokenIds]) -> Built | Broken:
+        """May be called while another batch is computed: it has a thread of its own."""
+        return await self._on(self._builder, self._longest_s(ids), self._build, ids)
+
+    async def batch(self, built: Built) -> Vectors | Broken:
+        return await self._on(self._thread, built.longest_s, self._compute, built)
+
+    async def _on(
+        self, thread: Executor, limit_s: float, call: Callable[[Any], T | Broken], given: object
+    ) -> T | Broken:
         try:
-            work = asyncio.get_running_loop().run_in_executor(self._thread, self._compute, ids)
-            return await asyncio.wait_for(work, limit_s)
+            return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(thread, call, given), limit_s)
         except TimeoutError:
             return Broken(f"the encoder hangs: no end of a batch after {limit_s:g} s (embed.stall_s)", lost=True)
 
     async def fails_at_everything(self) -> str | None:
         """Whether it cannot compute a single token, either; then in words."""
-        came = await self.batch([[PROBE if self._encoder.vocabulary > PROBE else 0]])
+        built = await self.build([[PROBE if self._encoder.vocabulary > PROBE else 0]])
+        came = built if isinstance(built, Broken) else await self.batch(built)
         return None if isinstance(came, Vectors) else f"the encoder fails at everything, one token too: {came.words}"
 
     def end(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._builder, self._thread):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def _longest_s(self, ids: Sequence[TokenIds]) -> float:
         if self._stall_s is not None:
@@ -63,17 +88,28 @@ class Computing:
         padded = max(map(len, ids)) * len(ids)
         return longest_step_s(self._encoder.parameters, padded, on_cpu=self._encoder.on_cpu)
 
-    def _compute(self, ids: Sequence[TokenIds]) -> Vectors | Broken:
+    def _build(self, ids: Sequence[TokenIds]) -> Built | Broken:
+        """The builder's thread."""
+        try:
+            return Built(self._encoder.build(ids), len(ids), self._longest_s(ids))
+        except Exception as error:
+            return _broken(error)
+
+    def _compute(self, built: Built) -> Vectors | Broken:
         """The encoder's thread."""
         started = time.perf_counter()
         try:
             self._failpoints.hit("engine")
-            vectors = self._encoder.encode(ids)
+            vectors = self._encoder.encode(built.cells)
         except Exception as error:
-            words = f"{type(error).__name__}: {error}"
-            if is_lost(error):
-                return Broken(f"the encoder's device is lost: {words}", lost=True)
-            return Broken(words, too_large=isinstance(error, OutOfMemory))
-        if len(vectors) != len(ids):
-            return Broken(f"the encoder gave {len(vectors)} vectors for {len(ids)} texts")
+            return _broken(error)
+        if len(vectors) != built.rows:
+            return Broken(f"the encoder gave {len(vectors)} vectors for {built.rows} texts")
         return Vectors(vectors, time.perf_counter() - started)
+
+
+def _broken(error: Exception) -> Broken:
+    words = f"{type(error).__name__}: {error}"
+    if is_lost(error):
+        return Broken(f"the encoder's device is lost: {words}", lost=True)
+    return Broken(words, too_large=isinstance(error, OutOfMemory))

@@ -16,8 +16,10 @@ from penstock_workers.lanes.embed.batcher import Batcher, EncoderLost, EncodingF
 from penstock_workers.lanes.embed.bodies import (
     Ask,
     BadBody,
+    ShortVectors,
     answer_body,
     check_dimensions,
+    check_endpoint,
     check_ids,
     read_body,
     too_long,
@@ -26,10 +28,10 @@ from penstock_workers.lanes.embed.buckets import TokenIds
 from penstock_workers.lanes.embed.budget import TokenBudget
 from penstock_workers.lanes.embed.encoder import Encoder, SentenceTransformersEncoder, check_packages
 from penstock_workers.lanes.embed.models import model_folder
+from penstock_workers.lanes.embed.numbers import NotRepresentable
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.embed.tokens import Tokenising
 
-ENDPOINT = "/embeddings"
 HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
 MakeEncoder = Callable[[Path, EmbedSettings], Encoder]
 
@@ -55,6 +57,7 @@ class EmbedLane:
     ) -> None:
         """``give_up`` ends the worker, for its orchestrator to replace: a lost device stays lost for the whole process."""
         self._settings = settings
+        self.served = settings.served()
         self._failpoints, self._give_up = failpoints, give_up
         self._folder = model_folder(settings.model)
         self._name = Path(settings.model or "").name
@@ -67,6 +70,7 @@ class EmbedLane:
         """Loads the model: seconds, in which the loop has nothing else to do."""
         settings = self._settings
         self._encoder = await asyncio.to_thread(self._make_encoder, self._folder, settings)
+        self._short_vectors = _short_vectors(self._encoder, settings)
         self._tokens = Tokenising(self._encoder)
         self._batcher = Batcher(
             self._encoder,
@@ -106,8 +110,11 @@ class EmbedLane:
             return NoAnswer("engine_busy", str(error), _since(started), sent=False)
         except EncodingFailed as error:
             return NoAnswer("engine_failed", str(error), _since(started))
-        body = answer_body(given.ask, vectors, model=given.ask.model or self._name, tokens=prepared.tokens)
-        return Answer(200, HEADERS, body, _since(started))
+        try:
+            body = answer_body(given.ask, vectors, model=given.ask.model or self._name, tokens=prepared.tokens)
+        except NotRepresentable as error:
+            return BadBody(str(error), param="output_dtype").answer()
+        return Answer(200, HEADERS, body, _since(started), packed=True)
 
     def gauges(self) -> Mapping[str, float | str]:
         return {} if self._batcher is None else self._batcher.gauges()
@@ -121,17 +128,9 @@ class EmbedLane:
             await self._batcher.close()
 
     def _read(self, request: Request) -> Ask:
-        if not request.endpoint.endswith(ENDPOINT):
-            raise BadBody(
-                f"the embed lane answers /v1{ENDPOINT}, not {request.endpoint}",
-                param="url",
-                code="not_found",
-                status=404,
-            )
+        check_endpoint(request.endpoint)
         ask = read_body(request.body)
-        check_dimensions(
-            ask.dimensions, self._encoder.dimensions, self._settings.matryoshka or self._encoder.matryoshka
-        )
+        check_dimensions(ask, self._short_vectors)
         return ask
 
     async def _rows(self, ask: Ask, *, trim: bool) -> Sequence[TokenIds]:
@@ -142,9 +141,10 @@ class EmbedLane:
                 if not trim:
                     raise too_long(len(ids), limit)
                 rows[at] = await self._tokens.trimmed(ask.texts[at]) if ask.texts else ids[:limit]
-        if not all(rows):
+        if not all(map(len, rows)):
             raise BadBody("an entry of 'input' has no token")
-        check_ids(rows, self._encoder.vocabulary)
+        if ask.ids:
+            check_ids(rows, self._encoder.vocabulary)
         return rows
 
     async def _tokenised(self, texts: Sequence[str]) -> list[TokenIds]:
@@ -152,6 +152,13 @@ class EmbedLane:
             return await self._tokens.ids(texts)
         except Exception as error:
             raise BadBody(f"the tokenizer refuses this text: {type(error).__name__}: {error}") from error
+
+
+def _short_vectors(encoder: Encoder, settings: EmbedSettings) -> ShortVectors:
+    """What the operator says counts, then what the model's files say."""
+    if settings.matryoshka is None:
+        return ShortVectors(encoder.dimensions, encoder.matryoshka, encoder.short_sizes)
+    return ShortVectors(encoder.dimensions, settings.matryoshka)
 
 
 class _ComputingOnly:

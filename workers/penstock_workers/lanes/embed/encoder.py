@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy
+
 from penstock_workers.errors import ModelUnusable, PackageMissing
 from penstock_workers.lanes.embed.buckets import TokenIds, Vector
 
@@ -31,12 +33,13 @@ class NotFinite(Exception):
 
 
 class Encoder(Protocol):
-    """``tokenise`` and ``trim`` are called by one thread, ``encode`` by another, both at the same time."""
+    """``tokenise`` and ``trim`` are called by one thread, ``build`` by a second, ``encode`` by a third, at the same time."""
 
     max_tokens: int  # of one text, special tokens included
     dimensions: int
     vocabulary: int  # token ids are below this
-    matryoshka: bool  # trained so that the first part of a vector is a vector, too
+    matryoshka: bool | None  # trained so that the first part of a vector is a vector, too; None = nothing is said of it
+    short_sizes: frozenset[int]  # for which numbers of dimensions; none = for all
     parameters: int  # of the model: with them it is known how long a batch may take
     on_cpu: bool
 
@@ -48,8 +51,12 @@ class Encoder(Protocol):
         """Cut to ``max_tokens`` as the model's own tokenizer cuts."""
         ...
 
-    def encode(self, ids: Sequence[TokenIds]) -> Sequence[Vector]:
-        """One vector of float32 for each. Raises OutOfMemory, and what else the engine raises."""
+    def build(self, ids: Sequence[TokenIds], /) -> Any:
+        """What ``encode`` takes, while it computes the batch before."""
+        ...
+
+    def encode(self, built: Any, /) -> Sequence[Vector]:
+        """One vector of float32 for each row. Raises OutOfMemory, and what else the engine raises."""
         ...
 
 
@@ -75,7 +82,7 @@ class SentenceTransformersEncoder:
                 str(folder),
                 device=settings.device,
                 local_files_only=True,
-                model_kwargs={} if settings.dtype is None else {"dtype": settings.dtype},
+                model_kwargs=_dtype(settings, torch),
             )
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             raise ModelUnusable(str(folder), f"{type(error).__name__}: {error}") from error
@@ -90,11 +97,10 @@ class SentenceTransformersEncoder:
         self.max_tokens: int = settings.max_tokens or own_limit
         self.dimensions: int = self._model.get_embedding_dimension()
         self.vocabulary: int = getattr(config, "vocab_size", len(self._tokenizer))
+        self.short_sizes: frozenset[int] = frozenset(getattr(config, "matryoshka_dimensions", None) or ())
+        self.matryoshka: bool | None = bool(self.short_sizes) or getattr(config, "is_matryoshka", None)
         self.parameters = sum(part.numel() for part in self._model.parameters())
         self.on_cpu = self._model.device.type == "cpu"
-        self.matryoshka = bool(
-            getattr(config, "is_matryoshka", False) or getattr(config, "matryoshka_dimensions", None)
-        )
 
     def tokenise(self, texts: Sequence[str]) -> Sequence[TokenIds]:
         return self._ids(texts, truncation=False)
@@ -102,9 +108,13 @@ class SentenceTransformersEncoder:
     def trim(self, text: str) -> TokenIds:
         return self._ids([text], truncation=True, max_length=self.max_tokens)[0]
 
-    def encode(self, ids: Sequence[TokenIds]) -> Sequence[Vector]:
+    def build(self, ids: Sequence[TokenIds]) -> dict[str, Any]:
+        cells, mask = rectangle(ids, pad=self._pad, pad_left=self._pad_left)
+        return {"input_ids": self._on_device(cells), "attention_mask": self._on_device(mask)}
+
+    def encode(self, built: dict[str, Any]) -> Sequence[Vector]:
         try:
-            return self._computed(ids)
+            return self._computed(built)
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -113,9 +123,9 @@ class SentenceTransformersEncoder:
         self._give_memory_back()
         raise OutOfMemory(said)
 
-    def _computed(self, ids: Sequence[TokenIds]) -> Sequence[Vector]:
+    def _computed(self, built: dict[str, Any]) -> Sequence[Vector]:
         with self._torch.inference_mode():
-            features = self._rectangle(ids)
+            features = dict(built)  # the model adds to it, and what it adds is to go with this call
             vectors = self._model(features)["sentence_embedding"]
             if not bool(self._torch.isfinite(vectors).all()):
                 raise NotFinite("a vector is not finite; float32 may do where a smaller dtype overflows (embed.dtype)")
@@ -123,29 +133,48 @@ class SentenceTransformersEncoder:
 
     def _ids(self, texts: Sequence[str], **options: Any) -> list[TokenIds]:
         whole = [self._prompt + text for text in texts] if self._prompt else list(texts)
-        found: list[TokenIds] = self._tokenizer(
+        found: list[list[int]] = self._tokenizer(
             whole, padding=False, return_attention_mask=False, return_token_type_ids=False, verbose=False, **options
         )["input_ids"]
-        return found
+        return [self._checked(numpy.array(ids, numpy.int32)) for ids in found]
 
-    def _rectangle(self, ids: Sequence[TokenIds]) -> dict[str, Any]:
-        """Padded by hand: the tokenizer is at work in another thread."""
-        longest = max(map(len, ids))
-        rows, mask = [], []
-        for row in ids:
-            gap = longest - len(row)
-            padding, nothing, ones = [self._pad] * gap, [0] * gap, [1] * len(row)
-            rows.append([*padding, *row] if self._pad_left else [*row, *padding])
-            mask.append([*nothing, *ones] if self._pad_left else [*ones, *nothing])
+    def _checked(self, ids: Any) -> Any:
+        """A tokenizer may have been given more tokens than its model has: these would read foreign memory."""
+        if len(ids) and ids.max() >= self.vocabulary:
+            raise ValueError(f"token {ids.max()} is none of the model's, which are 0 to {self.vocabulary - 1}")
+        return ids
+
+    def _on_device(self, cells: Any) -> Any:
+        """From memory that a GPU reads by itself, so that no thread waits for the copy."""
+        tensor = self._torch.from_numpy(cells)
         device = self._model.device
-        return {
-            "input_ids": self._torch.tensor(rows, device=device),
-            "attention_mask": self._torch.tensor(mask, device=device),
-        }
+        if device.type != "cuda":
+            return tensor.to(device)
+        with self._torch.cuda.device(device):  # a thread begins on the first card, and would take memory there
+            return tensor.pin_memory().to(device, non_blocking=True)
 
     def _give_memory_back(self) -> None:
         if self._torch.cuda.is_available():
             self._torch.cuda.empty_cache()
+
+
+def rectangle(ids: Sequence[TokenIds], *, pad: int, pad_left: bool) -> tuple[Any, Any]:
+    """Rows of one length, and which cells are text. Padded here, as the tokenizer is at work in another thread."""
+    lengths = numpy.fromiter(map(len, ids), numpy.int64, len(ids))[:, None]
+    longest = int(lengths.max())
+    places = numpy.arange(longest)
+    is_text = places >= longest - lengths if pad_left else places < lengths
+    cells = numpy.full(is_text.shape, pad, numpy.int64)
+    cells[is_text] = numpy.concatenate(ids)
+    return cells, is_text.astype(numpy.int64)
+
+
+def _dtype(settings: EmbedSettings, torch: Any) -> dict[str, str]:
+    """bfloat16 on cards that compute it: half the memory and twice the speed of float32, with its range of numbers."""
+    if settings.dtype is not None:
+        return {"dtype": settings.dtype}
+    on_cuda = torch.cuda.is_available() if settings.device is None else settings.device.startswith("cuda")
+    return {"dtype": "bfloat16"} if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else {}
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

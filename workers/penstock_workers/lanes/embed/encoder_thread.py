@@ -12,9 +12,9 @@ from typing import Any
 class EncoderThread(Executor):
     """One call at a time, in their order. Unlike a ThreadPoolExecutor's, its thread is not waited for at exit."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "penstock-encoder") -> None:
         self._given: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()  # bounded by the batcher
-        Thread(target=self._work, name="penstock-encoder", daemon=True).start()
+        Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -17,7 +17,9 @@ TRIES: Final = (("/v1/embeddings", b'{"input":"doctor"}'),)
 
 
 def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
-    """In the order in which a start needs it."""
+    """In the order in which a start needs it; of a server upstream `check` says all there is."""
+    if settings.embed.upstream_url is not None:
+        return
     for name in PACKAGES:
         yield _package(name)
     wants_card = (settings.embed.device or "").startswith("cuda")

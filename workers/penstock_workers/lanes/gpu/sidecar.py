@@ -122,7 +122,7 @@ class SidecarLane:
         log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
         while (served := await self._serves()) is None:
             if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
-                raise EngineAway(self._url, self._wait_s)
+                raise EngineAway(self._url, self._wait_s, "gpu")
             await asyncio.sleep(ASK_AGAIN_S)
         self.served = Served(tuple(dict.fromkeys((*self._names, *served.names))), served.adapters, served.context)
         self._model, self._is_up = orjson.dumps(served.names[0]), True
