@@ -13,7 +13,7 @@ from benchmarks.report import Report, Row, median
 from penstock_ledger import Database, JobStore, Meta, RedisLedger, open_database
 from penstock_ledger.model import Feed
 from penstock_producer import Producer
-from penstock_producer.leased_feed import open_feeder
+from penstock_producer.feed.leased_feed import open_feeder
 
 STEP = 5_000  # documents between two moves of the durable cursor, as the control loop does
 LEASE_S = 600.0

@@ -27,7 +27,7 @@ from benchmarks.ground import GroundError, RunningRedis, folder, process, redis_
 from benchmarks.noop_path import CONCURRENCY, enable_events
 from benchmarks.report import Report, Row, median
 from penstock_cli.flower.options import MAX_TASKS
-from penstock_workers.celery_app.sampling import EVENTS_PER_ITEM
+from penstock_workers.celery_app.shown.sampling import EVENTS_PER_ITEM
 
 WORKER = "benchmarks.flower_worker"
 PACE_TARGET = 0.9  # items a second with Flower attached, over those without

@@ -19,7 +19,7 @@ import psutil
 from benchmarks.ground import ROOT, RunningRedis, folder, redis_server
 from benchmarks.report import Report, Row, median
 from penstock_ledger.model import ItemKey
-from penstock_producer.wire import encode_item
+from penstock_producer.feed.wire import encode_item
 
 QUEUE = "penstock.api"
 WORKER = "benchmarks.queue_worker"

@@ -16,8 +16,8 @@ from typing import Any  # noqa: E402
 
 from celery import Celery  # noqa: E402
 
-from penstock_producer.wire import TASK_NAME, queue_name  # noqa: E402
-from penstock_workers.celery_app.bridge import Bridge, Delivery  # noqa: E402
+from penstock_producer.feed.wire import TASK_NAME, queue_name  # noqa: E402
+from penstock_workers.item.deliveries import Bridge, Delivery  # noqa: E402
 from penstock_workers.item.outcome import Skipped  # noqa: E402
 from penstock_workers.metrics.samples import Sample  # noqa: E402
 

@@ -13,7 +13,7 @@ from benchmarks.report import Report, Row
 from penstock_ledger import Publish, RedisLedger
 from penstock_ledger.keys import bucket_count
 from penstock_ledger.model import ItemKey
-from penstock_producer.wire import encode_item
+from penstock_producer.feed.wire import encode_item
 
 JOB = "job_aaaaaaaaaaaaaaaaaaaa"  # as long as real ones
 QUEUE = "penstock.api"

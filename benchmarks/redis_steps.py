@@ -19,10 +19,10 @@ from benchmarks.documents import doc_id, request_body
 from benchmarks.ground import folder, redis_server
 from benchmarks.report import Report, Row, median
 from penstock_ledger import Begin, Publish, RedisLedger, SettleBatch
-from penstock_ledger.batches import SettledDone
+from penstock_ledger.in_redis.batches import SettledDone
 from penstock_ledger.keys import bucket_count
 from penstock_ledger.model import ItemKey
-from penstock_producer.wire import encode_item
+from penstock_producer.feed.wire import encode_item
 from penstock_workers.broker.claim_script import ClaimScript
 from penstock_workers.broker.lease_scripts import Lease, LeaseScripts, lane_keys
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from penstock_ledger.model import ItemKey
-from penstock_producer.spec import JobSpec
-from penstock_producer.wire import ItemMessage
-from penstock_workers.celery_app.bridge import Delivery
+from penstock_producer.feed.wire import ItemMessage
+from penstock_producer.job.spec import JobSpec
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import Attempt, Item, JobView
-from penstock_workers.item.causes import Causes
-from penstock_workers.item.fates import RetryPolicy
-from penstock_workers.item.host import ItemHost
-from penstock_workers.item.reads import Reads
-from penstock_workers.item.runner import ItemRunner
-from penstock_workers.item.runs import Runs
-from penstock_workers.item.slots import Waits
+from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.run.causes import Causes
+from penstock_workers.item.run.fates import RetryPolicy
+from penstock_workers.item.run.host import ItemHost
+from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.runner import ItemRunner
+from penstock_workers.item.run.runs import Runs
+from penstock_workers.item.slots import ItemWaits
 from penstock_workers.settings import ProviderSettings
 
 BODY = b'{"model":"m"}'
@@ -43,16 +43,16 @@ def make_attempt(
 
 def make_runner(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: Any) -> ItemRunner:
     """A runner around ``part``, which plays every part that is not among ``parts``."""
-    return _make(cast(Any, part), Waits(concurrency), pause_after_run, parts)
+    return _make(cast(Any, part), ItemWaits(concurrency), pause_after_run, parts)
 
 
 def make_host(part: object, *, concurrency: int = 1, pause_after_run: int = 20, **parts: Any) -> ItemHost:
     """The same with its tasks; ``part`` plays the settler, too."""
-    waits = Waits(concurrency)
+    waits = ItemWaits(concurrency)
     return ItemHost(_make(cast(Any, part), waits, pause_after_run, parts), cast(Any, part), waits)
 
 
-def _make(part: Any, waits: Waits, pause_after_run: int, parts: Mapping[str, Any]) -> ItemRunner:
+def _make(part: Any, waits: ItemWaits, pause_after_run: int, parts: Mapping[str, Any]) -> ItemRunner:
     return ItemRunner(
         bridge=part,
         lane=parts.get("lane", part),

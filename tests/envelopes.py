@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import orjson
 
-from penstock_producer.wire import ItemMessage, decode_item
+from penstock_producer.feed.wire import ItemMessage, decode_item
 
 
 class Envelope(NamedTuple):

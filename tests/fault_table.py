@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from penstock_ledger import keys, purge_job
 from penstock_ledger.model import ItemKey, JobState
-from penstock_producer.wire import encode_item
+from penstock_producer.feed.wire import encode_item
 
 QUEUE = "penstock.api"
 ASIDE_S = 3600.0  # how far a clock steps back

@@ -28,7 +28,7 @@ from servers import RedisServer, as_bytes, free_port
 from penstock_ledger import QueueBook, keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
-from penstock_producer.wire import queue_name
+from penstock_producer.feed.wire import queue_name
 
 PENSTOCK = [sys.executable, "-m", "penstock_cli"]
 START_S = 30.0  # for a process to be ready, on a busy machine

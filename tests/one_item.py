@@ -23,7 +23,7 @@ from celery.signals import worker_ready
 
 from penstock_ledger import Meta, OutcomeStore, RedisAddress, RedisLedger, open_database
 from penstock_producer import Producer, ProducerSettings
-from penstock_producer.feeder import Feeder
+from penstock_producer.feed.feeder import Feeder
 from penstock_workers.__main__ import _worker_main
 from penstock_workers.broker.channel import Channel
 from penstock_workers.celery_app.app import create_app

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_producer import JobSpec
-from penstock_producer.options import OPTIONS, FlagForm, Option
+from penstock_producer.job.options import OPTIONS, FlagForm, Option
 
 PAGE = Path(__file__).parents[1] / "docs" / "job-options.md"
 HEAD = """# The options of a job
@@ -20,7 +20,7 @@ answer: `SpecError` in Python, status 2 on the command line. Its JSON Schema: `J
 |---|---|---|---|---|
 """
 TAIL = """
-This page is written from the table that the code reads (`penstock_producer/options.py`), and a test holds the two together.
+This page is written from the table that the code reads (`penstock_producer/job/options.py`), and a test holds the two together.
 """
 
 

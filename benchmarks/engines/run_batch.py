@@ -13,7 +13,7 @@ from benchmarks.engines.setup import Setup
 from benchmarks.engines.worker import LEASE_S, worker_fleet
 from benchmarks.ground import GroundError
 from benchmarks.report import Report, Row
-from penstock_workers.lanes.gpu.engine_queue import BUFFER_SHARE
+from penstock_workers.lanes.gpu.engine.engine_queue import BUFFER_SHARE
 
 KILL_AT = 0.5  # of the items
 

@@ -13,27 +13,6 @@ from penstock_ledger.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     __all__: list[str]
-    from penstock_ledger.batches import Begin as Begin
-    from penstock_ledger.batches import BeginReply as BeginReply
-    from penstock_ledger.batches import Begun as Begun
-    from penstock_ledger.batches import Depth as Depth
-    from penstock_ledger.batches import Drained as Drained
-    from penstock_ledger.batches import Drains as Drains
-    from penstock_ledger.batches import JobSeen as JobSeen
-    from penstock_ledger.batches import Memory as Memory
-    from penstock_ledger.batches import Publish as Publish
-    from penstock_ledger.batches import PublishReport as PublishReport
-    from penstock_ledger.batches import SettleBatch as SettleBatch
-    from penstock_ledger.batches import SettledCrash as SettledCrash
-    from penstock_ledger.batches import SettledDead as SettledDead
-    from penstock_ledger.batches import SettledDone as SettledDone
-    from penstock_ledger.batches import SettledRetry as SettledRetry
-    from penstock_ledger.batches import SettleReport as SettleReport
-    from penstock_ledger.batches import WorkerSeen as WorkerSeen
-    from penstock_ledger.causes import Cause as Cause
-    from penstock_ledger.causes import CauseBook as CauseBook
-    from penstock_ledger.database import Database as Database
-    from penstock_ledger.database import open_database as open_database
     from penstock_ledger.errors import DatabaseUnavailable as DatabaseUnavailable
     from penstock_ledger.errors import DatabaseUnusable as DatabaseUnusable
     from penstock_ledger.errors import FeedLost as FeedLost
@@ -51,14 +30,35 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import SchemaMissing as SchemaMissing
     from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
     from penstock_ledger.errors import SpoolConflict as SpoolConflict
-    from penstock_ledger.jobs import JobStore as JobStore
+    from penstock_ledger.in_redis.batches import Begin as Begin
+    from penstock_ledger.in_redis.batches import BeginReply as BeginReply
+    from penstock_ledger.in_redis.batches import Begun as Begun
+    from penstock_ledger.in_redis.batches import Depth as Depth
+    from penstock_ledger.in_redis.batches import Drained as Drained
+    from penstock_ledger.in_redis.batches import Drains as Drains
+    from penstock_ledger.in_redis.batches import JobSeen as JobSeen
+    from penstock_ledger.in_redis.batches import Memory as Memory
+    from penstock_ledger.in_redis.batches import Publish as Publish
+    from penstock_ledger.in_redis.batches import PublishReport as PublishReport
+    from penstock_ledger.in_redis.batches import SettleBatch as SettleBatch
+    from penstock_ledger.in_redis.batches import SettledCrash as SettledCrash
+    from penstock_ledger.in_redis.batches import SettledDead as SettledDead
+    from penstock_ledger.in_redis.batches import SettledDone as SettledDone
+    from penstock_ledger.in_redis.batches import SettledRetry as SettledRetry
+    from penstock_ledger.in_redis.batches import SettleReport as SettleReport
+    from penstock_ledger.in_redis.batches import WorkerSeen as WorkerSeen
+    from penstock_ledger.in_redis.causes import Cause as Cause
+    from penstock_ledger.in_redis.causes import CauseBook as CauseBook
+    from penstock_ledger.in_redis.queue_book import QueueBook as QueueBook
+    from penstock_ledger.in_redis.redis_address import REDIS_CONNECT_TIMEOUT_S as REDIS_CONNECT_TIMEOUT_S
+    from penstock_ledger.in_redis.redis_address import REDIS_TIMEOUT_S as REDIS_TIMEOUT_S
+    from penstock_ledger.in_redis.redis_address import RedisAddress as RedisAddress
+    from penstock_ledger.in_redis.redis_address import without_secrets as without_secrets
+    from penstock_ledger.in_redis.redis_health import is_cluster as is_cluster
+    from penstock_ledger.in_redis.redis_ledger import RedisLedger as RedisLedger
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
-    from penstock_ledger.live import LiveFeed as LiveFeed
-    from penstock_ledger.live import LiveJob as LiveJob
-    from penstock_ledger.live import LiveJobs as LiveJobs
-    from penstock_ledger.meta import Meta as Meta
     from penstock_ledger.model import Counts as Counts
     from penstock_ledger.model import DeadLetter as DeadLetter
     from penstock_ledger.model import Feed as Feed
@@ -68,56 +68,56 @@ if TYPE_CHECKING:
     from penstock_ledger.model import JobState as JobState
     from penstock_ledger.model import NewJob as NewJob
     from penstock_ledger.model import Result as Result
-    from penstock_ledger.outcomes import OutcomeStore as OutcomeStore
-    from penstock_ledger.postgres import POOL_SIZE as POOL_SIZE
-    from penstock_ledger.postgres import Waits as Waits
-    from penstock_ledger.purge import purge_job as purge_job
-    from penstock_ledger.queue_book import QueueBook as QueueBook
-    from penstock_ledger.redis_address import REDIS_CONNECT_TIMEOUT_S as REDIS_CONNECT_TIMEOUT_S
-    from penstock_ledger.redis_address import REDIS_TIMEOUT_S as REDIS_TIMEOUT_S
-    from penstock_ledger.redis_address import RedisAddress as RedisAddress
-    from penstock_ledger.redis_address import without_secrets as without_secrets
-    from penstock_ledger.redis_health import is_cluster as is_cluster
-    from penstock_ledger.redis_ledger import RedisLedger as RedisLedger
-    from penstock_ledger.spool import Spool as Spool
-    from penstock_ledger.spool import SpoolRow as SpoolRow
+    from penstock_ledger.sql.database import Database as Database
+    from penstock_ledger.sql.database import open_database as open_database
+    from penstock_ledger.sql.postgres import POOL_SIZE as POOL_SIZE
+    from penstock_ledger.sql.postgres import Waits as Waits
+    from penstock_ledger.sql.tables import HEAD as HEAD
     from penstock_ledger.store_errors import Trouble as Trouble
     from penstock_ledger.store_errors import in_words as in_words
     from penstock_ledger.store_errors import trouble_of as trouble_of
     from penstock_ledger.stored_values import storable as storable
-    from penstock_ledger.tables import HEAD as HEAD
+    from penstock_ledger.stores.jobs import JobStore as JobStore
+    from penstock_ledger.stores.live import LiveFeed as LiveFeed
+    from penstock_ledger.stores.live import LiveJob as LiveJob
+    from penstock_ledger.stores.live import LiveJobs as LiveJobs
+    from penstock_ledger.stores.meta import Meta as Meta
+    from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
+    from penstock_ledger.stores.purge import purge_job as purge_job
+    from penstock_ledger.stores.spool import Spool as Spool
+    from penstock_ledger.stores.spool import SpoolRow as SpoolRow
     from penstock_ledger.vectors import Vectors as Vectors
 else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "penstock_ledger.batches": (
+            "penstock_ledger.in_redis.batches": (
                 "Begin BeginReply Begun Depth Drained Drains JobSeen Memory Publish PublishReport SettleBatch "
                 "SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
-            "penstock_ledger.causes": "Cause CauseBook",
-            "penstock_ledger.database": "Database open_database",
+            "penstock_ledger.in_redis.causes": "Cause CauseBook",
+            "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.errors": (
                 "DatabaseUnavailable DatabaseUnusable FeedLost JobClosed JobConflict JobError JobNotFound "
                 "JobNotReplayable LedgerError NothingToReplay PenstockError RedisForgot RedisUnfit SchemaError "
                 "SchemaMissing SchemaTooNew SpoolConflict"
             ),
-            "penstock_ledger.jobs": "JobStore",
+            "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
-            "penstock_ledger.live": "LiveFeed LiveJob LiveJobs",
-            "penstock_ledger.meta": "Meta",
+            "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
+            "penstock_ledger.stores.meta": "Meta",
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
-            "penstock_ledger.outcomes": "OutcomeStore",
-            "penstock_ledger.postgres": "POOL_SIZE Waits",
-            "penstock_ledger.purge": "purge_job",
-            "penstock_ledger.queue_book": "QueueBook",
-            "penstock_ledger.redis_address": "REDIS_CONNECT_TIMEOUT_S REDIS_TIMEOUT_S RedisAddress without_secrets",
-            "penstock_ledger.redis_health": "is_cluster",
-            "penstock_ledger.redis_ledger": "RedisLedger",
-            "penstock_ledger.spool": "Spool SpoolRow",
+            "penstock_ledger.stores.outcomes": "OutcomeStore",
+            "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
+            "penstock_ledger.stores.purge": "purge_job",
+            "penstock_ledger.in_redis.queue_book": "QueueBook",
+            "penstock_ledger.in_redis.redis_address": "REDIS_CONNECT_TIMEOUT_S REDIS_TIMEOUT_S RedisAddress without_secrets",
+            "penstock_ledger.in_redis.redis_health": "is_cluster",
+            "penstock_ledger.in_redis.redis_ledger": "RedisLedger",
+            "penstock_ledger.stores.spool": "Spool SpoolRow",
             "penstock_ledger.stored_values": "storable",
             "penstock_ledger.store_errors": "in_words Trouble trouble_of",
-            "penstock_ledger.tables": "HEAD",
+            "penstock_ledger.sql.tables": "HEAD",
             "penstock_ledger.vectors": "Vectors",
         },
     )

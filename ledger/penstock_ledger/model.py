@@ -55,7 +55,7 @@ class NewJob:
 
     job_id: str
     job_key: str  # the caller's idempotency key; equals job_id when the caller gave none
-    spec: dict[str, Any]  # penstock_producer.spec.JobSpec as JSON
+    spec: dict[str, Any]  # penstock_producer.job.spec.JobSpec as JSON
     # The pinned source: kind, uri, size, etag or sha256 ({"kind": "spool"} for an open job); with it travels the
     # `traceparent` of the span in which the job was submitted, where there was one.
     source: dict[str, Any]

@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from penstock_producer.errors import SpecError as SpecError
     from penstock_producer.errors import TemplateError as TemplateError
     from penstock_producer.errors import TooManyBadRows as TooManyBadRows
+    from penstock_producer.job.spec import JobSpec as JobSpec
     from penstock_producer.open_job import OpenJob as OpenJob
     from penstock_producer.producer import JobStatus as JobStatus
     from penstock_producer.producer import Producer as Producer
     from penstock_producer.settings import ProducerSettings as ProducerSettings
-    from penstock_producer.spec import JobSpec as JobSpec
 else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
@@ -72,6 +72,6 @@ else:
             "penstock_producer.open_job": "OpenJob",
             "penstock_producer.producer": "JobStatus Producer",
             "penstock_producer.settings": "ProducerSettings",
-            "penstock_producer.spec": "JobSpec",
+            "penstock_producer.job.spec": "JobSpec",
         },
     )

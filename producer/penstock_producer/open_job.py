@@ -21,7 +21,7 @@ from penstock_ledger import JobError, JobStore, Spool, SpoolConflict
 from penstock_ledger.model import Job, JobState
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled
-from penstock_producer.spec import JobSpec
+from penstock_producer.job.spec import JobSpec
 
 log = logging.getLogger(__name__)
 

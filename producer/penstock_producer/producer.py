@@ -17,20 +17,20 @@ import orjson
 from penstock_ledger import POOL_SIZE, JobNotFound, JobStore, OutcomeStore, Spool, open_database
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
 from penstock_ledger.vectors import Vectors
-from penstock_producer.acceptance import check_acceptable
-from penstock_producer.borders import Borders
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
+from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
+from penstock_producer.job.acceptance import check_acceptable
+from penstock_producer.job.borders import Borders
+from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
-from penstock_producer.overrides import Overrides
 from penstock_producer.refusals import refused
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
+from penstock_producer.sources.overrides import Overrides
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
-from penstock_producer.spec import JobSpec
 from penstock_producer.survey import survey
-from penstock_producer.tracing import SUBMITTED_BY, callers_span
 
 _JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: none is guessed or repeated
 _JOB_ID_CHARS = 20

@@ -20,8 +20,8 @@ from pydantic_settings.exceptions import SettingsError as MalformedVariable
 
 from penstock_ledger import RedisAddress, Waits
 from penstock_ledger.redaction import HIDDEN, is_secret_name, redact, remember_url, remember_variables
-from penstock_producer.endpoints import check_path, refusal
 from penstock_producer.errors import SettingsError, seen
+from penstock_producer.job.endpoints import check_path, refusal
 from penstock_producer.source_roots import check_root
 from penstock_producer.storage import check_destination
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_producer.errors import SourceError, TooManyBadRows
+from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import BadRow
 from penstock_producer.seen_ids import Duplicate, SeenIds
 from penstock_producer.sources.jsonl import JsonlSource
-from penstock_producer.spec import JobSpec
 
 __all__ = ["Survey", "survey"]
 

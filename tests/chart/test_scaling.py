@@ -12,7 +12,7 @@ from chart.conftest import CHART, Render
 from chart.pods import worker_env
 
 from penstock_ledger import keys
-from penstock_producer.queues import queue_name
+from penstock_producer.feed.queues import queue_name
 from penstock_workers.lanes.registry import home_queue, served_by
 from penstock_workers.settings import WorkerSettings
 

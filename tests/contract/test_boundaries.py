@@ -37,13 +37,14 @@ INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
     "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "vectors"},
     "penstock_producer": {
-        "acceptance", "borders", "endpoints", "errors", "feeder", "hook_paths", "lanes", "leased_feed", "options", "outputs",
-        "overrides", "queues", "repair", "routes", "served", "settings", "sources", "sources.of_feed", "spec", "storage",
-        "survey", "tracing", "wire",
+        "errors", "feed.feeder", "feed.leased_feed", "feed.queues", "feed.repair", "feed.routes", "feed.served",
+        "feed.tracing", "feed.wire", "job.acceptance", "job.borders", "job.endpoints", "job.hook_paths", "job.lanes",
+        "job.options", "job.spec", "outputs", "settings", "sources", "sources.of_feed", "sources.overrides", "storage",
+        "survey",
     },
     "penstock_workers": {
         "__main__", "broker.amqp.address", "broker.amqp.connect", "broker.amqp.publisher", "broker.lease_scripts",
-        "celery_app.app", "control", "doors.task_records", "errors", "item.failures", "item.runs", "lanes.one_run",
+        "celery_app.app", "control", "doors.task_records", "errors", "item.failures", "item.run.runs", "lanes.one_run",
         "lanes.registry", "preload", "settings", "stores",
     },
     "penstock_simulate": set(),
@@ -57,16 +58,13 @@ ONE_WAY_BETWEEN_ROOMS: dict[str, dict[tuple[str, str], str]] = {
         ("settings", "broker.amqp.address"): "checks the broker's address; the module imports nothing",
         ("settings", "lanes.lane_fields"): "each lane brings its own settings; the modules import nothing else",
         ("lanes.lane_fields", "lanes.*.settings"): "as above",
+        (
+            "lanes.gpu.engine.*",
+            "lanes.gpu.settings",
+        ): "the lane's settings are read by all of it, and import nothing of it",
+        ("lanes.gpu.requests.*", "lanes.gpu.settings"): "as above",
+        ("lanes.gpu.engine.*", "lanes.gpu.plugin"): "vLLM finds the module by its name; it imports nothing",
         ("lanes.registry", "lanes.*.row"): "the list of all lanes; a lane's row is made with lanes/row.py",
-        # These go when item/ gets rooms inside.
-        ("*", "celery_app.bridge"): "the interface of the item engine belongs to item/",
-        ("*", "celery_app.heartbeat"): "has nothing of Celery",
-        ("children.serve", "*"): "the program of a child; what else is in children/ runs in the worker",
-        ("children.protocol", "item.answer"): "a noun of item/, which the steps of item/ stand above",
-        ("hooks.job_code", "item.*"): "a step of the runner",
-        ("metrics.tally", "item.*"): "a part of settling",
-        ("metrics.lane_figures", "lanes.registry"): "belongs to lanes/",
-        ("backlog", "item.groups"): "a part of settling",
     },
 }
 ROLE_FOLDERS = {"producer", "workers", "ratelimit", "ledger", "gateway", "cli", "simulate"}

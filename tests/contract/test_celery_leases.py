@@ -13,7 +13,7 @@ from kombu.entity import Exchange, Queue
 from servers import RedisServer
 
 from penstock_ledger.model import ItemKey
-from penstock_producer.wire import encode_item, item_tag
+from penstock_producer.feed.wire import encode_item, item_tag
 from penstock_workers.broker.lease_scripts import PARKED_KEY, Keys, Lease, LeaseScripts, script_text
 
 QUEUE = "penstock.api"

@@ -18,14 +18,14 @@ from kombu.transport import virtual
 from outcomes import dead
 
 from penstock_ledger.model import ItemKey
-from penstock_producer.wire import encode_item
+from penstock_producer.feed.wire import encode_item
 from penstock_workers.broker.acks import Ack, Acks
 from penstock_workers.broker.leases import Leases
 from penstock_workers.broker.messages import JSON_TYPE, Message, payload_of
 from penstock_workers.celery_app.app import create_app
-from penstock_workers.celery_app.reports import celery_result
-from penstock_workers.celery_app.requests import ItemRequest
-from penstock_workers.celery_app.short_requests import ShortRequest
+from penstock_workers.celery_app.shown.reports import celery_result
+from penstock_workers.celery_app.shown.requests import ItemRequest
+from penstock_workers.celery_app.shown.short_requests import ShortRequest
 
 BODY = json.dumps({"messages": []}).encode()
 

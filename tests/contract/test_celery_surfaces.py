@@ -24,8 +24,8 @@ from outcomes import dead
 from servers import RedisServer
 
 from penstock_workers.broker import transport
-from penstock_workers.celery_app import events, reports
-from penstock_workers.celery_app.sampling import EventSample
+from penstock_workers.celery_app.shown import events, reports
+from penstock_workers.celery_app.shown.sampling import EventSample
 from penstock_workers.item.outcome import Dead, Retry
 
 

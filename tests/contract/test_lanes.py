@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from penstock_cli.doctor.checks import _lanes
 from penstock_cli.main import command_line
 from penstock_producer import Producer
-from penstock_producer.lanes import LANES, Lane, LaneFacts, served_lanes
+from penstock_producer.job.lanes import LANES, Lane, LaneFacts, served_lanes
 from penstock_workers.build import WorkerEngine
-from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.item.answer import Answer, Tried
+from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Done, Outcome
 from penstock_workers.lanes.embed.admission import Unpaced
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("producer", "workers", "ratelimit", "ledger", "cli", "gateway", "simulate")
 LANES_FOLDER = ROOT / "workers/penstock_workers/lanes"
 # Where a lane may be named outside of its folder, and why.
-MAY_NAME_LANES = {"producer/penstock_producer/lanes.py": "the producer's table; it cannot import workers"}
+MAY_NAME_LANES = {"producer/penstock_producer/job/lanes.py": "the producer's table; it cannot import workers"}
 WAIT_S = 30.0
 
 

@@ -16,8 +16,9 @@ import pytest
 import penstock_ledger
 import penstock_producer
 from penstock_ledger import errors as ledger_errors
-from penstock_ledger import keys, redis_scripts
+from penstock_ledger import keys
 from penstock_ledger.errors import LedgerError
+from penstock_ledger.in_redis import redis_scripts
 
 PUBLIC: list[str] = vars(penstock_ledger)["__all__"]  # made when it is imported, which types do not see
 SCRIPTS = sorted(

@@ -13,7 +13,7 @@ from celery.contrib.testing.worker import start_worker
 from servers import RedisServer
 
 from penstock_ledger.model import ItemKey
-from penstock_producer import wire
+from penstock_producer.feed import wire
 
 KEY = ItemKey("job_a", 2, "doc-1")
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'

@@ -14,7 +14,7 @@ from engines.gpu_worker import WORK_S, engine_of, gpu_worker, submit
 from fleet import Fleet, Process, until
 
 from penstock_ledger.model import JobState
-from penstock_workers.lanes.gpu import processes
+from penstock_workers.lanes.gpu.engine import processes
 
 PARAMS = {"max_tokens": 48, "temperature": 0, "ignore_eos": True}
 STALL_S = 8  # for a tiny model, on cores that others use as well

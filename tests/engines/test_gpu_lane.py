@@ -331,7 +331,7 @@ async def test_a_bad_adapter_refuses_its_own_requests_only(tiny_llama: Path, tmp
 
 async def test_each_finish_reason_of_this_vllm_has_its_outcome() -> None:
     """The engine's own list and the table are the same: a release with a new reason fails here, before it fails silently."""
-    from penstock_workers.lanes.gpu.outcomes import REASONS
+    from penstock_workers.lanes.gpu.requests.outcomes import REASONS
 
     assert set(REASONS) == {str(reason) for reason in import_module("vllm.v1.engine").FinishReason}
 
@@ -339,8 +339,8 @@ async def test_each_finish_reason_of_this_vllm_has_its_outcome() -> None:
 async def test_arguments_are_read_as_vllms_command_line_reads_them(tiny_llama: Path) -> None:
     """`1k` and `false` as text are a thousand and no; what is neither is refused with the argument's name."""
     from penstock_workers.errors import BadEngineSettings
-    from penstock_workers.lanes.gpu.adapters import Adapters
-    from penstock_workers.lanes.gpu.arguments import engine_arguments
+    from penstock_workers.lanes.gpu.engine.adapters import Adapters
+    from penstock_workers.lanes.gpu.engine.arguments import engine_arguments
 
     def read(**engine: Any) -> Any:
         given = GpuSettings(model=str(tiny_llama), engine=engine)

@@ -17,7 +17,7 @@ from celery_worker import QUEUE, Fleet, Settings, fleet_on, no_engine, until
 from servers import RedisServer, as_bytes
 
 from penstock_ledger.model import ItemKey
-from penstock_producer.wire import encode_item
+from penstock_producer.feed.wire import encode_item
 from penstock_workers.broker.lease_scripts import PARKED_KEY
 from penstock_workers.celery_app.app import create_app
 

@@ -15,7 +15,7 @@ from envelopes import decode_envelope
 from servers import RedisServer, as_bytes
 
 from penstock_ledger.model import ItemKey
-from penstock_producer.wire import encode_item
+from penstock_producer.feed.wire import encode_item
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from penstock_ledger import (
     open_database,
     purge_job,
 )
-from penstock_ledger.tables import metadata
+from penstock_ledger.sql.tables import metadata
 
 
 def letter(job_id: str, doc_id: str) -> DeadLetter:

@@ -16,15 +16,15 @@ from servers import RedisServer
 from penstock_ledger import JobNotFound, JobStore, Meta, OutcomeStore, RedisLedger, buckets_for, open_database
 from penstock_ledger.model import DeadLetter, ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
-from penstock_producer.wire import ItemMessage
-from penstock_workers.celery_app.bridge import Delivery
-from penstock_workers.control import cancel
-from penstock_workers.control.balance import REWINDS_MAX
+from penstock_producer.feed.wire import ItemMessage
+from penstock_workers.control.job import cancel
+from penstock_workers.control.job.balance import REWINDS_MAX
 from penstock_workers.control.loop import Control
 from penstock_workers.item.attempt import Attempt, Item
-from penstock_workers.item.jobs import read_job
+from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Outcome, Skipped, Unreadable
-from penstock_workers.item.starts import Starts
+from penstock_workers.item.run.jobs import read_job
+from penstock_workers.item.run.starts import Starts
 from penstock_workers.item.turned_away import TurnedAway
 from penstock_workers.settings import WorkerSettings
 

@@ -43,9 +43,9 @@ from penstock_ledger import (
     open_database,
     purge_job,
 )
-from penstock_ledger.database import WRITE_ATTEMPTS
-from penstock_ledger.tables import meta
-from penstock_ledger.tables import outcomes as outcome_rows
+from penstock_ledger.sql.database import WRITE_ATTEMPTS
+from penstock_ledger.sql.tables import meta
+from penstock_ledger.sql.tables import outcomes as outcome_rows
 from penstock_ledger.vectors import pack
 
 

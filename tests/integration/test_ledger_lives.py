@@ -21,7 +21,7 @@ from penstock_ledger import (
     SettledDone,
     SettledRetry,
 )
-from penstock_producer.wire import encode_item, item_tag
+from penstock_producer.feed.wire import encode_item, item_tag
 
 QUEUE = "penstock.api"
 JOB = "job-a"

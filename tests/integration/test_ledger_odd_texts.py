@@ -37,9 +37,9 @@ from penstock_ledger import (
     purge_job,
     trouble_of,
 )
-from penstock_ledger.sqlite_lock import WriteLock
+from penstock_ledger.sql.sqlite_lock import WriteLock
+from penstock_ledger.sql.tables import metadata
 from penstock_ledger.stored_values import FIGURE_MAX, Words
-from penstock_ledger.tables import metadata
 
 ODD = "nul \0, lone surrogate \ud800, end"
 PLAIN = "nul \N{REPLACEMENT CHARACTER}, lone surrogate ?, end"

@@ -28,7 +28,7 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.keys import done_bucket, done_field
-from penstock_producer.wire import encode_item
+from penstock_producer.feed.wire import encode_item
 
 JOB = "job-a"
 QUEUE = "penstock.api"

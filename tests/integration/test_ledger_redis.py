@@ -28,7 +28,7 @@ from penstock_ledger import (
     SettledRetry,
     open_database,
 )
-from penstock_producer.wire import encode_item, item_tag
+from penstock_producer.feed.wire import encode_item, item_tag
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.stores import open_stores
 

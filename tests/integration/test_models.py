@@ -15,8 +15,8 @@ from servers import free_port
 
 from penstock_ledger.keys import unacked, unacked_index
 from penstock_ledger.model import ItemKey, Job, JobState
-from penstock_producer.queues import queue_name
-from penstock_producer.wire import encode_item
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.wire import encode_item
 
 DOCUMENTS = 300
 WORK_S = 60.0

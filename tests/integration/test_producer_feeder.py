@@ -23,14 +23,14 @@ from penstock_ledger import (
     Spool,
     open_database,
 )
+from penstock_ledger.in_redis.redis_scripts import Scripts
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job, JobState, Result
-from penstock_ledger.redis_scripts import Scripts
 from penstock_producer import JobSpec, Producer
-from penstock_producer import feeder as feeder_module
 from penstock_producer.errors import JobCancelled, SourceChanged
-from penstock_producer.feeder import Feeder
-from penstock_producer.leased_feed import open_feeder
-from penstock_producer.repair import republish, write_off
+from penstock_producer.feed import feeder as feeder_module
+from penstock_producer.feed.feeder import Feeder
+from penstock_producer.feed.leased_feed import open_feeder
+from penstock_producer.feed.repair import republish, write_off
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.of_feed import open_feed_source
 

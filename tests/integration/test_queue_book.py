@@ -8,8 +8,8 @@ import pytest
 from servers import RedisServer
 
 from penstock_ledger import ItemKey, Publish, RedisLedger, keys
-from penstock_ledger.queue_book import IDLE_S, QUEUES_MAX
-from penstock_producer.wire import encode_item, item_tag
+from penstock_ledger.in_redis.queue_book import IDLE_S, QUEUES_MAX
+from penstock_producer.feed.wire import encode_item, item_tag
 from penstock_workers.broker.lease_scripts import return_leases_of_the_dead
 
 LANE = "penstock.gpu"

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from servers import free_port
 
 from penstock_ledger.model import ItemKey, JobState
-from penstock_producer.tracing import trace_of
+from penstock_producer.feed.tracing import trace_of
 
 DOCUMENTS = 30
 SECRET = "quokka"  # a word of every document and of every prompt, and of nothing else

@@ -32,21 +32,22 @@ from penstock_ledger import (
 )
 from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
-from penstock_ledger.tables import feeds
+from penstock_ledger.sql.tables import feeds
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.store.messages import ProviderReport, Reserve
 from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.testing import BlockingScripts
-from penstock_workers.control import feed_windows, fleet_figures, loop
-from penstock_workers.control.budget import FIRST_DOCUMENTS
-from penstock_workers.control.feed_windows import ACTIVE_S, LOOK_EVERY_S, FeedWindows
-from penstock_workers.control.leadership import RENEW_BELOW_S
+from penstock_workers.control import fleet_figures, loop
+from penstock_workers.control.feeds import feed_windows
+from penstock_workers.control.feeds.feed_windows import ACTIVE_S, LOOK_EVERY_S, FeedWindows
+from penstock_workers.control.feeds.leadership import RENEW_BELOW_S
+from penstock_workers.control.feeds.shares import Share
+from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.feeds.turns import TURNS
+from penstock_workers.control.job.budget import FIRST_DOCUMENTS
 from penstock_workers.control.loop import REST, Control
-from penstock_workers.control.shares import Share
-from penstock_workers.control.specs import Specs
-from penstock_workers.control.turns import TURNS
 from penstock_workers.settings import WorkerSettings
 
 QUEUE = "penstock.api"

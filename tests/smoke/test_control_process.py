@@ -12,7 +12,7 @@ from fleet import Fleet, until
 
 from penstock_ledger import JobNotFound
 from penstock_ledger.model import Job, JobState
-from penstock_producer.wire import encode_item, queue_name
+from penstock_producer.feed.wire import encode_item, queue_name
 
 
 @pytest.fixture

@@ -257,7 +257,7 @@ def test_a_job_for_a_provider_that_workers_lack_is_paused(fleet: Fleet) -> None:
 def test_an_item_of_an_unknown_job_is_kept_aside(fleet: Fleet) -> None:
     """A well-formed item message whose job no ledger knows is put aside whole: nothing is dropped in silence."""
     from penstock_ledger.model import ItemKey
-    from penstock_producer.wire import encode_item
+    from penstock_producer.feed.wire import encode_item
 
     raw = encode_item(ItemKey("job_of_nobody", 1, "doc"), queue="penstock.api", body=b"{}", ref=None)
     with fleet.explained():

@@ -10,8 +10,8 @@ import pytest
 from fleet import Fleet, until
 
 from penstock_ledger import JobConflict
-from penstock_ledger.jobs import LIVE
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.stores.jobs import LIVE
 from penstock_producer import Producer
 
 WORKERS, CONCURRENCY = 2, 8

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from penstock_workers.broker.amqp.depth import READY_MAX, READY_MIN, Depth, Losses
+from penstock_workers.broker.amqp.depth import READY_MAX, READY_MIN, Losses, ReadyMessages
 
 
 def test_a_lane_that_empties_its_queue_gets_twice_as_much() -> None:
     """The target doubles up to its bound, so that a fast fleet is fed within a few looks."""
-    depth = Depth()
+    depth = ReadyMessages()
     rooms = [depth.room(0) for _ in range(8)]
     assert rooms == [32, 64, 128, 256, 512, READY_MAX, READY_MAX, READY_MAX]
 
 
 def test_a_lane_that_leaves_its_queue_full_gets_less() -> None:
     """The target falls to its least, so that urgent messages wait behind few; what lies there is not taken back."""
-    depth = Depth()
+    depth = ReadyMessages()
     for _ in range(8):
         depth.room(0)
     for _ in range(60):
@@ -24,7 +24,7 @@ def test_a_lane_that_leaves_its_queue_full_gets_less() -> None:
 
 def test_a_lane_that_uses_half_keeps_its_target() -> None:
     """Between the two nothing changes, and the room is what is missing."""
-    depth = Depth()
+    depth = ReadyMessages()
     depth.room(0)
     assert (depth.room(10), depth.target) == (22, 32)
 

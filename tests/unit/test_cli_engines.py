@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from penstock_cli.show.engines import Engines, engines_line, engines_of
-from penstock_cli.show.figures import Figures
+from penstock_cli.show.figures import JobFigures
 from penstock_cli.show.progress import Lines, panel
-from penstock_ledger.batches import WorkerSeen
+from penstock_ledger.in_redis.batches import WorkerSeen
 
 GPU = {
     "lane": "gpu", "concurrency": "256", "running": "125", "waiting": "10", "kv_usage": "0.4", "prefix_hit_rate": "0.8",
@@ -112,8 +112,8 @@ def test_the_line_is_shown_while_a_job_runs() -> None:
     for shown, times in ((both(), 1), (None, 0)):
         out = io.StringIO()
         console = Console(file=out, width=200)
-        Lines(console).show(Figures(10, engines=shown))
-        console.print(panel(Figures(10, engines=shown), "job"))
+        Lines(console).show(JobFigures(10, engines=shown))
+        console.print(panel(JobFigures(10, engines=shown), "job"))
         text = out.getvalue()
         assert text.count(LINE) == times
         assert text.count("bound by") == 2 * times

@@ -9,7 +9,7 @@ from typer.core import TyperOption
 from penstock_cli.job.jobspec import job_spec
 from penstock_cli.main import command_line
 from penstock_producer import JobSpec
-from penstock_producer.options import OPTIONS
+from penstock_producer.job.options import OPTIONS
 
 COMMANDS = typer.main.get_command(command_line()).commands  # type: ignore[attr-defined]  # it is a group
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from penstock_cli.commands import jobs
 from penstock_cli.run.disk import ENOUGH_BYTES, LOW_BYTES, DiskGuard, is_full
 from penstock_cli.run.fleet import Fleet
-from penstock_cli.show.figures import Figures
+from penstock_cli.show.figures import JobFigures
 from penstock_cli.show.progress import HURRIES, NOTE_EVERY_S, RESUMES, Lines, Panel, for_console
 
 
@@ -42,7 +42,7 @@ def test_a_note_stands_below_the_figures_until_the_next_one() -> None:
     """What a drain or a full disk waits for is shown with the figures, and leaves when it is over (D10, D20)."""
     console = terminal()
     panel = Panel(console, "reviews")
-    panel.show(Figures(100, succeeded=40))
+    panel.show(JobFigures(100, succeeded=40))
     panel.note("stopping:", "12 calls in flight may finish, 30 s at most.")
     assert "40 of 100" in shown(console, panel)
     assert "12 calls in flight may finish, 30 s at most." in shown(console, panel)

@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock_cli.show.figures import Figures, retried_by_reason
+from penstock_cli.show.figures import JobFigures, retried_by_reason
 from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel, reason_lines
-from penstock_cli.show.quota import Look, lines, troubles
+from penstock_cli.show.quota import QuotaSeen, lines, troubles
 from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, in_hooks, latest_cause, retried_line, unserved
 from penstock_cli.show.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Cause, WorkerSeen
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.watch import QuotaView
-from penstock_workers.hooks.under_way import HooksUnderWay
+from penstock_workers.item.run.under_way import HooksUnderWay
 
 NOW = 1_790_000_000.0
 CAUSE = Cause("openai", "job1", "connect_failed", "certificate verify failed\x1b[31m\nfake", 1234, NOW - 60, NOW - 4)
@@ -37,7 +37,7 @@ def test_why_attempts_were_followed_by_others_is_one_line() -> None:
     many = {f"retried:reason{n}": 10 - n for n in range(9)}
     assert str(retried_line(retried_by_reason(many))).endswith("reason5 5, and 3 more reasons")
     assert "retried: timeout 87, engine_died 3" in reason_lines(
-        Figures(total=1, retried_by_reason=retried_by_reason(stats))
+        JobFigures(total=1, retried_by_reason=retried_by_reason(stats))
     )
 
 
@@ -82,9 +82,9 @@ def test_the_stall_notice_says_why() -> None:
     """Who watches a job that stands still reads the words of the last failure, not only a number of tries (A9)."""
     clock = [0.0]
     stall = Stall(lambda: clock[0])
-    stall.notice(Figures(total=10))
+    stall.notice(JobFigures(total=10))
     clock[0] = STALL_NOTICE_S
-    notice = stall.notice(Figures(total=10, retries=10, cause=cause_line(CAUSE, NOW)))
+    notice = stall.notice(JobFigures(total=10, retries=10, cause=cause_line(CAUSE, NOW)))
     assert notice is not None
     assert "10 tries have failed since" in notice
     assert "connect_failed" in notice
@@ -93,14 +93,14 @@ def test_the_stall_notice_says_why() -> None:
 
 def test_limits_shows_why_calls_of_a_provider_fail() -> None:
     """`penstock limits` names the job and the words (A9)."""
-    text = "\n".join(lines(Look(VIEW, None, "lift", causes=[CAUSE]), NOW))
+    text = "\n".join(lines(QuotaSeen(VIEW, None, "lift", causes=[CAUSE]), NOW))
     assert "! calls of job job1 fail: connect_failed (1,234 times since" in text
-    assert not list(troubles(Look(VIEW, None, "lift"), NOW))
+    assert not list(troubles(QuotaSeen(VIEW, None, "lift"), NOW))
 
 
 def test_the_panel_and_the_lines_show_reasons_and_the_last_failure() -> None:
     """A log has each reason when it is new, and the failure once a minute; the panel always (A9)."""
-    figures = Figures(total=10, reasons=("no worker serves lane api",), cause="timeout (once): no answer")
+    figures = JobFigures(total=10, reasons=("no worker serves lane api",), cause="timeout (once): no answer")
     clock, console = [0.0], Console(file=io.StringIO(), width=200)
     shown = Lines(console, lambda: clock[0])
     while clock[0] < CAUSE_EVERY_S:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
 from penstock_cli.files import write_report
-from penstock_cli.show.figures import COUNT_SHARE, Counter, Figures, KeptFigures, Speed
+from penstock_cli.show.figures import COUNT_SHARE, Counter, JobFigures, KeptFigures, Speed
 from penstock_cli.show.progress import LINE_EVERY_S, Lines, line, panel
 from penstock_cli.show.report import build, show
 from penstock_cli.show.watch import STALL_NOTICE_S, Stall
@@ -73,7 +73,7 @@ def test_the_report_for_people_shows_shares_reasons_and_the_next_command() -> No
 
 def test_progress_line_and_panel_carry_the_same_figures() -> None:
     """A log and a terminal tell the same story."""
-    figures = Figures(total=10_000, succeeded=1200, dead=34, retries=5, claimed=256, per_second=200.0, cost_usd=0.5)
+    figures = JobFigures(total=10_000, succeeded=1200, dead=34, retries=5, claimed=256, per_second=200.0, cost_usd=0.5)
     text = line(figures)
     assert text.startswith("12.3 %  1,234 of 10,000 · 200/s, 44 s left · claimed 256")
     box = rendered(panel(figures, "reviews"))
@@ -88,7 +88,7 @@ def test_lines_come_at_their_pace() -> None:
     console = Console(file=io.StringIO(), width=200)
     lines = Lines(console, clock=lambda: now[0])
     for _ in range(11):
-        lines.show(Figures(total=10))
+        lines.show(JobFigures(total=10))
         now[0] += LINE_EVERY_S / 5
     assert isinstance(console.file, io.StringIO)
     assert len(console.file.getvalue().splitlines()) == 3
@@ -96,8 +96,8 @@ def test_lines_come_at_their_pace() -> None:
 
 def test_an_open_job_has_no_end_in_sight() -> None:
     """Without a total, nothing pretends to know what is left."""
-    assert "still open" in line(Figures(total=None, succeeded=5, per_second=3.0))
-    assert "left" not in line(Figures(total=None, succeeded=5, per_second=3.0))
+    assert "still open" in line(JobFigures(total=None, succeeded=5, per_second=3.0))
+    assert "left" not in line(JobFigures(total=None, succeeded=5, per_second=3.0))
 
 
 def test_counting_rows_takes_a_bounded_share_of_the_time() -> None:
@@ -156,13 +156,13 @@ def test_a_stall_is_told_once_and_only_when_tries_fail() -> None:
     """A provider that went away is named after a while, not every second; slow answers are no stall."""
     now = [0.0]
     stall = Stall(clock=lambda: now[0])
-    assert stall.notice(Figures(total=10, succeeded=1, retries=5)) is None
+    assert stall.notice(JobFigures(total=10, succeeded=1, retries=5)) is None
     now[0] = STALL_NOTICE_S
-    assert stall.notice(Figures(total=10, succeeded=1, retries=5)) is None
-    told = stall.notice(Figures(total=10, succeeded=1, retries=25))
+    assert stall.notice(JobFigures(total=10, succeeded=1, retries=5)) is None
+    told = stall.notice(JobFigures(total=10, succeeded=1, retries=25))
     assert told is not None
     assert "20 tries have failed" in told
-    assert stall.notice(Figures(total=10, succeeded=1, retries=99)) is None
-    assert stall.notice(Figures(total=10, succeeded=2, retries=99)) is None
+    assert stall.notice(JobFigures(total=10, succeeded=1, retries=99)) is None
+    assert stall.notice(JobFigures(total=10, succeeded=2, retries=99)) is None
     now[0] = 2 * STALL_NOTICE_S
-    assert stall.notice(Figures(total=10, succeeded=2, retries=100)) is not None
+    assert stall.notice(JobFigures(total=10, succeeded=2, retries=100)) is not None

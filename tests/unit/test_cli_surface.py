@@ -14,14 +14,14 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.job.hooks import check_hooks
 from penstock_cli.job.jobspec import job_spec
 from penstock_cli.main import command_line
-from penstock_cli.show.quota import Look, tallies, troubles
+from penstock_cli.show.quota import QuotaSeen, tallies, troubles
 from penstock_cli.show.text import aligned
 from penstock_ledger.model import ItemKey, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.watch import DimensionView, QuotaView
 
-LOOK = Look(
+LOOK = QuotaSeen(
     QuotaView(
         quota_id="default", at=0.0, dimensions=(), processes=1, waiting=0, in_flight=0, concurrency=None, concurrency_most=None,
         climbing=False, granted=120,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_workers.control.ending import ENDING_DOCUMENTS, ENDING_FOR_S, ENDING_INTERVAL_S, Ending
+from penstock_workers.control.job.ending import ENDING_DOCUMENTS, ENDING_FOR_S, ENDING_INTERVAL_S, Ending
 
 USUAL_S = 0.2
 

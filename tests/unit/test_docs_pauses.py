@@ -10,9 +10,9 @@ import pytest
 from penstock_ratelimit.shared.discovery import ABSURD, FORGET_S
 from penstock_ratelimit.shared.reserving import ASK_AGAIN_S
 from penstock_workers.item.failures import ASTRAY
-from penstock_workers.item.fates import FATES
 from penstock_workers.item.outcome import Parked
-from penstock_workers.item.runs import PROVEN_WAIT_S, UNPROVEN_WAIT_S
+from penstock_workers.item.run.fates import FATES
+from penstock_workers.item.run.runs import PROVEN_WAIT_S, UNPROVEN_WAIT_S
 from penstock_workers.settings import WorkerSettings
 
 DOCS = Path(__file__).parents[2] / "docs"

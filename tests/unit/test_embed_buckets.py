@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_producer.spec import Priority
+from penstock_producer.job.spec import Priority
 from penstock_workers.lanes.embed.buckets import (
     HANDICAPS_S,
     MIN_EFFICIENCY,

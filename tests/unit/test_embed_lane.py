@@ -20,9 +20,9 @@ from penstock_workers.errors import ModelMissing, PackageMissing
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, Reply, name_failure
-from penstock_workers.item.fates import FATES
 from penstock_workers.item.lane import Request
 from penstock_workers.item.outcome import Released
+from penstock_workers.item.run.fates import FATES
 from penstock_workers.lanes.embed import encoder
 from penstock_workers.lanes.embed.bodies import MAX_INPUTS
 from penstock_workers.lanes.embed.embed_lane import EmbedLane

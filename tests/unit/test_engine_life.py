@@ -20,8 +20,8 @@ from penstock_workers.failpoints import Failpoints, PlayedDeviceError
 from penstock_workers.lanes.engine_life.device_errors import is_lost
 from penstock_workers.lanes.engine_life.failing import FailureRun
 from penstock_workers.lanes.engine_life.stall import LEAST_S, LOOK_S, StepWatch, longest_step_s
-from penstock_workers.lanes.gpu import child_engine, in_process_engine, processes
-from penstock_workers.lanes.gpu.guard import Guard
+from penstock_workers.lanes.gpu.engine import child_engine, in_process_engine, processes
+from penstock_workers.lanes.gpu.engine.guard import Guard
 from penstock_workers.lanes.gpu.plugin import NAME, PLUGINS_VARIABLE, load_in_engines
 
 
@@ -221,7 +221,7 @@ def test_memory_of_an_engine_that_is_gone_already_is_freed(engine: tuple[str, su
 def test_children_of_the_worker_that_are_no_engine_are_spared(tmp_path: Path) -> None:
     """Hooks inherit the mark as well, and are known by the program that they run."""
     mark = uuid.uuid4().hex
-    module = "penstock_workers.lanes.gpu.guard"
+    module = "penstock_workers.lanes.gpu.engine.guard"
     child = subprocess.Popen(
         [sys.executable, "-m", module, "another"], stdin=subprocess.PIPE, env={**os.environ, processes.MARK: mark}
     )

@@ -9,7 +9,7 @@ import pytest
 
 from penstock_workers.children.running_calls import RunningCalls, new_file
 from penstock_workers.hooks.contract import Invalid, Item
-from penstock_workers.hooks.imports import HookImports
+from penstock_workers.in_child.hook_imports import HookImports
 
 
 async def test_the_example_shortens_and_labels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ import orjson
 import pytest
 
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.gpu.adapters import Adapters
-from penstock_workers.lanes.gpu.calls import CallBuilder, ModelFacts
-from penstock_workers.lanes.gpu.engines import RequestRefused
+from penstock_workers.lanes.gpu.engine.adapters import Adapters
+from penstock_workers.lanes.gpu.engine.engines import RequestRefused
+from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ModelFacts
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.gpu.sidecar import SidecarLane
 from penstock_workers.settings import WorkerSettings

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from penstock_workers.item.answer import Answer, NoAnswer
-from penstock_workers.item.fates import FATES
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Released
+from penstock_workers.item.run.fates import FATES
 from penstock_workers.lanes.engine_life import stall
 from penstock_workers.lanes.engine_life.failing import IN_A_ROW
 from penstock_workers.lanes.gpu import engine_host
+from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineFault
 from penstock_workers.lanes.gpu.engine_host import EngineHost
-from penstock_workers.lanes.gpu.engines import Call, EngineFault
 from penstock_workers.lanes.gpu.gpu_lane import SECONDS_PER_TOKEN, GpuLane, time_limit_s
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.settings import WorkerSettings
@@ -30,7 +30,7 @@ CONFIG = SimpleNamespace(
     model_config=SimpleNamespace(max_model_len=100, runner_type="generate", hf_text_config=SimpleNamespace()),
     structured_outputs_config=None,
 )
-Behaviour = Callable[[Call, Callable[[], None]], Any]
+Behaviour = Callable[[EngineCall, Callable[[], None]], Any]
 
 
 def output(text: str = "yes", reason: str = "stop") -> Any:
@@ -53,7 +53,7 @@ class FakeEngine:
     async def load(self, lora: Any) -> None:
         raise AssertionError("there are no adapters")
 
-    async def run(self, call: Call, began: Callable[[], None]) -> Any:
+    async def run(self, call: EngineCall, began: Callable[[], None]) -> Any:
         came = self._behaviour(call, began)
         if isinstance(came, Exception):
             raise came
@@ -98,7 +98,7 @@ class House:
     async def ask(self, timeout_s: float = 60.0, **params: Any) -> Answer | NoAnswer:
         params = {"ignore_eos": False, "max_tokens": 8} | params
         facts = SimpleNamespace(model="m", chat=True, base64=False)
-        call = Call("job:doc#1", [1], SimpleNamespace(**params), facts=facts)
+        call = EngineCall("job:doc#1", [1], SimpleNamespace(**params), facts=facts)
         asked = Prepared(Request("job:doc", "default", "/v1/chat/completions", b"{}", timeout_s), 9, input=call)
         return await asyncio.wait_for(self.lane.infer(asked), 5)
 
@@ -129,7 +129,7 @@ def is_released(tried: Answer | NoAnswer) -> bool:
 async def test_a_hung_engine_is_killed_and_its_items_are_given_back(house: House) -> None:
     """No step for longer than one may take: nothing is a timeout, and the next item has an answer of a new engine (H5)."""
 
-    def hang(_call: Call, _began: Callable[[], None]) -> None:
+    def hang(_call: EngineCall, _began: Callable[[], None]) -> None:
         house.step()
 
     house.engines[0]._behaviour = hang
@@ -154,9 +154,9 @@ async def test_an_error_of_the_device_ends_the_engine(house: House) -> None:
 @pytest.mark.parametrize("able", [True, False])
 async def test_a_run_of_failures_is_decided_by_one_token(house: House, able: bool) -> None:
     """Asked by the worker itself: an engine that gives it goes on; one that fails at that as well is ended."""
-    house.lane._host.calls = SimpleNamespace(probe=lambda: Call("probe", [0], SimpleNamespace(ignore_eos=False)))  # type: ignore[assignment]
+    house.lane._host.calls = SimpleNamespace(probe=lambda: EngineCall("probe", [0], SimpleNamespace(ignore_eos=False)))  # type: ignore[assignment]
 
-    def fail(call: Call, _began: Callable[[], None]) -> Any:
+    def fail(call: EngineCall, _began: Callable[[], None]) -> Any:
         return output() if able and call.request_id == "probe" else EngineFault("odd")
 
     house.engines[0]._behaviour = fail
@@ -204,7 +204,7 @@ def test_the_default_of_an_items_time_follows_max_tokens() -> None:
     """A long answer has as long as a slow engine needs; a job that says a time of its own has that."""
 
     def limit(timeout_s: float, max_tokens: int) -> float:
-        call = Call("id", [1], SimpleNamespace(max_tokens=max_tokens))
+        call = EngineCall("id", [1], SimpleNamespace(max_tokens=max_tokens))
         return time_limit_s(Prepared(Request("t", "p", "/v1/chat/completions", b"", timeout_s), 1, input=call))
 
     assert limit(120.0, 8) == 120.0

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.failures import Failure, name_failure
-from penstock_workers.item.fates import FATES
-from penstock_workers.lanes.gpu.engines import RequestRefused
-from penstock_workers.lanes.gpu.fields import KINDS, check_types
-from penstock_workers.lanes.gpu.outcomes import REASONS, unanswered
+from penstock_workers.item.run.fates import FATES
+from penstock_workers.lanes.gpu.engine.engines import RequestRefused
+from penstock_workers.lanes.gpu.requests.fields import KINDS, check_types
+from penstock_workers.lanes.gpu.requests.outcomes import REASONS, unanswered
 
 
 def completion(reason: str | None, text: str = "yes") -> Any:

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_ratelimit.fairness import Flow, Priority
-from penstock_workers.lanes.gpu.engine_queue import (
+from penstock_workers.lanes.gpu.engine.engine_queue import (
     BUFFER_MIN,
     PASSED_MAX,
     SUSPECTS_TOGETHER,
+    EnginePlace,
     EngineQueue,
     EngineState,
-    Place,
 )
 
 
@@ -25,14 +25,14 @@ async def turns(number: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def fill(queue: EngineQueue, sizes: list[int]) -> tuple[list[Place], list[asyncio.Task[Place]]]:
+async def fill(queue: EngineQueue, sizes: list[int]) -> tuple[list[EnginePlace], list[asyncio.Task[EnginePlace]]]:
     """Those who got in, and the tasks of those who wait."""
     tasks = [asyncio.create_task(queue.enter(size)) for size in sizes]
     await turns()
     return [task.result() for task in tasks if task.done()], [task for task in tasks if not task.done()]
 
 
-async def end(tasks: list[asyncio.Task[Place]]) -> None:
+async def end(tasks: list[asyncio.Task[EnginePlace]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -124,7 +124,7 @@ async def test_short_items_pass_one_that_does_not_fit_but_not_for_ever() -> None
     await turns()
     assert not long_one.done()
     passed = 0
-    waiting: list[asyncio.Task[Place]] = []
+    waiting: list[asyncio.Task[EnginePlace]] = []
     for _ in range(PASSED_MAX + 20):
         places, waiting = await fill(queue, [100])
         passed += len(places)
@@ -254,8 +254,8 @@ class PlayedEngine:
 
     def __init__(self, max_seqs: int, kv_tokens: int) -> None:
         self.max_seqs, self.kv_tokens = max_seqs, kv_tokens
-        self.waiting: list[tuple[Place, int, int]] = []
-        self.running: list[tuple[Place, int, int]] = []
+        self.waiting: list[tuple[EnginePlace, int, int]] = []
+        self.running: list[tuple[EnginePlace, int, int]] = []
         self.idle_steps = self.flooded = self.steps = 0
 
     def step(self, queue: EngineQueue) -> None:

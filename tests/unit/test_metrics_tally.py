@@ -12,16 +12,16 @@ from attempts import make_attempt
 from prometheus_client import generate_latest
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
-from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.item.attempt import NOTHING_SPENT, Settled, Spent
+from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.lanes.embed.figures import BatchFigures
-from penstock_workers.lanes.gpu.figures import EngineFigures
+from penstock_workers.lanes.gpu.engine.figures import EngineFigures
+from penstock_workers.lanes.lane_figures import BOUND_BY, bound_figures, engine_figures
 from penstock_workers.metrics import catalogue, start_metrics
-from penstock_workers.metrics.lane_figures import BOUND_BY, bound_figures, engine_figures
 from penstock_workers.metrics.samples import Sample, Spread
 from penstock_workers.metrics.serve import registry_of
-from penstock_workers.metrics.tally import Tally
 from penstock_workers.settings import WorkerSettings
 
 KEY = ItemKey("job", 1, "doc")
@@ -54,7 +54,7 @@ def found(samples: Any) -> dict[tuple[str, ...], Any]:
 
 def test_each_outcome_is_counted_once_by_its_name() -> None:
     """Every kind of outcome has a name, those of items that were never understood too."""
-    tally = Tally(["default"])
+    tally = OutcomeTally(["default"])
     before = {labels[2] for labels in found(tally.figures("api")) if labels[0] == "penstock_items_total"}
     group = [settled(Done(RESULT)), settled(Dead(LETTER)), settled(Retry(1.0, "e")), settled(Skipped("s"))]
     group += [unopened(Released("r")), unopened(Parked("p")), unopened(Unreadable("u"))]
@@ -65,7 +65,7 @@ def test_each_outcome_is_counted_once_by_its_name() -> None:
 
 def test_a_group_adds_up_to_what_was_sent_and_spent() -> None:
     """Calls, tokens and cost count refused answers, too (C1); time is that of finished items; 429s go by provider."""
-    tally = Tally(["default", "other"])
+    tally = OutcomeTally(["default", "other"])
     tally.settled(
         [settled(Done(RESULT), spent=PAID), settled(Done(RESULT), spent=PAID), settled(Dead(LETTER), spent=PAID)]
     )

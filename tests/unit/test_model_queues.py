@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from penstock_ledger import WorkerSeen, keys
 from penstock_ledger.model import Feed, FeedKind
-from penstock_producer.queues import model_queues, queue_name
-from penstock_producer.routes import Routes, model_of
-from penstock_producer.rows import Document
-from penstock_producer.served import (
+from penstock_producer.feed.queues import model_queues, queue_name
+from penstock_producer.feed.routes import Routes, model_of
+from penstock_producer.feed.served import (
     NAMES_MAX,
     SERVES,
     TEXT_BYTES,
@@ -24,7 +23,8 @@ from penstock_producer.served import (
     serving_of,
     unserved_queues,
 )
-from penstock_producer.spec import JobSpec
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.rows import Document
 from penstock_workers.broker.queue_order import FIRST, QueueOrder
 from penstock_workers.celery_app.app import create_app
 from penstock_workers.errors import TooManyNames

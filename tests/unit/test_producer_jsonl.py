@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
+from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
 from penstock_producer.sources.lines import split_lines
-from penstock_producer.spec import JobSpec
 
 SPEC = JobSpec(prompt="{text}", model="m")
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock_producer.errors import SpecError
-from penstock_producer.response_schema import SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_LIST_MAX
-from penstock_producer.spec import JobSpec
+from penstock_producer.job.response_schema import SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_LIST_MAX
+from penstock_producer.job.spec import JobSpec
 
 
 def nested(levels: int) -> dict[str, Any]:

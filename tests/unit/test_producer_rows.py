@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_producer.errors import SourceError
+from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import BadRow, Document, open_source
-from penstock_producer.spec import JobSpec
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PLAIN = JobSpec(prompt="Sum: {text}", model="m")

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from penstock_producer.acceptance import check_acceptable
 from penstock_producer.errors import SpecError
-from penstock_producer.request_body import BodyBuilder
+from penstock_producer.job.acceptance import check_acceptable
+from penstock_producer.job.request_body import BodyBuilder
+from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.spec import JobSpec
 
 
 def refusal(**fields: Any) -> SpecError:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock_producer.errors import SourceError, TooManyBadRows
+from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import open_source
-from penstock_producer.spec import JobSpec
 from penstock_producer.survey import Survey, survey
 
 

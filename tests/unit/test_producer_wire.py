@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_ledger.model import ItemKey
-from penstock_producer import wire
 from penstock_producer.errors import BadMessage, UnknownMessageVersion, WireError
+from penstock_producer.feed import wire
 
 KEY = ItemKey("job_a", 1, "doc-1")
 BODY = '{"model":"m","messages":[{"role":"user","content":"é \\u2028 \\"quoted\\""}]}'.encode()

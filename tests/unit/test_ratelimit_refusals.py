@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock_ratelimit.provider.refusals import CODES, DAILY_S, STATUSES, TEXTS, Refusal, Signal, classify
 from penstock_ratelimit.rates import MAX_PAUSE_S
-from penstock_workers.item.fates import FATES
+from penstock_workers.item.run.fates import FATES
 
 NOW = 1_800_000_000.0
 

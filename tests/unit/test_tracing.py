@@ -22,10 +22,10 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_s
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job, JobState
-from penstock_producer import tracing, wire
-from penstock_producer.spec import JobSpec
-from penstock_workers.celery_app.bridge import Delivery
+from penstock_producer.feed import tracing, wire
+from penstock_producer.job.spec import JobSpec
 from penstock_workers.item.attempt import Attempt, Item, JobView, Marks, Settled
+from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Outcome, Parked, Released, Retry
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 from penstock_workers.tracing.feeds import FeedSpans

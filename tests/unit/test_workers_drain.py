@@ -9,10 +9,10 @@ import pytest
 from attempts import make_host
 
 from penstock_ledger import DatabaseUnavailable
-from penstock_producer.spec import JobSpec
+from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit.testing import run_virtual
-from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.item.attempt import Attempt, Item, JobView
+from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Outcome, Parked, Released
 from penstock_workers.item.turned_away import TurnedAway
 from penstock_workers.metrics import catalogue

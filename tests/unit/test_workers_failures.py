@@ -11,8 +11,8 @@ from penstock_ratelimit import Signal
 from penstock_ratelimit.provider.refusals import CODES, STATUSES, TEXTS
 from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, Reply, name_failure
-from penstock_workers.item.fates import FATES
 from penstock_workers.item.outcome import Dead, Outcome, Parked, Retry
+from penstock_workers.item.run.fates import FATES
 
 NOW = 1_790_000_000.0
 

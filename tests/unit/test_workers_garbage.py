@@ -12,13 +12,13 @@ import orjson
 import pytest
 from attempts import make_host
 
-from penstock_producer.spec import JobSpec
+from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit.local import LocalLimiter
 from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.rates import PerMinute
-from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
+from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Outcome, Skipped
 from penstock_workers.item.turned_away import TurnedAway

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from penstock_workers.item.groups import Gatherer
+from penstock_workers.item.settling.groups import Gatherer
 
 
 class Recorder:

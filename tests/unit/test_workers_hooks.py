@@ -23,14 +23,13 @@ from penstock_workers.children import protocol
 from penstock_workers.children.protocol import ImportHook, Postprocess, Preprocess
 from penstock_workers.children.running_calls import RunningCalls, new_file
 from penstock_workers.errors import ChildBroken, HookMissing, HookStuck
-from penstock_workers.hooks import calls as hook_calls
-from penstock_workers.hooks import job_code
-from penstock_workers.hooks import threads as hook_threads
-from penstock_workers.hooks.calls import HookCalls
-from penstock_workers.hooks.imports import HOOKS_KEPT, HookImports
-from penstock_workers.hooks.job_code import JobCode
+from penstock_workers.in_child import hook_calls, hook_threads
+from penstock_workers.in_child.hook_calls import HookCalls
+from penstock_workers.in_child.hook_imports import HOOKS_KEPT, HookImports
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.run import job_code
+from penstock_workers.item.run.job_code import JobCode
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 REPLY = Reply(b'{"answer":1}', 200, "r", "m", "stop", 3, 2, "text", 5)

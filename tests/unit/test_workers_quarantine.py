@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from attempts import make_runner
 
-from penstock_producer.spec import JobSpec
-from penstock_workers.celery_app.bridge import Delivery
+from penstock_producer.job.spec import JobSpec
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt, JobView
+from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Dead, Done, Outcome
-from penstock_workers.item.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Cells, died_alone, line_of
+from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Cells, died_alone, line_of
 from penstock_workers.settings import ProviderSettings
 
 GOOD = Answer(200, {}, b'{"choices":[{"message":{"content":"x"}}]}', 1)

@@ -15,19 +15,19 @@ from sqlalchemy.exc import DataError, OperationalError
 
 from penstock_ledger import Begin, BeginReply, Begun, ItemKey, SettleBatch, Trouble
 from penstock_ledger.model import DeadLetter, Result
-from penstock_workers.backlog import AWAY_FRESH_S, UNSETTLED_MAX_S, Backlog
-from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
-from penstock_workers.item import groups
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
-from penstock_workers.item.groups import Outage, StoreWriter
+from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, Unreadable
-from penstock_workers.item.settle import Settler
-from penstock_workers.item.starts import Starts
+from penstock_workers.item.run.starts import Starts
+from penstock_workers.item.settling import groups
+from penstock_workers.item.settling.backlog import AWAY_FRESH_S, UNSETTLED_MAX_S, Backlog
+from penstock_workers.item.settling.groups import StoreOutage, StoreWriter
+from penstock_workers.item.settling.settle import Settler
+from penstock_workers.item.settling.tally import OutcomeTally
+from penstock_workers.item.settling.unstorable import UNSTORABLE
 from penstock_workers.item.turned_away import TurnedAway
-from penstock_workers.item.unstorable import UNSTORABLE
-from penstock_workers.metrics.tally import Tally
 
 AWAY = OperationalError("insert", None, Exception("connection refused"))
 FOR_GOOD = DataError("insert", None, Exception("text fields cannot contain NUL"))
@@ -81,7 +81,7 @@ class House:
         self.stores = Stores()
         self.outcomes: dict[str, Outcome] = {}
         stores: Any = self.stores
-        self.settler = Settler(self, stores, Failpoints(), Tally(("default",)), group_max=500, linger_s=0.0)
+        self.settler = Settler(self, stores, Failpoints(), OutcomeTally(("default",)), group_max=500, linger_s=0.0)
 
     def started(self, delivery: Delivery) -> None:
         """Nothing waits for it here."""
@@ -221,7 +221,7 @@ def test_liveness_fails_when_something_waits_too_long_for_a_store_that_answers(
     assert backlog.overdue() is None
     clock.now += 1
     if trouble is not None:
-        writer.outage = Outage("SQL", trouble, "OperationalError: no", 1_000.0, 7, clock.now - silent_s)
+        writer.outage = StoreOutage("SQL", trouble, "OperationalError: no", 1_000.0, 7, clock.now - silent_s)
     assert (backlog.overdue() is None) == lives
     backlog.take()
     backlog.done(more=True)

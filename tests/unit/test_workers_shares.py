@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_ratelimit.fairness import CLASS_STEP, Flow, Priority
-from penstock_workers.control.shares import Share, parts, shares
+from penstock_workers.control.feeds.shares import Share, parts, shares
 
 FLOWS = st.lists(
     st.builds(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock_ledger.log_lines import log_to_stderr
-from penstock_producer.lanes import DEFAULT_LANE
+from penstock_producer.job.lanes import DEFAULT_LANE
 from penstock_workers.settings import WorkerSettings, process_name
 
 if TYPE_CHECKING:

@@ -11,37 +11,37 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
-from penstock_producer.queues import queue_name
-from penstock_producer.served import HOME, SERVES, Served
-from penstock_workers.backlog import Backlog
-from penstock_workers.celery_app.bridge import Bridge, Delivery, ItemEngine
-from penstock_workers.celery_app.heartbeat import Heartbeat
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.served import HOME, SERVES, Served
 from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.hooks.job_code import JobCode
+from penstock_workers.heartbeat import Heartbeat
 from penstock_workers.item.admission import Admission
 from penstock_workers.item.attempt import Attempt, Settled
-from penstock_workers.item.bodies import Bodies
-from penstock_workers.item.causes import Causes
-from penstock_workers.item.fates import RetryPolicy
-from penstock_workers.item.gpu_cost import PricedAdmission, SharedTime
-from penstock_workers.item.host import ItemHost
-from penstock_workers.item.jobs import JobBook, read_job
+from penstock_workers.item.deliveries import Bridge, Delivery, ItemEngine
 from penstock_workers.item.lane import Lane
-from penstock_workers.item.models import ModelGate
-from penstock_workers.item.reads import Reads
-from penstock_workers.item.records import Records
-from penstock_workers.item.runner import ItemRunner
-from penstock_workers.item.runs import Runs
-from penstock_workers.item.settle import Durable, Settler
-from penstock_workers.item.slots import Waits
-from penstock_workers.item.starts import Starts
+from penstock_workers.item.run.bodies import Bodies
+from penstock_workers.item.run.causes import Causes
+from penstock_workers.item.run.fates import RetryPolicy
+from penstock_workers.item.run.gpu_cost import PricedAdmission, SharedTime
+from penstock_workers.item.run.host import ItemHost
+from penstock_workers.item.run.job_code import JobCode
+from penstock_workers.item.run.jobs import JobBook, read_job
+from penstock_workers.item.run.models import ModelGate
+from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.runner import ItemRunner
+from penstock_workers.item.run.runs import Runs
+from penstock_workers.item.run.starts import Starts
+from penstock_workers.item.settling.backlog import Backlog
+from penstock_workers.item.settling.records import Records
+from penstock_workers.item.settling.settle import Durable, Settler
+from penstock_workers.item.settling.tally import OutcomeTally
+from penstock_workers.item.slots import ItemWaits
+from penstock_workers.lanes.lane_figures import bound_figures, engine_figures
 from penstock_workers.lanes.registry import home_queue, lane_row, served_by
 from penstock_workers.metrics import catalogue
-from penstock_workers.metrics.lane_figures import bound_figures, engine_figures
 from penstock_workers.metrics.samples import Sample
-from penstock_workers.metrics.tally import Tally
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 from penstock_workers.stores import open_stores
 from penstock_workers.tracing import Tracing, open_tracing
@@ -69,7 +69,7 @@ class WorkerEngine:
         self._host: ItemHost | None = None
         self._code: JobCode | None = None
         self._heartbeat: Heartbeat | None = None
-        self._tally = Tally(tuple(settings.providers))
+        self._tally = OutcomeTally(tuple(settings.providers))
         self._computing = SharedTime()
         self._held_at_drain: int | None = None  # None before it
         self._ended_before = 0
@@ -104,7 +104,7 @@ class WorkerEngine:
             ChildPool(start_child, settings.hook_processes), ChildPool(start_child, settings.hook_processes), suspects
         )
         self._code = code
-        waits = Waits(settings.concurrency)
+        waits = ItemWaits(settings.concurrency)
         reads = Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others)
         models = None if served_by(settings) is None else ModelGate(settings.lane, stores.hot, reads)
         runner = ItemRunner(

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
-from penstock_producer.borders import DoorSettings
-from penstock_producer.lanes import DEFAULT_LANE, LANES, Lane
+from penstock_producer.job.borders import DoorSettings
+from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
 from penstock_workers.broker.amqp.address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider

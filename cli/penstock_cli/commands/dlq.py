@@ -219,7 +219,7 @@ def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None,
     """What a replay changes, checked before anything moves. Raises UsageProblem."""
     from penstock_cli.job.jobspec import parse_pairs
     from penstock_producer.errors import SpecError
-    from penstock_producer.overrides import Overrides
+    from penstock_producer.sources.overrides import Overrides
 
     overrides: dict[str, Any] = {}
     if set_fields:

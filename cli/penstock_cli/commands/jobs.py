@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock_cli.connect import Books
-    from penstock_cli.show.figures import Figures
+    from penstock_cli.show.figures import JobFigures
     from penstock_ledger.model import Counts, Job, JobState
 
 WATCH_EVERY_S = 1.0
@@ -57,7 +57,7 @@ def status(
             _print_status(console, watched.job, watched.look(), ledger)
 
 
-def _print_status(console: Console, job: Job, figures: Figures, ledger: Books) -> None:
+def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books) -> None:
     from rich.text import Text
 
     from penstock_cli.show.engines import engines_line
@@ -90,7 +90,7 @@ def _what_died(job: Job, ledger: Books) -> list[str]:
     return [*alike, f"list them:  penstock dlq list {argument(job.job_key)}{ledger.option()}"]
 
 
-def _as_json(ledger: Books, job: Job, figures: Figures) -> str:
+def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     import orjson
 
     from penstock_cli.show.engines import engines_of

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import redis
     from rich.console import Console
 
-    from penstock_cli.show.quota import Look
+    from penstock_cli.show.quota import QuotaSeen
     from penstock_ratelimit.for_penstock import QuotaView
 
 SAMPLE_S = 2.0
@@ -62,9 +62,9 @@ class Reader:
         self.quota = quota
         self._seen: deque[dict[str, QuotaView]] = deque()
 
-    def look(self) -> list[Look]:
+    def look(self) -> list[QuotaSeen]:
         """Raises UsageProblem when the one quota that was asked for is not there."""
-        from penstock_cli.show.quota import LEARNED_SHOWN, Look, lift_command
+        from penstock_cli.show.quota import LEARNED_SHOWN, QuotaSeen, lift_command
         from penstock_ledger import CauseBook
         from penstock_ratelimit.for_penstock import MAX_LEARNED, read_quotas
 
@@ -75,7 +75,7 @@ class Reader:
         book = CauseBook(self._client)
         shown = LEARNED_SHOWN if self.quota is None else MAX_LEARNED
         return [
-            Look(
+            QuotaSeen(
                 view,
                 view.since(before[view.quota_id]) if view.quota_id in before else None,
                 lift_command(view.quota_id, self._option),
@@ -85,7 +85,7 @@ class Reader:
             for view in views
         ]
 
-    def sample(self) -> list[Look]:
+    def sample(self) -> list[QuotaSeen]:
         """Two looks, so that there is something to say about use."""
         if self.look():
             time.sleep(SAMPLE_S)
@@ -114,7 +114,7 @@ def _print_once(reader: Reader) -> None:
         _print_lines(console, looks)
 
 
-def _print_lines(console: Console, looks: list[Look]) -> None:
+def _print_lines(console: Console, looks: list[QuotaSeen]) -> None:
     from penstock_cli.show.quota import lines
 
     for look in looks:

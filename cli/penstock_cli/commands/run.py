@@ -41,7 +41,7 @@ def run(
     from penstock_cli.job.jobspec import default_job_key
     from penstock_cli.run.request import RunRequest, default_state
     from penstock_cli.run.standby import Standby
-    from penstock_producer.lanes import has_own_model
+    from penstock_producer.job.lanes import has_own_model
 
     request = RunRequest(
         source=source,

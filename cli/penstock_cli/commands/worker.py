@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock_producer.lanes import lanes_in_words
+from penstock_producer.job.lanes import lanes_in_words
 
 
 def worker(

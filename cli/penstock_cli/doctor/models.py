@@ -11,8 +11,8 @@ from penstock_cli.show.reasons import unserved_model
 from penstock_cli.show.text import safe
 from penstock_ledger import LiveJobs, RedisAddress, RedisLedger, open_database
 from penstock_ledger.model import JobState
-from penstock_producer.lanes import LANES, has_own_model
-from penstock_producer.served import serving_of
+from penstock_producer.feed.served import serving_of
+from penstock_producer.job.lanes import LANES, has_own_model
 
 SUBJECT = "models"
 JOBS_SHOWN = 10

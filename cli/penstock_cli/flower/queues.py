@@ -18,8 +18,8 @@ from flower.views.monitor import Metrics
 from tornado.web import HTTPError
 
 from penstock_ledger import QueueBook, RedisAddress, keys
-from penstock_producer.lanes import LANES, has_own_model
-from penstock_producer.queues import queue_name
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_workers.celery_app.app import CONTROL_QUEUE
 
 TIMEOUT_S = 5.0  # of Redis, for one page

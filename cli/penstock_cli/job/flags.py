@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock_cli.job.options import JOB, PROVIDER
-from penstock_producer.options import OPTIONS, FlagForm, Option
+from penstock_producer.job.options import OPTIONS, FlagForm, Option
 
 JobFlags = Mapping[str, Any]
 """The job options as they were typed, by the spec's field. One that is left out is None, or not there."""

@@ -13,14 +13,14 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.job.flags import JobFlags
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.settings import OPENAI_KEY_VARIABLE, variable_is_set
-from penstock_producer.lanes import LANES, has_own_model
-from penstock_producer.options import OPTIONS, FlagForm, Option
+from penstock_producer.job.lanes import LANES, has_own_model
+from penstock_producer.job.options import OPTIONS, FlagForm, Option
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from penstock_producer.errors import Problem, SpecError
-    from penstock_producer.spec import JobSpec
+    from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 MAX_SCHEMA_BYTES = 1024 * 1024  # a larger file was named by mistake
@@ -67,7 +67,7 @@ def _json_or_text(text: str) -> Any:
 def job_spec(flags: JobFlags) -> JobSpec:
     """Raises UsageProblem, which lists every flag that is unusable."""
     from penstock_producer.errors import SpecError
-    from penstock_producer.spec import JobSpec
+    from penstock_producer.job.spec import JobSpec
 
     fields = {field: _read(OPTIONS[field], typed) for field, typed in flags.items() if typed is not None}
     usual = LANES[fields["lane"]].endpoint if fields.get("lane") in LANES else None

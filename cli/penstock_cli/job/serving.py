@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock_cli.errors import UsageProblem
-from penstock_producer.lanes import has_own_model
+from penstock_producer.job.lanes import has_own_model
 
 if TYPE_CHECKING:
-    from penstock_producer.served import Serving
+    from penstock_producer.feed.served import Serving
+    from penstock_producer.job.spec import JobSpec
     from penstock_producer.settings import ProducerSettings
-    from penstock_producer.spec import JobSpec
 
 LOOK_TIMEOUT_S = 2.0  # a submit is not held up by a Redis that does not answer
 
@@ -22,7 +22,7 @@ def look(settings: ProducerSettings, spec: JobSpec) -> Serving | None:
     import redis
 
     from penstock_ledger import RedisAddress, RedisLedger
-    from penstock_producer.served import serving_of
+    from penstock_producer.feed.served import serving_of
 
     options = {"socket_timeout": LOOK_TIMEOUT_S, "socket_connect_timeout": LOOK_TIMEOUT_S}
     try:
@@ -41,7 +41,7 @@ def refuse_chance(serving: Serving | None, spec: JobSpec) -> None:
 
 def warning(serving: Serving | None, spec: JobSpec) -> str | None:
     """What the person who submits should know: that the job will wait for a worker of its model."""
-    from penstock_producer.served import missing_model
+    from penstock_producer.feed.served import missing_model
 
     missing = None if serving is None else missing_model(serving, spec.model)
     return (

@@ -84,7 +84,7 @@ def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
     Everything else in a spec decides what results are, so that a difference there is another job.
     """
     from penstock_ledger import JobNotFound
-    from penstock_producer.spec import JobSpec
+    from penstock_producer.job.spec import JobSpec
 
     try:
         job = ledger.jobs.get(plan.request.job_key)

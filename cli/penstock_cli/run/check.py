@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock_cli.show.progress import Progress
-    from penstock_producer.spec import JobSpec
+    from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import WorkerSettings
 
 LOCAL_LEASE_S = 15.0  # renewed every 5 s by a thread that does nothing else
@@ -38,7 +38,7 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
 def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     """Flags and settings, checked without a look at anything else. Raises UsageProblem and SettingsError."""
     from penstock_producer import SpecError
-    from penstock_producer.acceptance import check_acceptable
+    from penstock_producer.job.acceptance import check_acceptable
     from penstock_producer.sources import refuse_unreadable
     from penstock_workers.lanes.registry import check_lane, make_lane
     from penstock_workers.settings import WorkerSettings
@@ -67,7 +67,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
 
 
 def asks_a_provider(spec: JobSpec) -> bool:
-    from penstock_producer.lanes import has_own_model
+    from penstock_producer.job.lanes import has_own_model
 
     return not has_own_model(spec.lane)
 

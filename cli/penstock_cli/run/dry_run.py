@@ -12,8 +12,8 @@ from penstock_cli.show.text import count, one_line, safe, usd
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_producer.job.spec import JobSpec
     from penstock_producer.sources import Document
-    from penstock_producer.spec import JobSpec
     from penstock_producer.survey import Survey
     from penstock_workers.settings import ProviderSettings
 

@@ -21,15 +21,15 @@ from penstock_cli.run.standby import Standby, worker_command
 from penstock_cli.run.state import StateFolder
 from penstock_cli.run.supervisor import MAX_LOG_BYTES, Supervisor
 from penstock_cli.settings import child_environment
-from penstock_cli.show.figures import Figures, KeptFigures
+from penstock_cli.show.figures import JobFigures, KeptFigures
 from penstock_cli.show.pauses import ends_by_itself, lift_provider, pause_lines
 from penstock_cli.show.progress import HURRIES, Wait
 from penstock_cli.show.text import counted, duration, one_line
 from penstock_cli.show.watch import Stall, Watch
 from penstock_ledger.log_lines import LineFormatter
 from penstock_ledger.model import JobState
-from penstock_producer.lanes import has_own_model
-from penstock_producer.queues import queue_name
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.job.lanes import has_own_model
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -171,7 +171,7 @@ class Fleet:
             raise error
         return Wait(f"waiting for queue and ledger in {self._state.root}: {one_line(str(error))}")
 
-    def _first_steps(self, figures: Figures) -> Wait | None:
+    def _first_steps(self, figures: JobFigures) -> Wait | None:
         """What goes on until the first document of this run has finished."""
         if self._finished_before is None:
             self._finished_before = figures.finished

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock_cli.show.progress import Progress
-    from penstock_producer.spec import JobSpec
+    from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import WorkerSettings
 
 

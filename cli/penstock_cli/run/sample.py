@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from penstock_cli.run.request import RunRequest
     from penstock_cli.run.state import StateFolder
     from penstock_ledger.model import Job, Result
+    from penstock_producer.job.spec import JobSpec
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import Document
-    from penstock_producer.spec import JobSpec
 
 MAX_SAMPLE = 10_000  # more is a job of its own
 _FOLDER = "samples"

@@ -21,7 +21,7 @@ def advice(ledger: Books, job: Job, report: Report, *, url: str | None = None, a
     ``url`` is the provider's where it is known, ``again`` the command that works on what was replayed.
     """
     from penstock_workers.item.failures import ASTRAY
-    from penstock_workers.item.runs import to_check
+    from penstock_workers.item.run.runs import to_check
 
     if report.succeeded or len(report.dead_by_reason) != 1:
         return []

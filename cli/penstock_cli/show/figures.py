@@ -39,7 +39,7 @@ def _kept(stats: Mapping[str, Any]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class JobFigures:
     """One look at a job."""
 
     total: int | None

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from penstock_cli.show.engines import engines_line
-from penstock_cli.show.figures import Figures
+from penstock_cli.show.figures import JobFigures
 from penstock_cli.show.reasons import retried_line
 from penstock_cli.show.text import count, duration, percent, rate, safe, usd
 
@@ -34,7 +34,7 @@ class Wait(NamedTuple):
 class Progress(Protocol):
     """Shows figures as they change; a context manager, so that the terminal is left as it was."""
 
-    def show(self, figures: Figures) -> None: ...
+    def show(self, figures: JobFigures) -> None: ...
 
     def note(self, text: str | None, more: str = "") -> None:
         """What is going on or waited for right now, until the next note; ``more`` is what changes while it goes on."""
@@ -72,7 +72,7 @@ class Lines:
         self._noted: str | None = None
         self._next_note = 0.0
 
-    def show(self, figures: Figures) -> None:
+    def show(self, figures: JobFigures) -> None:
         if self._clock() < self._next:
             return
         self._next = self._clock() + LINE_EVERY_S
@@ -81,7 +81,7 @@ class Lines:
         if figures.engines is not None:
             self._console.print(engines_line(figures.engines), soft_wrap=True)
 
-    def _say_reasons(self, figures: Figures) -> None:
+    def _say_reasons(self, figures: JobFigures) -> None:
         """What changed since the last line; why calls fail now and then, since its count always changes."""
         if figures.reasons != self._reasons:
             self._reasons = figures.reasons
@@ -123,11 +123,11 @@ class Panel:
         self._hint = hint
         self._console = console
         self._began = time.monotonic()
-        self._figures: Figures | None = None  # written by the caller, read by the drawing thread, like the note
+        self._figures: JobFigures | None = None  # written by the caller, read by the drawing thread, like the note
         self._note = ""
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=PANEL_PER_S, transient=True)
 
-    def show(self, figures: Figures) -> None:
+    def show(self, figures: JobFigures) -> None:
         self._figures = figures
 
     def note(self, text: str | None, more: str = "") -> None:
@@ -158,18 +158,18 @@ def _noted(text: str, more: str) -> str:
     return f"{text} {more}" if more else text
 
 
-def line(figures: Figures) -> str:
+def line(figures: JobFigures) -> str:
     """``12.3 %  1,234 of 10,000 · 204/s · 43 s left · claimed 256 · …``"""
     return " · ".join([_share(figures), _speed(figures), *_traffic(figures), *_trouble(figures), *_spent(figures)])
 
 
-def final_line(figures: Figures) -> str:
+def final_line(figures: JobFigures) -> str:
     """``line`` for a job that is over: nothing moves any more."""
     return " · ".join([_share(figures), *_trouble(figures), *_spent(figures)])
 
 
 def panel(
-    figures: Figures | None, title: str, *, note: str = "", hint: str = RESUMES, seconds: float = 0.0
+    figures: JobFigures | None, title: str, *, note: str = "", hint: str = RESUMES, seconds: float = 0.0
 ) -> RenderableType:
     """``figures`` are None until there are any; ``seconds`` since the panel appeared."""
     from rich.panel import Panel as Box
@@ -208,7 +208,7 @@ def panel(
     )
 
 
-def _figure_lines(figures: Figures) -> list[str]:
+def _figure_lines(figures: JobFigures) -> list[str]:
     return [
         f"{_share(figures)}  ·  {_speed(figures)}  ·  {duration(figures.seconds)} elapsed",
         "  ·  ".join(_traffic(figures)),
@@ -217,24 +217,24 @@ def _figure_lines(figures: Figures) -> list[str]:
     ]
 
 
-def reason_lines(figures: Figures) -> list[str]:
+def reason_lines(figures: JobFigures) -> list[str]:
     """What keeps the job from going faster, and why calls failed lately."""
     last = f"the last failure: {figures.cause}" if figures.cause else None
     return [*figures.reasons, *(line for line in (retried_line(figures.retried_by_reason), last) if line is not None)]
 
 
-def _share(figures: Figures) -> str:
+def _share(figures: JobFigures) -> str:
     if figures.total is None:
         return f"{count(figures.finished)} finished, still open"
     return f"{percent(figures.finished, figures.total)}  {count(figures.finished)} of {count(figures.total)}"
 
 
-def _speed(figures: Figures) -> str:
+def _speed(figures: JobFigures) -> str:
     left = figures.seconds_left
     return rate(figures.per_second) if left is None else f"{rate(figures.per_second)}, {duration(left)} left"
 
 
-def _traffic(figures: Figures) -> list[str]:
+def _traffic(figures: JobFigures) -> list[str]:
     return [
         f"claimed {count(figures.claimed)}",
         f"queued {count(figures.queued)}",
@@ -243,7 +243,7 @@ def _traffic(figures: Figures) -> list[str]:
     ]
 
 
-def _trouble(figures: Figures) -> list[str]:
+def _trouble(figures: JobFigures) -> list[str]:
     return [
         f"retries {count(figures.retries)}",
         f"rate limited {count(figures.rate_limited)}",
@@ -251,7 +251,7 @@ def _trouble(figures: Figures) -> list[str]:
     ]
 
 
-def _spent(figures: Figures) -> list[str]:
+def _spent(figures: JobFigures) -> list[str]:
     return [
         f"tokens {count(figures.prompt_tokens)} in, {count(figures.completion_tokens)} out",
         f"cost {usd(figures.cost_usd)}",

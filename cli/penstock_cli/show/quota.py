@@ -34,7 +34,7 @@ _FIXES = {  # of reasons that come without one, because the caller gave none
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class QuotaProblem:
     """What is wrong, and a command or a word for it."""
 
     text: str
@@ -43,7 +43,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class QuotaSeen:
     """One quota at one moment, with what went through it lately."""
 
     view: QuotaView
@@ -59,7 +59,7 @@ def lift_command(quota_id: str, option: str) -> str:
     return f"penstock limits --lift {shlex.quote(quota_id)}{option}"
 
 
-def state(look: Look) -> tuple[str, str]:
+def state(look: QuotaSeen) -> tuple[str, str]:
     """The state of the quota in one word, with its colour: the first thing that keeps requests from starting."""
     view = look.view
     if view.hold:
@@ -78,45 +78,47 @@ def state(look: Look) -> tuple[str, str]:
     return ("at work", "green") if moving or view.in_flight or view.waiting else ("idle", "dim")
 
 
-def troubles(look: Look, now: float | None = None) -> Iterator[Trouble]:
+def troubles(look: QuotaSeen, now: float | None = None) -> Iterator[QuotaProblem]:
     """What is wrong, the most serious first. ``now`` is unix time, for the clock times shown."""
     view, at = look.view, time.time() if now is None else now
     if view.hold:
         reason = one_line(view.hold, 300)
         fix = f"; {_FIXES[view.hold]}" if view.hold in _FIXES else ""
-        yield Trouble(f"held for {duration(view.held_s)}: {reason}{fix}", f"then:  {look.lift}", grave=True)
+        yield QuotaProblem(f"held for {duration(view.held_s)}: {reason}{fix}", f"then:  {look.lift}", grave=True)
     if view.breaker is Breaker.OPEN:
-        yield Trouble(
+        yield QuotaProblem(
             f"the provider fails: nothing starts {_until(view.open_left_s, at)}, then 3 trial requests decide",
             grave=True,
         )
     if view.breaker is Breaker.HALF_OPEN:
-        yield Trouble(f"seeing whether the provider is back: {view.probes_won} of 3 trial requests were answered well")
+        yield QuotaProblem(
+            f"seeing whether the provider is back: {view.probes_won} of 3 trial requests were answered well"
+        )
     if view.pause_left_s > 0:
         long = view.pause_left_s > LONG_PAUSE_S
         early = f"end it early:  {look.lift}" if long else ""
-        yield Trouble(f"the provider said wait: nothing starts {_until(view.pause_left_s, at)}", early, grave=long)
+        yield QuotaProblem(f"the provider said wait: nothing starts {_until(view.pause_left_s, at)}", early, grave=long)
     if (cause := latest_cause(look.causes, at)) is not None:
-        yield Trouble(f"calls of job {one_line(cause.job_id)} fail: {cause_line(cause, at)}")
+        yield QuotaProblem(f"calls of job {one_line(cause.job_id)} fail: {cause_line(cause, at)}")
     if view.share < FULL:
-        yield Trouble(f"starting gently after a stop: {view.share:.0%} of the rate for now, and growing")
+        yield QuotaProblem(f"starting gently after a stop: {view.share:.0%} of the rate for now, and growing")
     if view.margin < view.declared_margin - NOTABLE_MARGIN:
-        yield Trouble(
+        yield QuotaProblem(
             f"429s below the limits: working at {view.margin:.1%} of them",
             "are they declared too high, or is the key used elsewhere?",
         )
     yield from _others(view)
     if view.retry_budget <= RETRIES_LEAVE:
-        yield Trouble(
+        yield QuotaProblem(
             f"retries are put off: too many of what is sent are retries ({view.retry_budget:.0f} of 100 left)"
         )
 
 
-def _others(view: QuotaView) -> Iterator[Trouble]:
+def _others(view: QuotaView) -> Iterator[QuotaProblem]:
     for one in view.dimensions:
         if one.others > NOTABLE_OTHERS * one.limit:
             amount, unit = _per_unit(one.name, one.others)
-            yield Trouble(f"others use this key: about {amount} {one.name}{unit}")
+            yield QuotaProblem(f"others use this key: about {amount} {one.name}{unit}")
 
 
 def _until(seconds: float, now: float) -> str:
@@ -135,7 +137,7 @@ def people(view: QuotaView) -> list[str]:
     return [processes, f"{count(view.waiting)} waiting", under_way]
 
 
-def tallies(look: Look) -> list[str]:
+def tallies(look: QuotaSeen) -> list[str]:
     """What happened so far."""
     view = look.view
     speed = f" ({rate(look.traffic.granted)})" if look.traffic is not None else ""
@@ -150,7 +152,7 @@ def tallies(look: Look) -> list[str]:
     return parts
 
 
-def used(look: Look, one: DimensionView) -> tuple[float | None, str, str]:
+def used(look: QuotaSeen, one: DimensionView) -> tuple[float | None, str, str]:
     """The part of what is allowed that was used lately, in per cent, and both in units."""
     allowed, unit = _per_unit(one.name, one.allowed)
     if look.traffic is None:
@@ -167,7 +169,7 @@ def _per_unit(name: str, per_second: float) -> tuple[str, str]:
     return (f"{amount:,.0f}" if amount >= 10 or amount == round(amount) else f"{amount:,.1f}"), unit
 
 
-def learned(look: Look) -> Iterator[tuple[str, str]]:
+def learned(look: QuotaSeen) -> Iterator[tuple[str, str]]:
     """Kinds of requests, and what they turned out to cost."""
     shown = look.view.learned[: look.learned_shown]
     for one in shown:
@@ -185,7 +187,7 @@ def _costs(one: LearnedView) -> str:
 # --- shown ---------------------------------------------------------------------------------------------------------
 
 
-def lines(look: Look, now: float | None = None) -> list[str]:
+def lines(look: QuotaSeen, now: float | None = None) -> list[str]:
     """Plain text, for pipes and logs."""
     shown = [f"{look.view.quota_id}: {state(look)[0]}"]
     for one in look.view.dimensions:
@@ -202,7 +204,7 @@ def lines(look: Look, now: float | None = None) -> list[str]:
     return shown
 
 
-def panel(look: Look, now: float | None = None) -> RenderableType:
+def panel(look: QuotaSeen, now: float | None = None) -> RenderableType:
     """A box of 78 columns."""
     from rich.console import Group
     from rich.panel import Panel
@@ -232,7 +234,7 @@ def _row(text: str, style: str = "") -> RenderableType:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _bars(look: Look) -> RenderableType:
+def _bars(look: QuotaSeen) -> RenderableType:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -246,7 +248,7 @@ def _bars(look: Look) -> RenderableType:
     return table
 
 
-def as_json(look: Look) -> dict[str, Any]:
+def as_json(look: QuotaSeen) -> dict[str, Any]:
     """Everything there is, with units in the names; see ``penstock_ratelimit.watch``."""
     traffic = look.traffic
     return asdict(look.view) | {
@@ -258,7 +260,7 @@ def as_json(look: Look) -> dict[str, Any]:
     }
 
 
-def panels(looks: Sequence[Look]) -> RenderableType:
+def panels(looks: Sequence[QuotaSeen]) -> RenderableType:
     from rich.console import Group
 
     return Group(*(panel(look) for look in looks))

@@ -58,8 +58,8 @@ def unserved(workers: Iterable[WorkerSeen], lane: str) -> str | None:
 def unserved_model(redis: RedisLedger, workers: Iterable[WorkerSeen], job: Job) -> str | None:
     """That no worker serves what a job of a lane with models of its own waits for. Of a job whose lines name models of their
     own, what waits in the whole lane."""
-    from penstock_producer.queues import queue_name
-    from penstock_producer.served import missing_model, serving_of, unserved_queues
+    from penstock_producer.feed.queues import queue_name
+    from penstock_producer.feed.served import missing_model, serving_of, unserved_queues
 
     lane, model = str(job.spec["lane"]), job.spec.get("model")
     serving = serving_of(workers, lane)

@@ -11,7 +11,7 @@ from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
 from penstock_cli.show.figures import MICRO, retried_by_reason
 from penstock_cli.show.reasons import retried_line
 from penstock_cli.show.text import count, duration, percent, rate, safe, usd
-from penstock_producer.lanes import has_own_model
+from penstock_producer.job.lanes import has_own_model
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from penstock_cli.show.engines import engines_of
-from penstock_cli.show.figures import MICRO, Counter, Figures, Speed, retried_by_reason
-from penstock_cli.show.quota import Look, lift_command, troubles
+from penstock_cli.show.figures import MICRO, Counter, JobFigures, Speed, retried_by_reason
+from penstock_cli.show.quota import QuotaSeen, lift_command, troubles
 from penstock_cli.show.reasons import bound, cause_line, in_hooks, latest_cause, unserved, unserved_model
-from penstock_producer.lanes import has_own_model
-from penstock_producer.queues import queue_name
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.job.lanes import has_own_model
 
 REASONS_EVERY_S = 2.0  # a look at heartbeats, the quota and the causes of failures costs three reads
 STALL_NOTICE_S = 30.0  # longer than most answers take, short enough for a person who watches
@@ -43,7 +43,7 @@ class Watch:
         self.job = self._books.jobs.get(self.job.job_id)
         return self.job
 
-    def look(self, workers: int | None = None) -> Figures:
+    def look(self, workers: int | None = None) -> JobFigures:
         """``workers`` alive where the caller knows, else those that Redis has heard of."""
         counts, moved = self._counter.look()
         stats = self._counter.stats
@@ -51,7 +51,7 @@ class Watch:
         depth = redis.depth(queue_name(self.job.spec["lane"])) if redis is not None else None
         seen = redis.workers() if redis is not None else []
         succeeded, dead = counts.succeeded + moved.get("succeeded", 0), counts.dead + moved.get("dead", 0)
-        return Figures(
+        return JobFigures(
             total=self.job.total,
             succeeded=succeeded,
             succeeded_after_retry=counts.succeeded_after_retry,
@@ -95,7 +95,7 @@ class Watch:
             found.append(unserved_model(redis, seen, self.job))
         else:
             for view in read_quotas(client, quota_ids=[provider]):
-                look = Look(view, None, lift_command(provider, self._books.option()))
+                look = QuotaSeen(view, None, lift_command(provider, self._books.option()))
                 found += [" ".join(part for part in (one.text, one.fix) if part) for one in troubles(look) if one.grave]
                 found.append(bound(view))
         return {"reasons": tuple(one for one in found if one is not None), "cause": line}
@@ -115,7 +115,7 @@ class Stall:
         self._since = 0.0
         self._told = False
 
-    def notice(self, figures: Figures) -> str | None:
+    def notice(self, figures: JobFigures) -> str | None:
         """What to tell, when it is time to."""
         if figures.finished != self._finished:
             self._finished, self._retries, self._since, self._told = (

@@ -1,5 +1,5 @@
 {{/*
-The queues of a pool, named as penstock_producer/queues.py names them: a test holds both equal.
+The queues of a pool, named as penstock_producer/feed/queues.py names them: a test holds both equal.
 */}}
 
 {{/* Of `dict "kind" kind "model" model`, without the prefix `penstock.`: safe names as they are, others with a digest. */}}

@@ -9,7 +9,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, text
 
-from penstock_ledger.postgres import Waits, wait_longer
+from penstock_ledger.sql.postgres import Waits, wait_longer
 
 # Serialises migrations of several processes on PostgreSQL; any number that no other program uses ("penstock" on a keypad).
 ADVISORY_LOCK: Final = 73678625

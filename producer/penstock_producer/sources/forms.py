@@ -14,12 +14,12 @@ import orjson
 
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
-from penstock_producer.lanes import has_own_model
-from penstock_producer.request_body import BodyBuilder, text_field
+from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.request_body import BodyBuilder, text_field
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.template import MissingField, Template, TextTooLong
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.strict_json import RowFault
-from penstock_producer.spec import JobSpec
-from penstock_producer.template import MissingField, Template, TextTooLong
 
 _MAX_COLUMNS_SHOWN = 20
 

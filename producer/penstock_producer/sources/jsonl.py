@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock_producer.errors import BadReference, SourceError, seen
+from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.blob import Blob
@@ -14,7 +15,6 @@ from penstock_producer.sources.convert import refuse_content
 from penstock_producer.sources.forms import RowForm, form_of
 from penstock_producer.sources.lines import BOM, Line, split_lines
 from penstock_producer.sources.strict_json import RowFault, parse_object, parse_surveyed
-from penstock_producer.spec import JobSpec
 
 _POSITION = re.compile(r"(\d{1,18}):(\d{1,10})", re.ASCII)  # "offset:length"
 

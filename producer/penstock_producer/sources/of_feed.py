@@ -5,12 +5,12 @@ from __future__ import annotations
 from penstock_ledger import Database, JobStore, OutcomeStore, Spool
 from penstock_ledger.model import Feed, FeedKind, Job
 from penstock_producer.errors import SourceError
+from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import Source
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.replay import ReplaySource
 from penstock_producer.sources.spool import SpoolSource
-from penstock_producer.spec import JobSpec
 
 __all__ = ["open_feed_source", "source_of"]
 

@@ -8,13 +8,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SourceError, seen
+from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, ProducerSettings
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import local, s3
 from penstock_producer.sources.blob import Blob, TimedBlob
 from penstock_producer.sources.convert import refuse_ending
 from penstock_producer.sources.jsonl import JsonlSource
-from penstock_producer.spec import JobSpec
 
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
 

@@ -64,7 +64,7 @@ HOLDS: Final = (Signal.OUT_OF_MONEY, Signal.UNAUTHORIZED)
 
 
 class Meaning(NamedTuple):
-    """One row of the table: the failure's name (as in the workers' table, item/fates.py) and its signal."""
+    """One row of the table: the failure's name (as in the workers' table, item/run/fates.py) and its signal."""
 
     name: str
     signal: Signal

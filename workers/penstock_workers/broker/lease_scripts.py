@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import redis
 
 from penstock_ledger import QueueBook, keys
-from penstock_producer.lanes import LANES
-from penstock_producer.wire import queue_name
+from penstock_producer.feed.wire import queue_name
+from penstock_producer.job.lanes import LANES
 
 __all__ = ["return_leases_of_the_dead"]
 

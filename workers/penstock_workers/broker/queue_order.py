@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock_producer.queues import queue_name
+from penstock_producer.feed.queues import queue_name
 from penstock_workers.settings import CONTROL_LANE
 
 FIRST = queue_name(CONTROL_LANE)

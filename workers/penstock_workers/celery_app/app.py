@@ -15,15 +15,15 @@ from kombu.entity import Queue
 
 from penstock_ledger import REDIS_CONNECT_TIMEOUT_S, REDIS_TIMEOUT_S, RedisAddress, keys
 from penstock_ledger.log_lines import make_safe
-from penstock_producer.wire import TASK_NAME, queue_name
+from penstock_producer.feed.wire import TASK_NAME, queue_name
 from penstock_workers.broker import transport
 from penstock_workers.broker.amqp import connect as amqp
 from penstock_workers.broker.amqp.address import AmqpAddress
 from penstock_workers.broker.amqp.publisher import QUORUM
 from penstock_workers.broker.lease_scripts import Keys
 from penstock_workers.broker.leases import Leases
-from penstock_workers.celery_app.bridge import ItemEngine
 from penstock_workers.doors.tasks import door_tasks
+from penstock_workers.item.deliveries import ItemEngine
 from penstock_workers.lanes.registry import home_queue, served_by
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
@@ -56,7 +56,7 @@ class ItemTask(Task):  # type: ignore[misc]  # Celery is untyped
 
     name = TASK_NAME
     Strategy = "penstock_workers.celery_app.handover:item_strategy"
-    Request = "penstock_workers.celery_app.requests:ItemRequest"
+    Request = "penstock_workers.celery_app.shown.requests:ItemRequest"
     send_events = False  # Celery's own: `ItemRequest` sends the events
     acks_late = True
     acks_on_failure_or_timeout = True

@@ -13,8 +13,8 @@ from time import monotonic
 from celery.exceptions import WorkerShutdown
 from celery.worker import state
 
-from penstock_workers.celery_app.bridge import Bridge, Delivery, ItemEngine
 from penstock_workers.celery_app.item_loop import LoopFactory, spare_the_collector
+from penstock_workers.item.deliveries import Bridge, Delivery, ItemEngine
 from penstock_workers.metrics.samples import Sample
 
 log = logging.getLogger(__name__)

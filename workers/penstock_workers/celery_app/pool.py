@@ -17,7 +17,7 @@ from celery.exceptions import ImproperlyConfigured
 from kombu.asynchronous import get_event_loop
 from kombu.common import ignore_errors
 
-from penstock_producer.wire import TASK_NAME
+from penstock_producer.feed.wire import TASK_NAME
 from penstock_workers.broker.acks import Acks
 from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.leases import Leases
@@ -28,7 +28,7 @@ from penstock_workers.celery_app.item_loop import loop_factory
 from penstock_workers.celery_app.liveness import BEAT_S, Liveness
 from penstock_workers.celery_app.probe import ProbeFiles
 from penstock_workers.celery_app.running_items import LateAcks, RunningItem
-from penstock_workers.celery_app.sampling import EventSample
+from penstock_workers.celery_app.shown.sampling import EventSample
 from penstock_workers.doors.threads import TaskThreads
 from penstock_workers.metrics import catalogue, start_metrics
 from penstock_workers.metrics.samples import Sample

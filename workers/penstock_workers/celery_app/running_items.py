@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from penstock_workers.celery_app.bridge import Delivery
+from penstock_workers.item.deliveries import Delivery
 
 LATE_KEPT = 20_000  # late acknowledgements whose redelivered copies are still expected; 2 MB
 

@@ -50,7 +50,7 @@ SILENT_S = 65.0  # without an answer although it has calls: longer than a hook m
 HOOK_TIMEOUT_S = 60.0  # a hook that takes longer is stuck
 CHECK_S = 5.0  # one check of an answer against a schema; a usual one takes well under a millisecond
 IDLE_S = 60.0  # a child that has had no call for so long is ended: to free its memory
-PROGRAM = "penstock_workers.children.serve"
+PROGRAM = "penstock_workers.in_child.serve"
 
 
 class LossCause(Enum):

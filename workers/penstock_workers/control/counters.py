@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from penstock_producer.lanes import LANES
+from penstock_producer.job.lanes import LANES
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 

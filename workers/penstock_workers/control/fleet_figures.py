@@ -16,12 +16,12 @@ import redis
 
 from penstock_ledger import Depth, RedisLedger, WorkerSeen
 from penstock_ledger.model import Job
-from penstock_producer.lanes import DEFAULT_LANE, LANES, has_own_model
-from penstock_producer.queues import queue_name
-from penstock_producer.served import serving_of, unserved_queues
-from penstock_producer.wire import FED_HEADER
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.served import serving_of, unserved_queues
+from penstock_producer.feed.wire import FED_HEADER
+from penstock_producer.job.lanes import DEFAULT_LANE, LANES, has_own_model
 from penstock_ratelimit.for_penstock import Breaker, QuotaView, read_quotas
-from penstock_workers.celery_app.heartbeat import ALIVE_S
+from penstock_workers.heartbeat import ALIVE_S
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 

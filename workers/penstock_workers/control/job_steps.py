@@ -20,21 +20,21 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Feed, Job, JobState
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_producer.leased_feed import open_feeder
-from penstock_producer.queues import queue_name
-from penstock_workers.control.balance import Balance
-from penstock_workers.control.cancel import Cancelling
-from penstock_workers.control.complete import Completion
+from penstock_producer.feed.leased_feed import open_feeder
+from penstock_producer.feed.queues import queue_name
 from penstock_workers.control.counters import Counters
-from penstock_workers.control.ending import Ending
-from penstock_workers.control.feed_windows import FeedWindows
-from penstock_workers.control.job_states import JobStates
-from penstock_workers.control.leadership import Leadership, LedFeed
-from penstock_workers.control.limits import JobLimits
-from penstock_workers.control.outputs import OutputWriter
-from penstock_workers.control.reconcile import Reconciler
-from penstock_workers.control.resume import Resumes
-from penstock_workers.control.specs import Specs
+from penstock_workers.control.feeds.feed_windows import FeedWindows
+from penstock_workers.control.feeds.leadership import Leadership, LedFeed
+from penstock_workers.control.feeds.reconcile import Reconciler
+from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.job.balance import Balance
+from penstock_workers.control.job.cancel import Cancelling
+from penstock_workers.control.job.complete import Completion
+from penstock_workers.control.job.ending import Ending
+from penstock_workers.control.job.job_states import JobStates
+from penstock_workers.control.job.limits import JobLimits
+from penstock_workers.control.job.outputs import OutputWriter
+from penstock_workers.control.job.resume import Resumes
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing import Tracing
 

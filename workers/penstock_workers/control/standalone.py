@@ -13,8 +13,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 
-from penstock_workers.celery_app.bridge import Bridge, Delivery
 from penstock_workers.control.loop import Control, start_control
+from penstock_workers.item.deliveries import Bridge, Delivery
 from penstock_workers.item.outcome import Unreadable
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample

@@ -22,8 +22,8 @@ from redis.exceptions import RedisError
 
 from penstock_ledger import DatabaseUnavailable, PenstockError, RedisAddress
 from penstock_producer import Producer
-from penstock_producer.borders import Borders
 from penstock_producer.errors import ProducerError
+from penstock_producer.job.borders import Borders
 from penstock_workers.doors.task_records import TaskRecords
 from penstock_workers.errors import DoorRefused
 from penstock_workers.settings import WorkerSettings
@@ -70,7 +70,7 @@ class Door:
 class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
     """A door task. Subclasses implement ``serve``."""
 
-    Request = "penstock_workers.celery_app.requests:DoorRequest"
+    Request = "penstock_workers.celery_app.shown.requests:DoorRequest"
     acks_late = True  # a worker that dies while it reads a source leaves the task to another
     ignore_result = False  # kept where `result_backend_url` says; not kept without one
     typing = False  # arguments are checked below, where a mistake gets an answer

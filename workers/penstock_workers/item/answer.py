@@ -26,7 +26,7 @@ class Answer(Struct, frozen=True):
 class NoAnswer:
     """The try ended without a complete answer.
 
-    ``failure`` is one of the names in item/fates.py: `timeout`, `connect_failed`, `connection_lost`, `answer_too_large`, …
+    ``failure`` is one of the names in item/run/fates.py: `timeout`, `connect_failed`, `connection_lost`, `answer_too_large`, …
     ``sent`` tells whether the provider may have seen, and billed, the request.
     """
 

@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from penstock_ledger.model import ItemKey
-from penstock_producer.spec import JobSpec
-from penstock_producer.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
+from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
+from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import Flow
 from penstock_ratelimit.for_penstock import DEFAULT_FLOW
-from penstock_workers.celery_app.bridge import Delivery
 from penstock_workers.item.answer_memory import Room
+from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Outcome
 from penstock_workers.settings import ProviderSettings

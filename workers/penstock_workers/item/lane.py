@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from penstock_producer.spec import Overflow, Priority
+from penstock_producer.job.spec import Overflow, Priority
 from penstock_workers.item.answer import Answer, Tried
 from penstock_workers.item.attempt import Attempt
 

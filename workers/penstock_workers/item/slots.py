@@ -39,10 +39,10 @@ class Slots:
                 self.give_up()
             raise
 
-    async def place(self, flow: Flow = DEFAULT_FLOW) -> Place:
+    async def place(self, flow: Flow = DEFAULT_FLOW) -> SlotPlace:
         """A slot, ``with`` which its holder may leave it before the block ends. Raises as ``take`` does."""
         await self.take(flow)
-        return Place(self)
+        return SlotPlace(self)
 
     def resize(self, size: int) -> None:
         """Growing lets waiters in at once; shrinking takes effect as running items end."""
@@ -66,7 +66,7 @@ class Slots:
             waiter.set_result(None)
 
 
-class Place:
+class SlotPlace:
     """One slot of ``Slots``, for one block."""
 
     __slots__ = ("_slots", "_taken")
@@ -75,7 +75,7 @@ class Place:
         self._slots = slots
         self._taken = True
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> SlotPlace:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,7 +123,7 @@ class Waiting:
             task.cancel()
 
 
-class Waits:
+class ItemWaits:
     """All of an item loop."""
 
     def __init__(self, concurrency: int) -> None:

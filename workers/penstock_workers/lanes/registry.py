@@ -1,6 +1,6 @@
 """All lanes that workers serve, by name. To add one: a folder beside this file with its row, and the row here.
 
-What producers must know of it is one line more, in penstock_producer/lanes.py; settings of its own are a field in
+What producers must know of it is one line more, in penstock_producer/job/lanes.py; settings of its own are a field in
 lane_fields.py. docs/lanes.md goes through it step by step.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock_producer.queues import queue_name
-from penstock_producer.served import NAMES_MAX, Served
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.served import NAMES_MAX, Served
 from penstock_workers.errors import TooManyNames, UnknownLane
 from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.api.row import API

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-from penstock_producer.served import Served
+from penstock_producer.feed.served import Served
 from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.lane_settings import LaneSettings
 from penstock_workers.metrics.samples import Metric
@@ -15,7 +15,7 @@ from penstock_workers.settings import WorkerSettings
 if TYPE_CHECKING:
     from penstock_workers.children.child_pool import ChildPool
     from penstock_workers.item.admission import Admission
-    from penstock_workers.item.quarantine import Quarantine
+    from penstock_workers.item.run.quarantine import Quarantine
 
 L = TypeVar("L", bound=Lane)
 
@@ -81,6 +81,6 @@ class LaneRow(Generic[L]):
         """Where its suspects run."""
         if self.quarantine is not None:
             return self.quarantine(lane)
-        from penstock_workers.item.quarantine import ChildQuarantine
+        from penstock_workers.item.run.quarantine import ChildQuarantine
 
         return ChildQuarantine(children, self.suspect_children)

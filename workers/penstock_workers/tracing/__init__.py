@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock_producer.tracing import Sampler
+from penstock_producer.feed.tracing import Sampler
 from penstock_workers.errors import TracingMissing
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing.feeds import FeedSpans

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from time import time_ns
 
 from penstock_ledger.model import Feed, ItemKey, Job
-from penstock_producer.tracing import SUBMITTED_BY, Sampler, SpanContext, parse_traceparent, trace_of, traceparent
+from penstock_producer.feed.tracing import SUBMITTED_BY, Sampler, SpanContext, parse_traceparent, trace_of, traceparent
 from penstock_workers.tracing.spans import Kind, Span, child_of, message_attributes
 
 
 class FeedSpans:
-    """Implements ``penstock_producer.tracing.SendSpans`` for one generation of one job. The control thread's.
+    """Implements ``penstock_producer.feed.tracing.SendSpans`` for one generation of one job. The control thread's.
 
     A feeder that died between publishing and moving its cursor leaves a successor that publishes the same group: those
     items get the same span twice.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import time_ns
 
-from penstock_producer.tracing import TRACEPARENT_HEADER, Sampler, SpanContext, parse_traceparent, trace_of
+from penstock_producer.feed.tracing import TRACEPARENT_HEADER, Sampler, SpanContext, parse_traceparent, trace_of
 from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
 from penstock_workers.item.outcome import Dead, Outcome, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.lanes.registry import lane_row

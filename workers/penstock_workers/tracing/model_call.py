@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from penstock_producer.tracing import SpanContext
+from penstock_producer.feed.tracing import SpanContext
 from penstock_ratelimit import profile_for
 from penstock_workers.item.attempt import Attempt, Marks
 from penstock_workers.item.failures import Failure, Reply

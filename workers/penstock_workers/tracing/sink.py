@@ -23,7 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace import SpanContext as OtelContext
 
-from penstock_producer.tracing import SpanContext
+from penstock_producer.feed.tracing import SpanContext
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import process_name

@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Final
 
 from penstock_ledger.model import ItemKey
-from penstock_producer.tracing import SpanContext
-from penstock_producer.wire import item_tag
+from penstock_producer.feed.tracing import SpanContext
+from penstock_producer.feed.wire import item_tag
 
 SYSTEM: Final = "celery"  # the messaging system; the broker behind it may be any of Celery's
 TEXT_CHARS: Final = 256  # of an id or a model's name: they come from outside

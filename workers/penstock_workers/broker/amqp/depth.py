@@ -7,7 +7,7 @@ READY_MAX = 1_000  # some tenths of a second of what one shovel moves at best
 SHRINK = 8  # the target shrinks by this part at a look that finds most of it still there
 
 
-class Depth:
+class ReadyMessages:
     """Keeps just enough ready that workers find something at any time: whatever is urgent waits behind that.
 
     A lane that empties the queue between two looks gets twice as much, one that leaves most of it gets an eighth less.

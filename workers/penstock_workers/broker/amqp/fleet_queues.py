@@ -8,8 +8,8 @@ from typing import Final
 import redis
 
 from penstock_ledger import QueueBook
-from penstock_producer.lanes import LANES
-from penstock_producer.queues import queue_name
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.job.lanes import LANES
 from penstock_workers.settings import CONTROL_LANE
 
 LOOK_EACH_S: Final = 1.0

@@ -18,7 +18,7 @@ from penstock_ratelimit import full_jitter
 from penstock_workers.broker.amqp.address import AmqpAddress
 from penstock_workers.broker.amqp.connect import AMQP_ERRORS, connect
 from penstock_workers.broker.amqp.fleet_queues import FleetQueues
-from penstock_workers.broker.amqp.lane import LaneShovel
+from penstock_workers.broker.amqp.lane_shovel import LaneShovel
 from penstock_workers.broker.leases import BROKER_ERRORS
 from penstock_workers.settings import WorkerSettings, process_name
 

@@ -10,8 +10,8 @@ from penstock_ratelimit import Limiter, PerMinute, Quota, SharedLimiter, Ticket,
 from penstock_workers.item.answer import Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.fates import explain
 from penstock_workers.item.lane import Prepared
+from penstock_workers.item.run.fates import explain
 from penstock_workers.lanes.api.costs import Costs
 from penstock_workers.lanes.api.gauges import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from penstock_producer.spec import Priority
+from penstock_producer.job.spec import Priority
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.embed.buckets import Buckets, Tell, TextRow, TokenIds, Vector, ignored, padded_tokens
 from penstock_workers.lanes.embed.budget import TokenBudget

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import Any
 
-from penstock_producer.spec import Priority
+from penstock_producer.job.spec import Priority
 
 STEPS_PER_DOUBLING = 8  # rows of one bucket differ by at most an eighth in length: little padding among themselves
 MIN_EFFICIENCY = 0.75  # a fuller batch gains a CPU nothing beyond a few rows, and padding costs it as much as text does

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock_producer.served import Served
+from penstock_producer.feed.served import Served
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.embed.check import check
 from penstock_workers.lanes.embed.inspection import TRIES, inspect

@@ -9,8 +9,8 @@ from penstock_workers.item.answer import NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.lane import Prepared
-from penstock_workers.item.quarantine import SUSPECT_AFTER_CRASHES, died_alone, line_of
-from penstock_workers.lanes.gpu.engine_queue import EngineQueue, Place
+from penstock_workers.item.run.quarantine import SUSPECT_AFTER_CRASHES, died_alone, line_of
+from penstock_workers.lanes.gpu.engine.engine_queue import EnginePlace, EngineQueue
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.sidecar import SidecarLane
 
@@ -39,7 +39,7 @@ class EngineTurn:
 
     __slots__ = ("_place", "_queue")
 
-    def __init__(self, queue: EngineQueue, place: Place) -> None:
+    def __init__(self, queue: EngineQueue, place: EnginePlace) -> None:
         self._queue, self._place = queue, place
 
     def start(self) -> None:

@@ -13,19 +13,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from penstock_producer.served import Served
+from penstock_producer.feed.served import Served
 from penstock_workers.lanes.engine_life import stall
 from penstock_workers.lanes.engine_life.failing import FailureRun
 from penstock_workers.lanes.engine_life.stall import StepWatch
-from penstock_workers.lanes.gpu.adapters import Adapters
-from penstock_workers.lanes.gpu.calls import CallBuilder, ModelFacts
-from penstock_workers.lanes.gpu.child_engine import ChildEngine
-from penstock_workers.lanes.gpu.engine_queue import EngineQueue, EngineState
-from penstock_workers.lanes.gpu.engines import Engine, EngineBusy, EngineDied, EngineFault, RequestRefused
-from penstock_workers.lanes.gpu.figures import EngineFigures
-from penstock_workers.lanes.gpu.in_process_engine import InProcessEngine
-from penstock_workers.lanes.gpu.outcomes import ENGINES_FAULT
-from penstock_workers.lanes.gpu.replies import why_unanswered
+from penstock_workers.lanes.gpu.engine.adapters import Adapters
+from penstock_workers.lanes.gpu.engine.child_engine import ChildEngine
+from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState
+from penstock_workers.lanes.gpu.engine.engines import Engine, EngineBusy, EngineDied, EngineFault, RequestRefused
+from penstock_workers.lanes.gpu.engine.figures import EngineFigures
+from penstock_workers.lanes.gpu.engine.in_process_engine import InProcessEngine
+from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ModelFacts
+from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
+from penstock_workers.lanes.gpu.requests.replies import why_unanswered
 from penstock_workers.lanes.gpu.settings import GpuSettings
 
 log = logging.getLogger(__name__)

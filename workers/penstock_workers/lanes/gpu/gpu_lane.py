@@ -14,22 +14,29 @@ from typing import Any, Final
 
 import orjson
 
-from penstock_producer.options import OPTIONS
-from penstock_producer.served import Served
+from penstock_producer.feed.served import Served
+from penstock_producer.job.options import OPTIONS
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.engine_life.device_errors import is_lost
-from penstock_workers.lanes.gpu.calls import ContextOverflow, UnknownModel
+from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue
+from penstock_workers.lanes.gpu.engine.engines import (
+    Engine,
+    EngineBusy,
+    EngineCall,
+    EngineDied,
+    EngineFault,
+    RequestRefused,
+)
+from penstock_workers.lanes.gpu.engine.vllm_calls import failpoint_as_fault
 from penstock_workers.lanes.gpu.engine_host import EngineHost
-from penstock_workers.lanes.gpu.engine_queue import EngineQueue
-from penstock_workers.lanes.gpu.engines import Call, Engine, EngineBusy, EngineDied, EngineFault, RequestRefused
-from penstock_workers.lanes.gpu.grammars import GrammarCheck
-from penstock_workers.lanes.gpu.outcomes import ENGINES_FAULT
-from penstock_workers.lanes.gpu.replies import reply, why_unanswered
-from penstock_workers.lanes.gpu.vllm_calls import failpoint_as_fault
+from penstock_workers.lanes.gpu.requests.calls import ContextOverflow, UnknownModel
+from penstock_workers.lanes.gpu.requests.grammars import GrammarCheck
+from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
+from penstock_workers.lanes.gpu.requests.replies import reply, why_unanswered
 from penstock_workers.settings import WorkerSettings
 
 SECONDS_PER_TOKEN: Final = 0.25  # of an answer, on a slow engine that is full: what the default of `timeout_s` allows
@@ -117,7 +124,7 @@ class GpuLane:
             finally:
                 self._limits.discard(limit)
 
-    def _answer(self, engine: Engine, call: Call, output: Any, took_ms: int) -> Tried:
+    def _answer(self, engine: Engine, call: EngineCall, output: Any, took_ms: int) -> Tried:
         missing = why_unanswered(call, output)
         if missing is None:
             self._host.answered()

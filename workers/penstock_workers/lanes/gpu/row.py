@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock_producer.served import Served
+from penstock_producer.feed.served import Served
 from penstock_workers.lanes.gpu.check import check
 from penstock_workers.lanes.gpu.inspection import TRIES, inspect
 from penstock_workers.lanes.gpu.settings import GpuSettings
@@ -15,7 +15,7 @@ from penstock_workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from penstock_workers.item.admission import Admission
-    from penstock_workers.item.quarantine import Quarantine
+    from penstock_workers.item.run.quarantine import Quarantine
     from penstock_workers.lanes.gpu.gpu_lane import GpuLane
     from penstock_workers.lanes.gpu.sidecar import SidecarLane
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import orjson
 from msgspec import structs
 
-from penstock_producer.served import NAMES_MAX, Served
+from penstock_producer.feed.served import NAMES_MAX, Served
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings, EngineAway
 from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
@@ -25,11 +25,11 @@ from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.api_lane import ApiLane
 from penstock_workers.lanes.api.gauges import GaugeWatch
-from penstock_workers.lanes.gpu.documents import refuse_templates
-from penstock_workers.lanes.gpu.engine_queue import EngineQueue, EngineState
-from penstock_workers.lanes.gpu.engines import RequestRefused
-from penstock_workers.lanes.gpu.figures import bound
+from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState
+from penstock_workers.lanes.gpu.engine.engines import RequestRefused
+from penstock_workers.lanes.gpu.engine.figures import bound
 from penstock_workers.lanes.gpu.gpu_lane import refusal
+from penstock_workers.lanes.gpu.requests.documents import refuse_templates
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,74 @@
+"""Which fed documents have no message: not in any place where one can be.
+
+Places are read in the direction in which messages move, queue -> unacked -> delayed -> parked, so that one that moves
+during the look is seen at its next place. A message that goes back to the queue meanwhile can still be missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from penstock_ledger import keys
+from penstock_ledger.in_redis.redis_scripts import BATCH_MAX, TAGS_MAX, Scripts
+from penstock_ledger.model import ItemKey
+
+
+def find_missing(client: Any, scripts: Scripts, queues: Sequence[str], wanted: dict[str, ItemKey]) -> list[ItemKey]:
+    """The items among ``wanted`` (by tag) without a message. ``queues`` are all of their lane. Time grows with the window and
+    the queues."""
+    lost = dict(wanted)
+    for queue in queues:
+        _drop(lost, _listed_tags(scripts, queue))
+    held = [*map(keys.unacked, queues), keys.OLDER_UNACKED]  # workers of before the last upgrade may hold some
+    for unacked in held:
+        _drop(lost, _held(client, unacked, list(lost)))
+    for queue in queues:
+        _drop(lost, _delayed(client, queue, list(lost)))
+    for job_id in {key.job_id for key in lost.values()}:
+        _drop(lost, _listed_tags(scripts, f"{keys.job_scope(job_id)}:parked"))
+    return list(lost.values())
+
+
+def _drop(lost: dict[str, ItemKey], found: Iterable[str]) -> None:
+    for tag in found:
+        lost.pop(tag, None)
+
+
+def _listed_tags(scripts: Scripts, name: str) -> Iterator[str]:
+    """Tags of a list that grows at its left while it is read: messages shift towards the reader, so none is passed over.
+
+    The end is where it was when the walk began or later; kombu consumes there, and then the walk ends earlier.
+    """
+    first = 0
+    while True:
+        seen, tags = scripts.tags(name, first, first + TAGS_MAX - 1)
+        yield from (tag.decode() for tag in tags)
+        if seen < TAGS_MAX:
+            return
+        first += seen
+
+
+def _held(client: Any, unacked: str, tags: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for chunk in _chunks(tags):
+        with client.pipeline(transaction=False) as pipe:
+            for tag in chunk:
+                pipe.hexists(unacked, tag)
+            found += [tag for tag, held in zip(chunk, pipe.execute(), strict=True) if held]
+    return found
+
+
+def _delayed(client: Any, queue: str, tags: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for chunk in _chunks(tags):
+        scores = client.zmscore(keys.delayed(queue), chunk)
+        found += [tag for tag, score in zip(chunk, scores, strict=True) if score is not None]
+    return found
+
+
+def _chunks(tags: Sequence[str]) -> Iterator[list[str]]:
+    rest = iter(tags)
+    while chunk := list(islice(rest, BATCH_MAX)):
+        yield chunk

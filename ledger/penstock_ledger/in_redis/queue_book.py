@@ -1,0 +1,60 @@
+"""Which queues a lane has: its own, and one for each model that jobs name or workers serve.
+
+Which models there are is not known beforehand (a batch line may name any), so each queue is noted in Redis by what puts
+messages into it and by the workers that take them out. What a stranger writes there is passed over unless it is a queue of
+the lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import redis
+
+from penstock_ledger import keys
+from penstock_ledger.in_redis.redis_scripts import Scripts
+
+QUEUES_MAX: Final = 256
+"""Queues of models in one lane that feeds may open. Documents of further models wait in the lane's own queue."""
+WORKER_QUEUES_MAX: Final = 1_024
+"""The same for workers, whose models must be found whatever feeds have noted before them."""
+IDLE_S: Final = 3_600
+"""An empty queue is forgotten so long after it was last noted."""
+LOOKED_AT: Final = 50
+"""Queues that one call looks at to forget them: a few hundred microseconds of Redis."""
+NO_ROOM_WAIT_S: Final = 30.0
+"""Messages for whose queue there is no room are looked at again after this."""
+
+
+class QueueBook:
+    """``lane`` is the name of the lane's own queue, here and below. Raises redis.RedisError."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client: Any = client
+        self._scripts = Scripts(client)
+
+    def note(self, lane: str, queues: Collection[str], *, by_worker: bool = False) -> frozenset[str]:
+        """Note queues that are in use; returns those for which the lane has no room."""
+        named = sorted(queue for queue in queues if queue != lane)
+        if not named:
+            return frozenset()
+        return self._scripts.note_queues(lane, WORKER_QUEUES_MAX if by_worker else QUEUES_MAX, named)
+
+    def of(self, lane: str) -> list[str]:
+        """All queues of a lane, its own first."""
+        found = self._client.zrange(keys.queues(lane), 0, WORKER_QUEUES_MAX - 1)
+        names = (name.decode("utf-8", "replace") for name in found)
+        return [lane, *sorted(name for name in names if keys.is_queue_of(lane, name))]
+
+    def is_of(self, lane: str, name: str) -> bool:
+        """Whether a name that was read somewhere can be that of a queue of this lane."""
+        return name == lane or keys.is_queue_of(lane, name)
+
+    def forget_idle(self, lane: str) -> int:
+        """Forget queues that have been empty and unused for a while; returns how many."""
+        return self._scripts.forget_queues(lane, IDLE_S, LOOKED_AT)
+
+    def move(self, queue: str, messages: Sequence[tuple[str, bytes]]) -> int:
+        """Send (tag, message) pairs to another queue of their lane, as soon as their holder has acknowledged them."""
+        return self._scripts.move(keys.lane_queue(queue), queue, messages, most=QUEUES_MAX, wait_s=NO_ROOM_WAIT_S)

@@ -1,0 +1,433 @@
+"""The hot half of the ledger: what is finished, fed, started and delayed, in Redis. All of it can be rebuilt from SQL.
+
+Every change is one atomic script call of at most 500 items; longer batches are cut, so a batch as a whole is
+not atomic. Reads that walk over large keys do so in bounded steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+import redis
+
+from penstock_ledger import keys
+from penstock_ledger.errors import RedisForgot
+from penstock_ledger.in_redis import redis_health
+from penstock_ledger.in_redis.batches import (
+    Begin,
+    Begun,
+    Depth,
+    Drained,
+    Drains,
+    JobSeen,
+    Memory,
+    Publish,
+    PublishReport,
+    SettleBatch,
+    SettledCrash,
+    SettleReport,
+    WorkerSeen,
+)
+from penstock_ledger.in_redis.causes import CauseBook
+from penstock_ledger.in_redis.lost import find_missing
+from penstock_ledger.in_redis.queue_book import QueueBook
+from penstock_ledger.in_redis.redis_scripts import BATCH_MAX, Scripts
+from penstock_ledger.in_redis.settle_chunks import settle_chunks
+from penstock_ledger.model import ItemKey, Job, JobState
+
+PUBLISH_BYTES_MAX: Final = 4 * 1024 * 1024  # of messages per call: Redis copies them while all other clients wait
+SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
+LONGEST_DELAY_S: Final = 90_000.0  # of a retry, as a default: no setting allows more than a day
+HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
+REBUILT_S: Final = 300  # workers lose what they held from before within a visibility timeout, a minute by default
+WORKERS_READ: Final = 10_000  # heartbeats that one look reads; more than any fleet has
+INFO_CHARS: Final = 16_384  # of one text of a heartbeat; a longer one is left out
+WORKER_FORGOTTEN_S: Final = 60  # a worker without a heartbeat for so long is not listed
+FOREIGN_TO_SQL: Final = ("skipped", "rate_limited")  # counters that only Redis has: a reset keeps them
+
+_STATES: Final = {
+    JobState.PAUSED: b"paused",
+    JobState.CANCELLING: b"cancelled",
+    JobState.CANCELLED: b"cancelled",
+    JobState.FAILED: b"cancelled",
+}
+
+T = TypeVar("T")
+
+
+class RedisLedger:
+    """``client`` answers in bytes (``decode_responses=False``). Safe to share between threads, as the client is.
+
+    A lane may have queues per model (``queues``): where a call takes the name of a lane's own queue, it looks at all of them.
+    Besides RedisForgot and RedisUnfit, calls raise redis.RedisError.
+    """
+
+    def __init__(self, client: redis.Redis, epoch: str) -> None:
+        self._client: Any = (
+            client  # redis-py types the sync and async client as one, so that nothing can be awaited or used
+        )
+        self._redis = client
+        self._epoch = epoch
+        self._scripts = Scripts(client)
+        self.failing = CauseBook(client)
+        self.queues = QueueBook(client)
+        self._run_seen: str | None = None  # written by check_epoch, read by install_epoch
+
+    # -- the life of an item -------------------------------------------------------------------------------------------
+
+    def publish(
+        self, queue: str, docs: Iterable[Publish], buckets: int, *, urgent: bool = False, again: bool = False
+    ) -> PublishReport:
+        """Queue documents that are neither finished nor in the window, in calls of at most BATCH_MAX documents and
+        PUBLISH_BYTES_MAX bytes.
+
+        ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming end. ``again`` is for
+        documents in the window whose message is lost: they are queued again and stay in the window all the while.
+        Raises RedisForgot when the sentinel is missing or another; earlier calls have been published then.
+        """
+        published = done = in_window = 0
+        for feed, chunk in _feed_chunks(docs):
+            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch, urgent, again)
+            if isinstance(report, bytes):
+                raise RedisForgot(report.decode() or None, self._epoch)
+            published += report.published
+            done += report.done
+            in_window += report.in_window
+        return PublishReport(published, done, in_window)
+
+    def begin(self, items: Sequence[Begin]) -> list[Begun]:
+        """Count the starts of items, in their order, unless they are finished, paused, cancelled or in no window."""
+        return [begun for chunk in _chunks(items, BATCH_MAX) for begun in self._scripts.begin(chunk, self._epoch)]
+
+    def settle(self, batch: SettleBatch) -> SettleReport:
+        """Conclude items, then put others off. Works in a full Redis too, because it is what frees memory."""
+        new = delayed = 0
+        for chunk in settle_chunks(batch, BATCH_MAX):
+            if chunk.done or chunk.dead:
+                new += self._scripts.settle(chunk.done, chunk.dead)
+            if chunk.retries or chunk.released:
+                delayed += self._scripts.put_off(chunk.retries, chunk.released)
+        self._count_crashed(batch.crashed)
+        return SettleReport(new, delayed)
+
+    def _count_crashed(self, crashed: Sequence[SettledCrash]) -> None:
+        """Their starts stay counted, so nothing else is written of them."""
+        counts = Counter((_stats(key.job_id), f"{keys.RETRIED}{reason}") for key, reason in crashed)
+        for (stats, name), count in counts.items():
+            self._client.hincrby(stats, name, count)
+
+    def promote(self, queue: str, limit: int = BATCH_MAX, *, longest_s: float = LONGEST_DELAY_S) -> int:
+        """Queue up to ``limit`` messages of each queue of a lane whose time has come; returns how many moved.
+
+        None waits longer than ``longest_s`` seconds from now: a server's clock may have stepped back since it was delayed.
+        """
+        queues = self.queues.of(queue)
+        moved = 0
+        for name in self._with_delayed(queues):
+            due = partial(self._scripts.promote, name, queues, held_s=HELD_S, longest_s=longest_s)
+            moved += _until_short(limit, due)
+        return moved
+
+    def park(self, job_id: str, raws: Sequence[bytes]) -> None:
+        """Keep messages of a paused job outside the queue."""
+        for chunk in _chunks(raws, BATCH_MAX):
+            self._client.rpush(f"{keys.job_scope(job_id)}:parked", *chunk)
+
+    def unpark(self, job_id: str, queue: str, limit: int = BATCH_MAX) -> int:
+        """Return up to ``limit`` parked messages to their queues, of the lane with this one; returns how many moved. Call it
+        for every running job now and then: a worker may park a message just after the job was resumed."""
+        queues = self.queues.of(queue)
+        return _until_short(limit, lambda step: self._scripts.unpark(job_id, queue, queues, step))
+
+    def bind(self, job_id: str, queue: str) -> str:
+        """Bind a job that names no model to the queue of one; returns the queue that it is bound to, by whichever came first."""
+        name = keys.bound_queue(job_id)
+        self._client.set(name, queue, nx=True)
+        return self.bound(job_id) or queue
+
+    def bound(self, job_id: str) -> str | None:
+        """The queue that ``bind`` has written; None where the job is not bound."""
+        found = self._client.get(keys.bound_queue(job_id))
+        return None if found is None else found.decode("utf-8", "replace")
+
+    # -- the window ----------------------------------------------------------------------------------------------------
+
+    def outstanding(self, job_id: str, generation: int) -> int:
+        """Documents that were fed and are not finished."""
+        return self.outstanding_of([(job_id, generation)])[0]
+
+    def outstanding_of(self, feeds: Sequence[tuple[str, int]]) -> list[int]:
+        """``outstanding`` of many feeds (job and generation) in one round trip."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for feed in feeds:
+                pipe.hlen(_window(*feed))
+            return [int(length) for length in pipe.execute()]
+
+    def window(self, job_id: str, generation: int) -> Iterator[tuple[str, str]]:
+        """(document id, position) of all that were fed and are not finished; one may come twice while it changes."""
+        for doc, position in self._client.hscan_iter(_window(job_id, generation), count=SCAN_STEP):
+            yield doc.decode(), position.decode()
+
+    def missing(
+        self, queue: str, job_id: str, generation: int, tag_of: Callable[[ItemKey], str]
+    ) -> list[tuple[str, str]]:
+        """(document id, position) of those in the window that are neither queued nor unacked, delayed or parked.
+
+        A document that moves between two places during the look may be named by mistake: act on those that are named twice.
+        """
+        window = {ItemKey(job_id, generation, doc): position for doc, position in self.window(job_id, generation)}
+        lost = find_missing(self._client, self._scripts, self.queues.of(queue), {tag_of(key): key for key in window})
+        still = self._still_in_window(job_id, generation, [key.doc_id for key in lost])
+        return [(key.doc_id, window[key]) for key in lost if key.doc_id in still]
+
+    def under_way(
+        self, queue: str, job_id: str, generation: int, tag_of: Callable[[ItemKey], str], lease_s: float
+    ) -> int:
+        """Items that were begun, and whose worker lives: its lease is younger than ``lease_s`` seconds."""
+        begun = self._client.hkeys(f"{keys.feed_scope(job_id, generation)}:starts")
+        tags = [tag_of(ItemKey(job_id, generation, doc.decode())) for doc in begun]
+        now = self._now()
+        dead_before, lost_after = now - lease_s, now + lease_s
+        leases = (
+            at
+            for index in (*map(keys.unacked_index, self.queues.of(queue)), keys.OLDER_UNACKED_INDEX)
+            for chunk in _chunks(tags, BATCH_MAX)
+            for at in self._client.zmscore(index, chunk)
+        )
+        return sum(
+            at is not None and dead_before < at < lost_after for at in leases
+        )  # later: in RabbitMQ, or of a clock that stepped back
+
+    def drop_from_window(self, items: Iterable[ItemKey]) -> None:
+        """Forget that items were fed, so that they may be published again (or because they are finished)."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for job_id, generation, doc_id in items:
+                pipe.hdel(_window(job_id, generation), doc_id)
+            pipe.execute()
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    def depth(self, queue: str) -> Depth:
+        """Of all queues of a lane together."""
+        return Depth(*map(sum, zip(*self.depths(queue).values(), strict=True)))
+
+    def depths(self, queue: str) -> dict[str, Depth]:
+        """Of each queue of a lane, its own first. What a worker holds counts for the queue of the model that it hosts."""
+        names = self.queues.of(queue)
+        with self._client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.llen(name)
+                pipe.hlen(keys.unacked(name))
+                pipe.zcard(keys.delayed(name))
+                pipe.zcard(keys.relayed(name))
+            counts = iter(pipe.execute())
+        return {name: Depth(next(counts), next(counts), next(counts), next(counts)) for name in names}
+
+    def stats(self, job_id: str) -> dict[str, int]:
+        """Counters since the job started, as far as Redis remembers. They are for people; what decides is counted in SQL."""
+        found = self._client.hgetall(_stats(job_id))
+        return {name.decode(): max(0, int(value)) for name, value in found.items()}
+
+    def finished_of(self, job_ids: Collection[str]) -> list[int]:
+        """Documents of each job that have an outcome, as its counters say, in one round trip."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hmget(_stats(job_id), "succeeded", "dead")
+            return [sum(max(0, int(count or 0)) for count in counts) for counts in pipe.execute()]
+
+    def reset_stats(self, job_id: str, stats: Mapping[str, int]) -> None:
+        """Replace the counters by what SQL knows; those that SQL does not know stay."""
+        kept = {name: value for name, value in self.stats(job_id).items() if _only_here(name)}
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.delete(_stats(job_id))
+            if kept or stats:
+                pipe.hset(_stats(job_id), mapping={**kept, **stats})
+            pipe.execute()
+
+    def front(self, queue: str) -> bytes | None:
+        """The message that is next in line, left where it is."""
+        raw: bytes | None = self._client.lindex(queue, -1)
+        return raw
+
+    def parked(self, job_ids: Sequence[str]) -> list[int]:
+        """Messages of each paused job outside the queue."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.llen(f"{keys.job_scope(job_id)}:parked")
+            return [int(length) for length in pipe.execute()]
+
+    def parked_unknown(self) -> int:
+        """Messages that no worker could read or place."""
+        return int(self._client.llen(keys.PARKED_UNKNOWN))
+
+    def note_drain(self, drained: Drained) -> None:
+        """Count how a worker stopped, for the fleet's figures."""
+        lane, finished, requeued = drained
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.hincrby(keys.drains(lane), "items_finished", finished)
+            pipe.hincrby(keys.drains(lane), "items_requeued", requeued)
+            pipe.hincrby(keys.drains(lane), "requeued" if requeued else "finished", 1)
+            pipe.execute()
+
+    def drains(self, lane: str) -> Drains:
+        return Drains(*(int(count or 0) for count in self._client.hmget(keys.drains(lane), Drains._fields)))
+
+    def memory(self) -> Memory:
+        return redis_health.memory(self._redis)
+
+    def heartbeat(self, worker: str, info: Mapping[str, str]) -> None:
+        """Note that a worker lives, with a few short texts about it."""
+        self._scripts.heartbeat(worker, WORKER_FORGOTTEN_S, info or {"name": worker})
+
+    def workers(self) -> list[WorkerSeen]:
+        """Workers heard of in the last minute, by name."""
+        now = self._now()
+        seen = self._client.zrangebyscore(
+            keys.WORKERS,
+            now - WORKER_FORGOTTEN_S,
+            now + WORKER_FORGOTTEN_S,
+            start=0,
+            num=WORKERS_READ,
+            withscores=True,
+        )
+        names = [name.decode("utf-8", "replace") for name, _ in seen]
+        with self._client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hgetall(keys.worker(name))
+            infos = pipe.execute(raise_on_error=False)
+        return sorted(
+            WorkerSeen(name, max(0.0, now - at), _info(info))
+            for name, (_, at), info in zip(names, seen, infos, strict=True)
+        )
+
+    # -- whether Redis lost what it held ------------------------------------------------------------------------------
+
+    def preflight(self) -> None:
+        """Raises RedisUnfit, with the fix, for a Redis that would lose work."""
+        redis_health.check(self._redis)
+
+    def check_epoch(self) -> bool:
+        """Whether Redis still holds this database's epoch and has not restarted since that was written."""
+        self._run_seen = redis_health.run_id(self._redis)
+        epoch, run = self._client.mget(keys.EPOCH, keys.EPOCH_RUN)
+        return bool(epoch == self._epoch.encode() and run == self._run_seen.encode())
+
+    def install_epoch(self) -> None:
+        """Declare Redis rebuilt, as of the server that ``check_epoch`` saw: a restart since then is found next time."""
+        run = self._run_seen or redis_health.run_id(self._redis)
+        self._client.set(keys.EPOCH_REBUILT, "1", ex=REBUILT_S)  # first: until then, windows may not be complete
+        self._client.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
+
+    def rehydrate(self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int) -> int:
+        """Write (document id, is dead) into the completed set; returns how many were missing there."""
+        feed = (job_id, generation)
+        return sum(self._scripts.rehydrate(feed, chunk, buckets) for chunk in _chunks(docs, BATCH_MAX))
+
+    def set_job_state(self, job_id: str, state: JobState) -> None:
+        """Write the state that workers see at begin. A job in a state that is nothing to them has no key."""
+        seen_as = _STATES.get(state)
+        if seen_as is None:
+            self._client.delete(f"{keys.job_scope(job_id)}:state")
+        else:
+            self._client.set(f"{keys.job_scope(job_id)}:state", seen_as)
+
+    def see(self, jobs: Sequence[Job]) -> list[JobSeen]:
+        """What is held of each job, in its order; one script call for up to BATCH_MAX of them."""
+        seen: list[JobSeen] = []
+        for chunk in _chunks(jobs, BATCH_MAX):
+            answers = iter(self._scripts.see([(job.job_id, job.generation) for job in chunk]))
+            seen += [_job_seen(job, answers) for job in chunk]
+        return seen
+
+    def forget(self, job_id: str) -> None:
+        """Delete all keys of a job. Walks over the whole key space in small steps: for jobs that are over."""
+        names = self._client.scan_iter(match=f"{_no_glob(keys.job_scope(job_id))}:*", count=SCAN_STEP)
+        for chunk in _chunks(names, SCAN_STEP):
+            self._client.unlink(*chunk)
+
+    def _with_delayed(self, queues: Sequence[str]) -> list[str]:
+        with self._client.pipeline(transaction=False) as pipe:
+            for queue in queues:
+                pipe.exists(keys.delayed(queue))
+            return [queue for queue, is_there in zip(queues, pipe.execute(), strict=True) if is_there]
+
+    def _still_in_window(self, job_id: str, generation: int, docs: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        for chunk in _chunks(docs, SCAN_STEP):
+            positions = self._client.hmget(_window(job_id, generation), chunk)
+            found.update(doc for doc, position in zip(chunk, positions, strict=True) if position is not None)
+        return found
+
+    def _now(self) -> float:
+        seconds, microseconds = self._client.time()
+        return float(seconds) + float(microseconds) / 1e6
+
+
+def _job_seen(job: Job, answers: Iterator[Any]) -> JobSeen:
+    seen_as, parked = next(answers) or None, next(answers)
+    outstanding = tuple(int(length) for length in islice(answers, job.generation))
+    return JobSeen(seen_as == _STATES.get(job.state), seen_as == _STATES[JobState.PAUSED], int(parked), outstanding)
+
+
+def _info(found: Any) -> dict[str, str]:
+    """What a worker said of itself. Anyone who reaches Redis may write there: what makes no sense is left out."""
+    if not isinstance(found, dict):
+        return {}
+    return {
+        field.decode("utf-8", "replace"): text.decode("utf-8", "replace")
+        for field, text in found.items()
+        if len(text) <= INFO_CHARS
+    }
+
+
+def _window(job_id: str, generation: int) -> str:
+    return f"{keys.feed_scope(job_id, generation)}:window"
+
+
+def _only_here(counter: str) -> bool:
+    return counter in FOREIGN_TO_SQL or counter.startswith(keys.RETRIED)
+
+
+def _stats(job_id: str) -> str:
+    return f"{keys.job_scope(job_id)}:stats"
+
+
+def _no_glob(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text)
+
+
+def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while chunk := list(islice(rest, size)):
+        yield chunk
+
+
+def _feed_chunks(docs: Iterable[Publish]) -> Iterator[tuple[tuple[str, int], list[Publish]]]:
+    """Runs of one feed, at most BATCH_MAX documents and about PUBLISH_BYTES_MAX bytes each."""
+    feed, chunk, size = ("", 0), list[Publish](), 0
+    for doc in docs:
+        its_feed = (doc.key.job_id, doc.key.generation)
+        if chunk and (its_feed != feed or len(chunk) == BATCH_MAX or size + len(doc.raw) > PUBLISH_BYTES_MAX):
+            yield feed, chunk
+            chunk, size = [], 0
+        feed = its_feed
+        chunk.append(doc)
+        size += len(doc.raw)
+    if chunk:
+        yield feed, chunk
+
+
+def _until_short(limit: int, step: Callable[[int], int]) -> int:
+    """Repeat ``step`` with at most BATCH_MAX until ``limit`` is reached or less than asked for was moved."""
+    moved = 0
+    while moved < limit:
+        asked = min(BATCH_MAX, limit - moved)
+        now_moved = step(asked)
+        moved += now_moved
+        if now_moved < asked:
+            break
+    return moved

@@ -1,0 +1,235 @@
+"""A typed stub per Lua script: arguments in, values out. The steps themselves are explained on top of each script."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
+import redis
+
+from penstock_ledger import keys
+from penstock_ledger.in_redis.batches import (
+    Begin,
+    BeginReply,
+    Begun,
+    Publish,
+    PublishReport,
+    SettledDead,
+    SettledDone,
+    SettledRetry,
+)
+from penstock_ledger.model import ItemKey
+
+BATCH_MAX: Final = 500  # items per call: other clients wait a few milliseconds at most; Lua's stack ends near 8,000
+# What is put before a script: functions that several have.
+SHARED: Final = {
+    "begin": "table", "publish": "urgent", "promote": "urgent", "unpark": "urgent", "settle": "sums", "put_off": "sums",
+}  # fmt: skip
+TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
+
+_REPLIES: Final = tuple(BeginReply)  # by their numbers
+
+Argument = str | bytes | int | float
+
+
+class Scripts:
+    """Calls are atomic. Redis's own errors pass through (redis.RedisError)."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._publish = _registered(client, "publish")
+        self._begin = _registered(client, "begin")
+        self._settle = _registered(client, "settle")
+        self._put_off = _registered(client, "put_off")
+        self._promote = _registered(client, "promote")
+        self._unpark = _registered(client, "unpark")
+        self._tags = _registered(client, "tags")
+        self._rehydrate = _registered(client, "rehydrate")
+        self._heartbeat = _registered(client, "heartbeat")
+        self._causes = _registered(client, "causes")
+        self._note_queues = _registered(client, "note_queues")
+        self._forget_queues = _registered(client, "forget_queues")
+        self._move = _registered(client, "move")
+        self._see = _registered(client, "see")
+
+    def publish(
+        self,
+        queue: str,
+        feed: tuple[str, int],
+        docs: Sequence[Publish],
+        buckets: int,
+        epoch: str,
+        urgent: bool,
+        again: bool,
+    ) -> PublishReport | bytes:
+        """One feed's documents. Returns the epoch found instead when it is not ``epoch``."""
+        scope = keys.feed_scope(*feed)
+        fields = _Fields(before=5 + len(docs))
+        entries = [(key.doc_id, position, *fields.place(key.doc_id, buckets)) for key, position, _ in docs]
+        arguments = [epoch, f"{scope}:done:", int(urgent), int(again), _packed(entries)]
+        answer = self._publish(
+            [keys.EPOCH, queue, f"{scope}:window"], [*arguments, *(doc.raw for doc in docs), *fields.arguments]
+        )
+        return answer if isinstance(answer, bytes) else PublishReport(*answer)
+
+    def begin(self, items: Sequence[Begin], epoch: str) -> list[Begun]:
+        by_feed: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for number, (key, _) in enumerate(items):
+            by_feed[key.job_id, key.generation].append(number)
+        feeds, fields = list[tuple[Any, ...]](), _Fields(before=2)
+        for feed, numbers in by_feed.items():
+            docs = [items[number].key.doc_id for number in numbers]
+            places = [fields.place(doc_id, items[number].buckets) for number, doc_id in zip(numbers, docs, strict=True)]
+            feeds.append((*_scopes(feed), docs, *zip(*places, strict=True)))
+        answer = self._begin([keys.EPOCH, keys.EPOCH_REBUILT], [epoch, _packed(feeds), *fields.arguments])
+        found = sorted(zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True))
+        return [Begun(_REPLIES[reply], crashes) for _, reply, crashes in found]
+
+    def settle(self, done: Sequence[SettledDone], dead: Sequence[SettledDead]) -> int:
+        """Returns how many are new in the completed set."""
+        by_feed: dict[tuple[str, int], tuple[list[str], list[tuple[Any, ...]]]] = {}
+        fields = _Fields(before=1)
+        finished: Iterable[tuple[Any, ...]] = chain(done, dead)
+        for key, buckets, why, *figures in finished:
+            docs, items = by_feed.setdefault((key.job_id, key.generation), ([], []))
+            docs.append(key.doc_id)
+            items.append((*fields.place(key.doc_id, buckets), why if isinstance(why, str) else int(why), *figures))
+        feeds = [(*_scopes(feed), docs, items) for feed, (docs, items) in by_feed.items()]
+        return int(self._settle([keys.EPOCH], [_packed(feeds), *fields.arguments]))
+
+    def put_off(self, retries: Sequence[SettledRetry], released: Sequence[ItemKey]) -> int:
+        """Returns how many are new in the delayed set."""
+        arguments: list[Argument] = [len(retries), len(released)]
+        for retry in retries:
+            arguments += _retry(retry)
+        for key in released:
+            arguments += (keys.feed_scope(key.job_id, key.generation), key.doc_id)
+        return int(self._put_off([keys.EPOCH], arguments))
+
+    def promote(self, queue: str, queues: Sequence[str], limit: int, held_s: float, longest_s: float) -> int:
+        """``queues`` are those whose workers may hold the messages, here and below."""
+        names = [keys.delayed(queue), keys.delayed_raw(queue), queue, keys.delayed_clock(queue)]
+        return int(self._promote([*names, *map(keys.unacked, queues)], [limit, held_s, longest_s]))
+
+    def unpark(self, job_id: str, queue: str, queues: Sequence[str], limit: int) -> int:
+        names = [f"{keys.job_scope(job_id)}:parked", queue, *map(keys.unacked, queues)]
+        return int(self._unpark(names, [limit]))
+
+    def tags(self, name: str, first: int, last: int) -> tuple[int, list[bytes]]:
+        """How many messages there are between the two indices, and their tags."""
+        seen, *tags = self._tags([name], [first, last])
+        return int(seen), tags
+
+    def rehydrate(self, feed: tuple[str, int], docs: Iterable[tuple[str, bool]], buckets: int) -> int:
+        scope = keys.feed_scope(*feed)
+        arguments: list[Argument] = [f"{scope}:done:"]
+        for doc_id, dead in docs:
+            field = keys.done_field(doc_id)
+            arguments += (keys.done_bucket(field, buckets), field, doc_id, keys.DEAD if dead else keys.DONE)
+        return int(self._rehydrate([f"{scope}:window", f"{scope}:starts"], arguments))
+
+    def see(self, jobs: Sequence[tuple[str, int]]) -> list[Any]:
+        """State, messages parked and sizes of the windows of each job (and newest generation), one after the other."""
+        arguments: list[Argument] = []
+        for job_id, generation in jobs:
+            arguments += (keys.job_scope(job_id), generation)
+        found: list[Any] = self._see([], arguments)
+        return found
+
+    def heartbeat(self, name: str, forget_s: int, info: Mapping[str, str]) -> None:
+        pairs = [text for pair in info.items() for text in pair]
+        self._heartbeat([keys.WORKERS, keys.worker(name)], [name, forget_s, *pairs])
+
+    def causes(
+        self,
+        provider: str,
+        entries: Iterable[tuple[str, int, float, float, str]],
+        *,
+        keep_s: int,
+        gap_s: float,
+        most: int,
+    ) -> int:
+        """Entries: field, count, since, last, text. Returns how many are kept."""
+        arguments: list[Argument] = [keep_s, gap_s, most, *(value for entry in entries for value in entry)]
+        kept: int = self._causes([keys.failing(provider)], arguments)
+        return kept
+
+    def note_queues(self, lane: str, most: int, queues: Sequence[str]) -> frozenset[str]:
+        """Returns those for which there was no room."""
+        refused = self._note_queues([keys.queues(lane)], [most, *queues])
+        return frozenset(name.decode() for name in refused)
+
+    def forget_queues(self, lane: str, idle_s: int, most: int) -> int:
+        return int(self._forget_queues([keys.queues(lane)], [idle_s, most]))
+
+    def move(self, lane: str, queue: str, messages: Sequence[tuple[str, bytes]], *, most: int, wait_s: float) -> int:
+        names = [
+            keys.queues(lane), keys.delayed(queue), keys.delayed_raw(queue), keys.delayed(lane), keys.delayed_raw(lane)
+        ]  # fmt: skip
+        moved = 0
+        for at in range(0, len(messages), BATCH_MAX):
+            pairs = [part for message in messages[at : at + BATCH_MAX] for part in message]
+            moved += int(self._move(names, [queue, most, wait_s, *pairs]))
+        return moved
+
+
+class _Fields:
+    """Where documents stand in the completed set. Fields that are no text travel as arguments behind ``before`` others:
+    Redis's msgpack does not read binary."""
+
+    def __init__(self, before: int) -> None:
+        self.arguments: list[bytes] = []
+        self._before = before
+
+    def place(self, doc_id: str, buckets: int) -> tuple[int, int | bool]:
+        """Its bucket, and its field as the scripts take it: false for the id itself, else the argument's index."""
+        raw = doc_id.encode()
+        if len(raw) <= keys.MAX_FIELD_BYTES:
+            return keys.done_bucket(raw, buckets), False
+        field = keys.done_field(doc_id)
+        self.arguments.append(field)
+        return keys.done_bucket(field, buckets), self._before + len(self.arguments)
+
+
+def _scopes(feed: tuple[str, int]) -> tuple[str, str]:
+    """Job prefix and feed prefix."""
+    return keys.job_scope(feed[0]), keys.feed_scope(*feed)
+
+
+_packed = msgspec.msgpack.Encoder().encode
+
+
+def _place(key: ItemKey, buckets: int) -> tuple[Argument, ...]:
+    """Job prefix, feed prefix, bucket, field, document id."""
+    field = keys.done_field(key.doc_id)
+    return *_scopes((key.job_id, key.generation)), keys.done_bucket(field, buckets), field, key.doc_id
+
+
+def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
+    return (
+        *_place(retry.key, retry.buckets),
+        keys.delayed(retry.queue),
+        retry.tag,
+        retry.raw,
+        retry.after_s,
+        int(retry.rate_limited),
+        retry.reason,
+        retry.prompt_tokens,
+        retry.completion_tokens,
+        retry.cost_microusd,
+        retry.calls,
+    )
+
+
+def _registered(client: redis.Redis, name: str) -> Any:
+    before = _source(SHARED[name]) if name in SHARED else ""
+    return client.register_script(before + _source(name))
+
+
+@cache
+def _source(name: str) -> str:
+    return (files("penstock_ledger") / "scripts" / f"{name}.lua").read_text("utf-8")

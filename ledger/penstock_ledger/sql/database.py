@@ -1,0 +1,296 @@
+"""One database handle for SQLite (embedded) and PostgreSQL (production): transactions, their retries, the schema check.
+
+Writes on SQLite take the write lock when they begin: a transaction that reads first and upgrades later fails with BUSY
+whatever the timeout is. Commits are durable (synchronous=FULL): an outcome that was reported is on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sqlite3
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import util
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    Double,
+    Engine,
+    cast,
+    create_engine,
+    event,
+    literal_column,
+    make_url,
+    select,
+    text,
+)
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+
+from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, SchemaMissing, SchemaTooNew
+from penstock_ledger.sql.postgres import COUNT_CONNECTIONS, POOL_SIZE, Connections, Waits, open_engine
+from penstock_ledger.sql.sqlite_lock import WriteLock, is_busy
+from penstock_ledger.sql.tables import HEAD
+from penstock_ledger.stores import fresh
+
+T = TypeVar("T")
+
+CACHE_KIB: Final = 32 * 1024  # per connection, so that the index pages of a million rows stay in memory
+CHECKPOINT_PAGES: Final = 8_000  # 32 MiB of log: pages that many commits touch are written back once, not each time
+WRITE_ATTEMPTS: Final = 5  # of one transaction that lost a deadlock or the wait for the lock
+RETRY_BASE_S: Final = 0.02  # doubles with each attempt, with full jitter: deadlock partners must not meet again
+WAL_ATTEMPTS: Final = 50  # switching to WAL needs the file alone and does not wait for it by itself
+WAL_PAUSE_S: Final = 0.02
+
+_WRITES: Final = "penstock_writes"
+_RETRYABLE_SQLSTATES: Final = frozenset({"40001", "40P01", "55P03"})  # serialization, deadlock, lock not available
+_UNDEFINED_TABLE: Final = "42P01"
+# Connection lost, server shutting down or starting up, too many connections; psycopg has none where it never got in.
+_AWAY_SQLSTATES: Final = ("08", "57P", "53300")
+_POSTGRES_PORT: Final = 5432
+
+
+def open_database(
+    url: str, *, pool_size: int = POOL_SIZE, waits: Waits | None = None, role: str = "client"
+) -> Database:
+    """Prepare a handle; nothing is connected or created yet.
+
+    ``url`` is ``sqlite:///path/to/file`` or ``postgresql://…`` (``postgresql+psycopg://…``). ``pool_size`` bounds the
+    connections that this handle opens; ``waits`` and ``role``, which names them, are for PostgreSQL.
+    Raises DatabaseUnusable.
+    """
+    parsed = _parsed(url)
+    if parsed.get_backend_name() == "sqlite":
+        engine = _open_sqlite(parsed, pool_size)
+    else:
+        engine = open_engine(parsed, pool_size=pool_size, waits=waits or Waits(), role=role)
+    return Database(engine)
+
+
+class Database:
+    """Connections and transactions. Safe to share between threads; a fork's child opens connections of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.where = _place(engine.url)
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        # preserve_rowcount: SQLAlchemy answers -1 for inserts on PostgreSQL otherwise, and we count on the number.
+        self._writer = engine.execution_options(preserve_rowcount=True, **{_WRITES: True})
+        self._schema_ok = False
+        _OPEN.add(self)
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` in one transaction and commit it. It runs again after a lost deadlock, so it must only use the
+        connection. Raises SchemaError, DatabaseUnavailable, and SQLAlchemy's errors for what the database refuses."""
+        self._check_schema()
+        return self.write_unchecked(work)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` in one read transaction. Raises SchemaError and DatabaseUnavailable."""
+        self._check_schema()
+        with self._explained(), self.engine.connect() as connection:
+            return work(connection)
+
+    def write_unchecked(self, work: Callable[[Connection], T]) -> T:
+        """``write`` without the look at the schema: for the migration itself."""
+        for attempt in range(1, WRITE_ATTEMPTS + 1):
+            try:
+                with self._explained(), self._writer.begin() as connection:
+                    return work(connection)
+            except DBAPIError as error:
+                if attempt == WRITE_ATTEMPTS or not _worth_repeating(error):
+                    raise
+            time.sleep(random.uniform(0, RETRY_BASE_S * 2**attempt))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def migrate(self) -> None:
+        """Create or upgrade the tables. Safe when several processes do it at once. Raises SchemaTooNew."""
+        if self.revision() != HEAD and not (self.is_sqlite and self.write_unchecked(fresh.create)):
+            from penstock_ledger.migrations import upgrade  # alembic costs 100 ms and only this needs it
+
+            self.write_unchecked(upgrade)
+        self._schema_ok = True
+
+    def revision(self) -> str | None:
+        """The schema that the database has; None before the first migration.
+
+        Raises SchemaTooNew and DatabaseUnavailable.
+        """
+        with self._explained(), self.engine.connect() as connection:
+            try:
+                found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+            except DBAPIError as error:
+                if not _is_missing_table(error):
+                    raise
+                return None
+        if found is not None and found > HEAD:
+            raise SchemaTooNew(found, HEAD)
+        return None if found is None else str(found)
+
+    def clock(self) -> ColumnElement[float]:
+        """The database server's clock as part of a statement, Unix seconds."""
+        seconds = (
+            "(julianday('now') - 2440587.5) * 86400.0" if self.is_sqlite else "extract(epoch FROM clock_timestamp())"
+        )
+        return cast(literal_column(seconds), Double)  # one of two constants
+
+    def now(self, connection: Connection) -> float:
+        """The database server's clock, Unix seconds: leases are never judged by a client's clock."""
+        return float(connection.execute(select(self.clock())).scalar_one())
+
+    def connections(self) -> Connections | None:
+        """How full the server is; None for SQLite, which has no limit."""
+        if self.is_sqlite:
+            return None
+        with self._explained(), self.engine.connect() as connection:
+            return Connections(*connection.execute(text(COUNT_CONNECTIONS)).one())
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def after_fork(self) -> None:
+        """In a child: leave the parent's connections alone, neither used nor closed, and start with none."""
+        _LEFT_TO_PARENT.append(self.engine.pool)
+        self.engine.dispose(close=False)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            if not _is_away(error):
+                raise
+            raise DatabaseUnavailable(self.where, str(error.orig).strip().partition("\n")[0]) from error
+
+    def _check_schema(self) -> None:
+        if self._schema_ok:
+            return
+        found = self.revision()
+        if found != HEAD:
+            raise SchemaMissing(found, HEAD)
+        self._schema_ok = True
+
+
+# Every handle of this process, for the child of a fork: two processes on one socket would read each other's answers.
+_OPEN: Final[weakref.WeakSet[Database]] = weakref.WeakSet()
+# The parent's pools, kept so that nothing closes them here: one for each handle that came through a fork.
+_LEFT_TO_PARENT: Final[list[object]] = []
+
+
+def _forget_connections() -> None:
+    for database in list(_OPEN):
+        database.after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_connections)
+
+
+def _place(url: URL) -> str:
+    """The database as messages name it: the file, or host and database, never the password."""
+    if url.get_backend_name() == "sqlite":
+        return str(url.database)
+    host = url.host or url.query.get("host") or "localhost"
+    return f"{host}:{url.port or _POSTGRES_PORT}/{url.database or ''}"
+
+
+def _parsed(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise DatabaseUnusable(f"database URL {url[:80]!r} is no URL: use sqlite:///file or postgresql://…") from error
+    if parsed.port is not None and not 0 < parsed.port < 65536:
+        raise DatabaseUnusable(f"the database URL names port {parsed.port}; write one from 1 to 65535")
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        return _checked_sqlite(parsed)
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        if util.find_spec("psycopg") is None:
+            raise DatabaseUnusable(f"{parsed.drivername}:// needs psycopg: pip install 'penstock[postgres]'")
+        return parsed.set(drivername="postgresql+psycopg")
+    raise DatabaseUnusable(f"database URL starts with {parsed.drivername}://; use sqlite:///file or postgresql://…")
+
+
+def _checked_sqlite(url: URL) -> URL:
+    if not url.database or url.database == ":memory:":
+        raise DatabaseUnusable(
+            "sqlite without a file loses everything at the end of the process and cannot be shared: use sqlite:///file"
+        )
+    folder = Path(url.database).absolute().parent
+    if not folder.is_dir():
+        raise DatabaseUnusable(f"the folder {folder} of the database does not exist: create it first")
+    return url
+
+
+def _open_sqlite(url: URL, pool_size: int) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=0,
+        connect_args={"check_same_thread": False},
+        hide_parameters=True,  # errors reach logs, and parameters are documents
+    )
+    lock = WriteLock(str(url.database))
+
+    def begin(connection: Connection) -> None:
+        if connection.get_execution_options().get(_WRITES, False):
+            lock.begin(connection)
+        else:
+            connection.exec_driver_sql("BEGIN")
+
+    event.listen(engine, "connect", partial(_prepare_sqlite, lock.look_ms))
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+def _prepare_sqlite(busy_timeout_ms: int, connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # SQLAlchemy's recipe: pysqlite must not open transactions by itself
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {busy_timeout_ms}")
+    _switch_to_wal(cursor)
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    cursor.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    cursor.close()
+
+
+def _switch_to_wal(cursor: sqlite3.Cursor) -> None:
+    for attempt in range(1, WAL_ATTEMPTS + 1):
+        try:
+            mode = cursor.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if attempt == WAL_ATTEMPTS or not is_busy(error):
+                raise
+            time.sleep(WAL_PAUSE_S)
+            continue
+        if mode != "wal":
+            raise DatabaseUnusable(f"sqlite keeps journal_mode={mode}: its folder must be on a local disk")
+        return
+
+
+def _worth_repeating(error: DBAPIError) -> bool:
+    return _sqlstate(error) in _RETRYABLE_SQLSTATES or is_busy(error.orig)
+
+
+def _is_away(error: DBAPIError) -> bool:
+    """Whether the database was not reached, or lost, as opposed to a statement that it refused."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return bool(code & 0xFF == sqlite3.SQLITE_CANTOPEN)
+    if not isinstance(error, (OperationalError, InterfaceError)) or isinstance(error.orig, sqlite3.Error):
+        return False
+    state = _sqlstate(error)
+    return error.connection_invalidated or state is None or state.startswith(_AWAY_SQLSTATES)
+
+
+def _is_missing_table(error: DBAPIError) -> bool:
+    return _sqlstate(error) == _UNDEFINED_TABLE or "no such table" in str(error.orig)
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None)

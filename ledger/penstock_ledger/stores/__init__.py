@@ -1,0 +1,1 @@
+"""What is stored in SQL, a typed store for each kind."""

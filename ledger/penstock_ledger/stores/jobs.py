@@ -1,0 +1,225 @@
+"""Jobs: accepted once per key, moved between states by compare-and-set, replayed as new generations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, Row, func, literal_column, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from penstock_ledger.errors import JobClosed, JobConflict, JobNotFound, JobNotReplayable, NothingToReplay
+from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob
+from penstock_ledger.sql.tables import jobs, outcomes, spool
+from penstock_ledger.stored_values import json_text
+from penstock_ledger.stores.feeds import FeedStore, add_feed
+from penstock_ledger.stores.outcome_insert import insert_outcomes
+from penstock_ledger.stores.outcome_rows import letter_row
+from penstock_ledger.stores.tallies import grouped, subtract
+
+STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
+SHOWN_CHARS: Final = 60  # of a value in a message
+LIVE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING)
+REPLAYABLE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.COMPLETED)
+
+
+class JobStore(FeedStore):
+    """The jobs table and, inherited, the feeds."""
+
+    def create(self, job: NewJob, refused: Iterable[DeadLetter] = ()) -> tuple[Job, bool]:
+        """Accept a job, its first feed, and its refused rows in one transaction.
+
+        Returns the job and whether it is new: the same key again returns the job that has it.
+        Raises JobConflict when the key is taken by a job with another digest.
+        """
+        letters = list(refused)  # the transaction may be repeated
+        created, row = self._db.write(lambda connection: self._create(connection, job, letters))
+        if row.digest != job.digest:
+            raise JobConflict(job.job_key, row.job_id, _differences(job_of(row), job))
+        return job_of(row), created
+
+    def get(self, job_id_or_key: str) -> Job:
+        """Raises JobNotFound. An id is preferred to an equal key."""
+        named = or_(jobs.c.job_id == job_id_or_key, jobs.c.job_key == job_id_or_key)
+        rows = self._db.read(lambda connection: connection.execute(select(jobs).where(named)).all())
+        if not rows:
+            raise JobNotFound(job_id_or_key)
+        return job_of(next((row for row in rows if row.job_id == job_id_or_key), rows[0]))
+
+    def list(self, limit: int = 100, states: Collection[JobState] | None = None) -> list[Job]:
+        """Newest first."""
+        query = select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc()).limit(limit)
+        if states is not None:
+            query = query.where(jobs.c.state.in_([str(state) for state in states]))
+        return self._db.read(lambda connection: [job_of(row) for row in connection.execute(query)])
+
+    def set_state(
+        self,
+        job_id: str,
+        to: JobState,
+        *,
+        reason: str | None = None,
+        expect: Collection[JobState],
+        resume_at: float | None = None,
+    ) -> bool:
+        """Move a job to ``to`` if it is in one of ``expect``; False when it is not (or there is no such job).
+
+        ``resume_at`` (Unix seconds) is when a pause ends by itself: the control loop resumes the job then.
+        """
+        query = (
+            update(jobs)
+            .where(jobs.c.job_id == job_id, jobs.c.state.in_([str(state) for state in expect]))
+            .values(state=str(to), reason=reason, finished_at=time.time() if to.final else None, resume_at=resume_at)
+        )
+        return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
+
+    def amend(self, job_id: str, spec: Mapping[str, Any], digest: str, *, expect: str) -> bool:
+        """Replace the spec of a job whose digest still is ``expect``; False when another process was first.
+
+        For limits of the job as a whole only: workers keep what they have read of a spec.
+        """
+        query = (
+            update(jobs)
+            .where(jobs.c.job_id == job_id, jobs.c.digest == expect)
+            .values(spec=json_text(dict(spec)), digest=digest)
+        )
+        return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
+
+    def close(self, job_id: str, total: int | None = None) -> int:
+        """Seal an open job with ``total`` documents; None counts its spool in the same transaction.
+
+        Returns the total. Closing again with the same total changes nothing. Raises JobNotFound and JobClosed.
+        """
+        return self._db.write(lambda connection: _close(connection, job_id, total))
+
+    def replay(
+        self,
+        job_id: str,
+        *,
+        reason: str | None = None,
+        doc_ids: Sequence[str] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> tuple[Feed, int]:
+        """Send visible dead letters again, as the next generation; returns its feed and how many there are.
+
+        Rows that never parsed have no request and stay as they are. A completed job runs again.
+        Raises JobNotFound, JobNotReplayable and NothingToReplay.
+        """
+        chosen = dict(overrides or {})
+        return self._db.write(lambda connection: _replay(connection, job_id, reason, doc_ids, chosen))
+
+    def _create(self, connection: Connection, job: NewJob, refused: Iterable[DeadLetter]) -> tuple[bool, Row[Any]]:
+        dialect = sqlite if self._db.is_sqlite else postgresql
+        values = {
+            "job_id": job.job_id, "job_key": job.job_key, "spec": json_text(job.spec),
+            "source": json_text(job.source), "digest": job.digest, "state": str(JobState.RUNNING),
+            "generation": 1, "total": job.total, "created_at": time.time(),
+        }  # fmt: skip
+        created = connection.execute(dialect.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
+        if created:
+            add_feed(connection, job.job_id, 1, job.feed_kind)
+            _insert_refused(connection, refused)
+        return created, connection.execute(select(jobs).where(jobs.c.job_key == job.job_key)).one()
+
+
+def _differences(known: Job, new: NewJob) -> list[str]:
+    """In what a submit differs from the job that has its key: each field with both values, cut to some characters."""
+    differences = [
+        f"{name} was {_shown(known.spec.get(name))}, is now {_shown(new.spec.get(name))}"
+        for name in sorted(known.spec.keys() | new.spec.keys())
+        if known.spec.get(name) != new.spec.get(name)
+    ]
+    places = [str(source.get("uri", source.get("kind"))) for source in (known.source, new.source)]
+    if places[0] != places[1]:
+        differences.append(f"source was {places[0]}, is now {places[1]}")
+    elif any(known.source.get(name) != new.source.get(name) for name in ("sha256", "etag", "size")):
+        differences.append(f"the content of {places[0]} has changed")
+    return differences
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
+
+
+def _insert_refused(connection: Connection, refused: Iterable[DeadLetter]) -> None:
+    now = time.time()
+    insert_outcomes(connection, [letter_row(letter, now) for letter in refused])
+
+
+def _close(connection: Connection, job_id: str, total: int | None) -> int:
+    row = _locked(connection, job_id)
+    if total is None:
+        total = connection.execute(select(func.count()).where(spool.c.job_id == job_id)).scalar_one()
+    if row.total is None:
+        connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(total=total))
+    elif row.total != total:
+        raise JobClosed(job_id, row.total)
+    return total
+
+
+def _replay(
+    connection: Connection, job_id: str, reason: str | None, doc_ids: Sequence[str] | None, overrides: dict[str, Any]
+) -> tuple[Feed, int]:
+    row = _locked(connection, job_id)
+    if row.state not in REPLAYABLE:
+        raise JobNotReplayable(job_id, row.state)
+    generation = row.generation + 1
+    replayed = _supersede(connection, job_id, generation, reason, doc_ids)
+    if replayed == 0:
+        raise NothingToReplay(job_id, reason)
+    again = (
+        {"state": str(JobState.RUNNING), "reason": None, "finished_at": None} if row.state == JobState.COMPLETED else {}
+    )
+    connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(generation=generation, **again))
+    selection = {"reason": reason, "from_generation": row.generation, "documents": replayed}
+    feed = add_feed(connection, job_id, generation, FeedKind.REPLAY, selection=selection, overrides=overrides)
+    return feed, replayed
+
+
+def _supersede(
+    connection: Connection, job_id: str, generation: int, reason: str | None, doc_ids: Sequence[str] | None
+) -> int:
+    """Mark the chosen dead letters, take them out of the tallies, and return how many they are."""
+    wanted: list[ColumnElement[bool]] = [
+        outcomes.c.job_id == job_id,
+        literal_column("kind = 'dead'"),  # literal, so that the partial index is used
+        outcomes.c.superseded_by.is_(None),
+        outcomes.c.request != b"",
+    ]
+    if reason is not None:
+        wanted.append(outcomes.c.reason == reason)
+    mark = update(outcomes).where(*wanted).values(superseded_by=generation)
+    if doc_ids is None:
+        connection.execute(mark)
+    for start in range(0, len(doc_ids or ()), STATEMENT_MAX):
+        connection.execute(mark.where(outcomes.c.doc_id.in_((doc_ids or ())[start : start + STATEMENT_MAX])))
+    marked = connection.execute(grouped(outcomes.c.job_id == job_id, outcomes.c.superseded_by == generation)).all()
+    subtract(connection, job_id, marked)
+    return sum(row.number for row in marked)
+
+
+def _locked(connection: Connection, job_id: str) -> Row[Any]:
+    row = connection.execute(select(jobs).where(jobs.c.job_id == job_id).with_for_update()).one_or_none()
+    if row is None:
+        raise JobNotFound(job_id)
+    return row
+
+
+def job_of(row: Row[Any]) -> Job:
+    return Job(
+        job_id=row.job_id,
+        job_key=row.job_key,
+        spec=orjson.loads(row.spec),
+        source=orjson.loads(row.source),
+        digest=row.digest,
+        state=JobState(row.state),
+        reason=row.reason,
+        generation=row.generation,
+        total=row.total,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+        resume_at=row.resume_at,
+    )

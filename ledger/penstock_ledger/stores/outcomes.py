@@ -1,0 +1,188 @@
+"""Results and dead letters: the system of record. The first outcome written for a key stays; later ones lose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, literal_column, select, tuple_
+
+from penstock_ledger.model import Counts, DeadLetter, ItemKey, Result
+from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.tables import feeds, outcomes
+from penstock_ledger.stores.outcome_insert import insert_outcomes, terminal_keys
+from penstock_ledger.stores.outcome_rows import (
+    KEY_COLUMNS,
+    RESULT_COLUMNS,
+    OutcomeRow,
+    letter_from,
+    letter_row,
+    outcome_from,
+    result_from,
+    result_row,
+)
+from penstock_ledger.stores.tallies import counts_from, grouped, tallied
+from penstock_ledger.vectors import MAGIC, Vectors, unpack
+
+PAGE: Final = 1_000  # rows read at a time: with bodies of some kilobytes a page is some megabytes
+
+_IS_RESULT: Final[ColumnElement[bool]] = literal_column("kind = 'result'")
+_IS_DEAD: Final[ColumnElement[bool]] = literal_column("kind = 'dead'")  # literal, so that the partial index is used
+_VISIBLE: Final = outcomes.c.superseded_by.is_(None)
+
+_REFUSED_LINES: Final = select(outcomes.c.line).where(
+    outcomes.c.job_id == bindparam("job"), outcomes.c.generation == 1, _IS_DEAD, outcomes.c.line.is_not(None)
+)
+
+T = TypeVar("T")
+Query = Select[*tuple[Any, ...]]
+
+
+class OutcomeStore:
+    """Everything here reads in pages: memory stays flat however large a job is."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def settle(self, results: Sequence[Result], letters: Sequence[DeadLetter]) -> set[ItemKey]:
+        """Make outcomes durable in one transaction; returns the keys that were settled before (the losers).
+
+        When one key comes twice in a call, the first one counts, and results come before letters.
+        """
+        now = time.time()
+        rows: dict[tuple[Any, ...], OutcomeRow] = {}
+        for row in (*(result_row(one, now) for one in results), *(letter_row(one, now) for one in letters)):
+            rows.setdefault(row[:KEY_COLUMNS], row)
+        ordered = [rows[key] for key in sorted(rows)]
+        return self._db.write(lambda connection: insert_outcomes(connection, ordered)) if ordered else set()
+
+    def terminal(self, keys: Iterable[ItemKey]) -> set[ItemKey]:
+        """Those of ``keys`` that have an outcome, visible or superseded."""
+        wanted = list(keys)
+        return self._db.read(lambda connection: terminal_keys(connection, wanted)) if wanted else set()
+
+    def counts(self, job_id: str) -> Counts:
+        """Visible outcomes of a job, as its transactions have tallied them: as cheap for a million rows as for ten."""
+        return counts_from(self._rows(tallied(), job=job_id))
+
+    def counts_of(self, job_id: str, generation: int) -> Counts:
+        """The outcomes of one generation, superseded ones included, by reading its rows."""
+        return counts_from(self._rows(grouped(outcomes.c.job_id == job_id, outcomes.c.generation == generation)))
+
+    def recount(self, job_id: str) -> Counts:
+        """The same, by reading every row of the job: the proof of the tallies."""
+        return counts_from(self._rows(grouped(outcomes.c.job_id == job_id, _VISIBLE)))
+
+    def get(self, job_id: str, doc_id: str) -> Result | DeadLetter | None:
+        """The visible outcome of a document; None while it has none (not finished, or being replayed)."""
+        generations = select(feeds.c.generation).where(feeds.c.job_id == job_id)
+        query = (
+            select(outcomes)
+            .where(outcomes.c.job_id == job_id, outcomes.c.generation.in_(generations), outcomes.c.doc_id == doc_id)
+            .where(_VISIBLE)
+        )
+        row = self._db.read(lambda connection: connection.execute(query).first())
+        return None if row is None else outcome_from(row)
+
+    def of_generation(self, job_id: str, generation: int, doc_id: str) -> Result | DeadLetter | None:
+        """The outcome of a document in one generation, visible or superseded."""
+        query = select(outcomes).where(
+            outcomes.c.job_id == job_id, outcomes.c.generation == generation, outcomes.c.doc_id == doc_id
+        )
+        row = self._db.read(lambda connection: connection.execute(query).first())
+        return None if row is None else outcome_from(row)
+
+    def results(self, job_id: str, page: int = PAGE) -> Iterator[Result]:
+        """Visible results by generation and document id."""
+        query = select(*RESULT_COLUMNS).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
+        return self._paged(query, page, result_from)
+
+    def vectors(self, job_id: str, page: int = PAGE) -> Iterator[tuple[ItemKey, Vectors]]:
+        """Visible results that are kept as vectors, in the order of ``results``, without the way over JSON."""
+        query = select(*RESULT_COLUMNS[:KEY_COLUMNS], outcomes.c.body).where(
+            outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT
+        )
+        for key, body in self._paged(query, page, _key_and_body):
+            if body.startswith(MAGIC):
+                yield key, unpack(body)
+
+    def dead_letters(
+        self,
+        job_id: str,
+        reason: str | None = None,
+        include_superseded: bool = False,
+        generation: int | None = None,
+        page: int = PAGE,
+    ) -> Iterator[DeadLetter]:
+        """Dead letters by generation and document id; superseded ones have been replayed since.
+
+        ``generation`` chooses one of them, with all that it left, superseded or not.
+        """
+        every = include_superseded or generation is not None
+        query = (select(outcomes).where(outcomes.c.job_id == job_id) if every else _visible(job_id)).where(_IS_DEAD)
+        if generation is not None:
+            query = query.where(outcomes.c.generation == generation)
+        if reason is not None:
+            query = query.where(outcomes.c.reason == reason)
+        return self._paged(query, page, letter_from)
+
+    def replayable(
+        self, job_id: str, generation: int, *, after: str | None = None, page: int = PAGE
+    ) -> Iterator[DeadLetter]:
+        """The dead letters that generation ``generation`` sends again, by document id, those after ``after``."""
+        query = (
+            select(outcomes)
+            .where(outcomes.c.job_id == job_id, outcomes.c.superseded_by == generation)
+            .where(outcomes.c.superseded_by.is_not(None))  # spelt out, so that the partial index is used
+            .order_by(outcomes.c.doc_id)
+            .limit(page)
+        )
+        while True:
+            rows = self._rows(query if after is None else query.where(outcomes.c.doc_id > after))
+            yield from map(letter_from, rows)
+            if len(rows) < page:
+                return
+            after = rows[-1].doc_id
+
+    def refused_lines(self, job_id: str) -> frozenset[int]:
+        """The lines of a job's source whose rows were refused when it was submitted."""
+        return frozenset(row.line for row in self._rows(_REFUSED_LINES, job=job_id))
+
+    def terminal_docs(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[list[tuple[str, bool]]]:
+        """Pages of (document id, is dead) of one generation: what the completed set is rebuilt from.
+
+        Reads two indexes and no rows, so that the bodies of a whole job are not read to rebuild it.
+        """
+        all_of_it = (outcomes.c.job_id == job_id, outcomes.c.generation == generation)
+        docs = select(outcomes.c.doc_id).where(*all_of_it).order_by(outcomes.c.doc_id).limit(page)
+        dead = select(outcomes.c.doc_id).where(*all_of_it, _IS_DEAD)
+        rows = self._rows(docs)
+        while rows:
+            first, last = rows[0].doc_id, rows[-1].doc_id
+            died = {row.doc_id for row in self._rows(dead.where(outcomes.c.doc_id >= first, outcomes.c.doc_id <= last))}
+            yield [(row.doc_id, row.doc_id in died) for row in rows]
+            rows = self._rows(docs.where(outcomes.c.doc_id > last)) if len(rows) == page else []
+
+    def _paged(self, query: Query, page: int, make: Callable[[Row[Any]], T]) -> Iterator[T]:
+        place = tuple_(outcomes.c.generation, outcomes.c.doc_id)
+        query = query.order_by(outcomes.c.generation, outcomes.c.doc_id).limit(page)
+        rows = self._rows(query)
+        while rows:
+            yield from map(make, rows)
+            last = (rows[-1].generation, rows[-1].doc_id)
+            rows = self._rows(query.where(place > last)) if len(rows) == page else []
+
+    def _rows(self, query: Query, **values: str) -> Sequence[Row[Any]]:
+        def fetch(connection: Connection) -> Sequence[Row[Any]]:
+            return connection.execute(query, values).all()
+
+        return self._db.read(fetch)
+
+
+def _key_and_body(row: Row[Any]) -> tuple[ItemKey, bytes]:
+    return ItemKey(row.job_id, row.generation, row.doc_id), row.body
+
+
+def _visible(job_id: str) -> Query:
+    return select(outcomes).where(outcomes.c.job_id == job_id, _VISIBLE)

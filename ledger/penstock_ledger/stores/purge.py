@@ -1,0 +1,48 @@
+"""Forget a job: every row of it, in small transactions so that others write in between."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import Connection, Delete, Table, delete, select, tuple_
+
+from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.tables import jobs, metadata, outcomes, tallies
+
+ROWS_PER_STEP: Final = 1_000  # with bodies of some kilobytes, a step writes some megabytes of journal
+
+
+def purge_job(database: Database, job_id: str) -> int:
+    """Delete all of a job; returns how many outcomes it had. Only for jobs that are final, which the caller has to see to.
+
+    The job's own row goes last, so that an interrupted purge can be repeated.
+    """
+    outcomes_deleted = _empty(database, outcomes, job_id)
+    for table in metadata.sorted_tables:
+        if "job_id" in table.columns and table not in (outcomes, jobs):
+            _empty(database, table, job_id)
+    _empty(database, jobs, job_id)
+    # Outcomes are inserted only where their job is. Those that came between their table's turn and the job's go now.
+    for table in (outcomes, tallies):
+        _empty(database, table, job_id)
+    return outcomes_deleted
+
+
+def _empty(database: Database, table: Table, job_id: str) -> int:
+    deleted = 0
+    while found := _step(database, _delete_some(table, job_id)):
+        deleted += found
+    return deleted
+
+
+def _delete_some(table: Table, job_id: str) -> Delete:
+    key = list(table.primary_key.columns)
+    some = select(*key).where(table.c.job_id == job_id).limit(ROWS_PER_STEP)
+    return delete(table).where(tuple_(*key).in_(some))
+
+
+def _step(database: Database, statement: Delete) -> int:
+    def work(connection: Connection) -> int:
+        return connection.execute(statement).rowcount
+
+    return database.write(work)

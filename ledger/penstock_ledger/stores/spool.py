@@ -1,0 +1,117 @@
+"""The spool: documents that services push into an open job, durable before the push returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from penstock_ledger.errors import JobClosed, JobNotFound, SpoolConflict
+from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.tables import jobs, spool
+
+STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every driver's limit on parameters
+
+
+class SpoolRow(NamedTuple):
+    """One pushed document."""
+
+    seq: int
+    doc_id: str
+    body: bytes
+
+
+class Spool:
+    """Rows are taken by flag, not by position: on PostgreSQL a lower number may become visible after a higher one."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def append(self, job_id: str, docs: Sequence[tuple[str, bytes]]) -> int:
+        """Store documents in one transaction; returns how many are new. Pushing the same one again changes nothing.
+
+        Raises JobNotFound, JobClosed after ``close``, and SpoolConflict when an id comes with another body: the first
+        one stays, and all other documents of the call are stored.
+        """
+        wanted, conflicts = _distinct(docs)
+        new, different = self._db.write(lambda connection: self._append(connection, job_id, wanted))
+        conflicts |= dict.fromkeys(different)
+        if conflicts:
+            raise SpoolConflict(job_id, list(conflicts), new)
+        return new
+
+    def take(self, job_id: str, limit: int) -> list[SpoolRow]:
+        """Documents that were not fed yet, in the order of their arrival."""
+        query = _rows(job_id).where(~spool.c.fed).order_by(spool.c.seq).limit(limit)
+        return self._db.read(lambda connection: [_row(row) for row in connection.execute(query)])
+
+    def mark_fed(self, job_id: str, seqs: Iterable[int]) -> None:
+        wanted = list(seqs)
+        fed = update(spool).where(spool.c.job_id == job_id).values(fed=True)
+
+        def mark(connection: Connection) -> None:
+            for start in range(0, len(wanted), STATEMENT_MAX):
+                connection.execute(fed.where(spool.c.seq.in_(wanted[start : start + STATEMENT_MAX])))
+
+        self._db.write(mark)
+
+    def fetch(self, job_id: str, seq: int) -> SpoolRow | None:
+        """One document by its number; None when there is none."""
+        query = _rows(job_id).where(spool.c.seq == seq)
+        row = self._db.read(lambda connection: connection.execute(query).first())
+        return None if row is None else _row(row)
+
+    def count(self, job_id: str) -> int:
+        """All documents of the job, fed or not."""
+        query = select(func.count()).where(spool.c.job_id == job_id)
+        return self._db.read(lambda connection: connection.execute(query).scalar_one())
+
+    def _append(self, connection: Connection, job_id: str, docs: dict[str, bytes]) -> tuple[int, list[str]]:
+        """How many are new, and the ids that were there with another body."""
+        _check_open(connection, job_id, docs)
+        dialect = sqlite if self._db.is_sqlite else postgresql
+        rows = [{"job_id": job_id, "doc_id": doc_id, "body": docs[doc_id], "fed": False} for doc_id in sorted(docs)]
+        if not rows:
+            return 0, []
+        new: int = connection.execute(dialect.insert(spool).on_conflict_do_nothing(), rows).rowcount
+        return new, _different(connection, job_id, docs) if new < len(rows) else []
+
+
+def _distinct(docs: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], dict[str, None]]:
+    """The first body of each id, and the ids that came with another one, too."""
+    distinct: dict[str, bytes] = {}
+    conflicts: dict[str, None] = {}
+    for doc_id, body in docs:
+        if distinct.setdefault(doc_id, body) != body:
+            conflicts[doc_id] = None
+    return distinct, conflicts
+
+
+def _check_open(connection: Connection, job_id: str, docs: Iterable[str]) -> None:
+    """The row stays share-locked until the commit, so that a concurrent close counts these documents too."""
+    query = select(jobs.c.total).where(jobs.c.job_id == job_id).with_for_update(read=True)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise JobNotFound(job_id)
+    if row.total is not None:
+        raise JobClosed(job_id, row.total, list(docs))
+
+
+def _different(connection: Connection, job_id: str, docs: dict[str, bytes]) -> list[str]:
+    ids = sorted(docs)
+    stored: dict[str, bytes] = {}
+    for start in range(0, len(ids), STATEMENT_MAX):
+        query = select(spool.c.doc_id, spool.c.body).where(spool.c.job_id == job_id)
+        rows = connection.execute(query.where(spool.c.doc_id.in_(ids[start : start + STATEMENT_MAX])))
+        stored.update((row.doc_id, row.body) for row in rows)
+    return [doc_id for doc_id in ids if stored[doc_id] != docs[doc_id]]
+
+
+def _rows(job_id: str) -> Any:
+    return select(spool.c.seq, spool.c.doc_id, spool.c.body).where(spool.c.job_id == job_id)
+
+
+def _row(row: Row[Any]) -> SpoolRow:
+    return SpoolRow(row.seq, row.doc_id, row.body)

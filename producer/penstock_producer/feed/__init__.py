@@ -1,0 +1,1 @@
+"""From a source into the queue: the feeder and the wire message."""

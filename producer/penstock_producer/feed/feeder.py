@@ -1,0 +1,182 @@
+"""The feeder: moves documents from a source into the queue, a bounded step at a time.
+
+A step reads rows, encodes them as messages, publishes them, and then moves the durable cursor behind them. If the process
+dies after publishing and before the cursor has moved, the next feeder publishes the same documents again and the ledger
+drops those that are in the window already: nothing is skipped, nothing is queued twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from penstock_ledger import Publish, PublishReport, buckets_for
+from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
+from penstock_producer.feed.feed_step import FeedStep, FeedStores
+from penstock_producer.feed.prefix_order import in_prefix_order
+from penstock_producer.feed.routes import Routes
+from penstock_producer.feed.tracing import SendSpans
+from penstock_producer.feed.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now
+from penstock_producer.refusals import refused
+from penstock_producer.rows import BadRow, Cursor, Document, Source
+
+__all__ = ["Feeder"]
+
+# Rows that are read before they are published: what a job in prefix order sorts together, and what the feeder holds in
+# memory. The ledger cuts them into calls of the size that Redis takes at once.
+ROWS_READ: Final = 5_000
+BYTES_READ: Final = 16 * 1024 * 1024  # of request bodies; the sort keys of a job in prefix order are as much again
+
+
+# Takes documents, returns how many of them were published and how many were skipped.
+Handler = Callable[[Sequence[Document]], tuple[int, int]]
+
+
+class Feeder:
+    """Feeds one generation of one job, as long as ``owner`` leads its feed. Not thread-safe; no thread of its own."""
+
+    def __init__(
+        self,
+        job: Job,
+        feed: Feed,
+        source: Source,
+        stores: FeedStores,
+        *,
+        routes: Routes,
+        owner: str,
+        refused_lines: frozenset[int] = frozenset(),
+        ordered_for: str | None = None,
+        spans: SendSpans | None = None,
+    ) -> None:
+        self.feed = feed
+        self.urgent = False  # set by the control loop: whether documents go to the consuming end of the queue
+        self.source = source
+        self.stores = stores
+        self.buckets = buckets_for(job)
+        self._routes = routes
+        self._owner = owner
+        self._refused_lines = refused_lines  # the survey's: rows there are read less strictly than by the survey
+        self._ordered_for = ordered_for  # the endpoint whose bodies are put into prefix order; None keeps the source's
+        self._spans = spans  # None: no item is traced
+        self._rows: Iterator[Document | BadRow] | None = None
+        self._ahead: Document | BadRow | None = None  # read already; the next step begins with it
+        self._cursor: Cursor = dict(feed.cursor)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether its steps are put into prefix order, which pays the more the larger they are."""
+        return self._ordered_for is not None
+
+    def lead(self, feed: Feed) -> None:
+        """Take over the feed as the renewed lease returned it; a cursor that was moved meanwhile is followed."""
+        if feed.cursor != self._cursor or feed.fence != self.feed.fence:
+            self._forget_position(feed.cursor)
+        self.feed = feed
+
+    def step(self, limit: int) -> FeedStep:
+        """Publish up to ``limit`` rows and move the durable cursor behind them.
+
+        Raises SourceChanged, SourceUnavailable, FeedLost, RedisForgot and errors of the servers, and then the cursor stays.
+        """
+        return self.advance(limit, self._publish_new)
+
+    def advance(self, limit: int, handle: Handler) -> FeedStep:
+        """Give up to ``limit`` rows to ``handle`` and move the durable cursor behind them. Raises as ``step`` does."""
+        if self.feed.exhausted:
+            return FeedStep(exhausted=True)
+        try:
+            total = FeedStep()
+            while total.read < limit and not total.exhausted:
+                rows, exhausted = self._read(min(limit - total.read, ROWS_READ))
+                total = total.plus(self._handle(rows, handle, exhausted))
+                if not rows:
+                    break
+            if total.read or total.exhausted:
+                self._move_cursor(total.exhausted)
+            return total
+        except Exception:
+            self._forget_position(self.feed.cursor)
+            raise
+
+    def publish(self, documents: Iterable[Document], *, again: bool = False) -> PublishReport:
+        """Encode documents and queue those that are neither finished nor in the window; with ``again``, also those in the
+        window, whose message is lost."""
+        reports = [self._publish_to(queue, some, again) for queue, some in self._routes.sorted(documents)]
+        return PublishReport(*map(sum, zip((0, 0, 0), *reports, strict=True)))
+
+    def _publish_to(self, queue: str, documents: Iterable[Document], again: bool) -> PublishReport:
+        began_ns, fed, keys = time.time_ns(), fed_now(), list[ItemKey]()
+        items = (self._encode(document, queue, fed, keys) for document in documents)
+        report = self.stores.hot.publish(queue, items, self.buckets, urgent=self.urgent, again=again)
+        if self._spans is not None and report.published:
+            self._spans.sent(keys, queue, began_ns, again=again)
+        return report
+
+    def key(self, doc_id: str) -> ItemKey:
+        return ItemKey(self.feed.job_id, self.feed.generation, doc_id)
+
+    def _read(self, limit: int) -> tuple[list[Document | BadRow], bool]:
+        """Up to ``limit`` rows of bounded size, and whether the source has ended with them."""
+        fresh = self._rows is None
+        if self._rows is None:
+            self._rows = iter(self.source.documents(self._cursor))
+        rows: list[Document | BadRow] = []
+        size = 0
+        while (row := self._next()) is not None:
+            rows.append(row)
+            size += len(row.body) if isinstance(row, Document) else len(row.request)
+            if len(rows) >= limit or size >= BYTES_READ:
+                self._ahead = self._next()  # so that the last step knows that it is the last
+                if self._ahead is not None:
+                    return rows, False
+                break
+        self._rows = None
+        ended = self.source.ended()
+        return (rows, ended) if rows or ended or fresh else self._read(limit)
+
+    def _next(self) -> Document | BadRow | None:
+        """The next row; None at the end of what the source has now."""
+        assert self._rows is not None, "the source is being read"
+        ahead, self._ahead = self._ahead, None
+        return ahead or next(self._rows, None)
+
+    def _handle(self, rows: Sequence[Document | BadRow], handle: Handler, exhausted: bool) -> FeedStep:
+        if not rows:
+            return FeedStep(exhausted=exhausted)
+        documents = [row for row in rows if isinstance(row, Document) and row.line not in self._refused_lines]
+        self._settle_bad([row for row in rows if isinstance(row, BadRow)])
+        published, skipped = handle(documents) if documents else (0, 0)
+        self.source.mark_published(documents)
+        self._cursor = rows[-1].cursor
+        return FeedStep(len(rows), published, skipped, len(rows) - len(documents), exhausted)
+
+    def _publish_new(self, documents: Sequence[Document]) -> tuple[int, int]:
+        if self._ordered_for is not None:
+            documents = in_prefix_order(documents, self._ordered_for)
+        report = self.publish(documents)
+        return report.published, report.done + report.in_window
+
+    def _encode(self, document: Document, queue: str, fed: int, keys: list[ItemKey]) -> Publish:
+        key = self.key(document.doc_id)
+        keys.append(key)
+        inline = len(document.body) <= MAX_INLINE_BODY_BYTES
+        body, ref = (document.body, None) if inline else (None, document.position)
+        trace = None if self._spans is None else self._spans.header(key)
+        raw = encode_item(key, queue=queue, body=body, ref=ref, urgent=self.urgent, fed=fed, trace=trace)
+        return Publish(key, document.position, raw)
+
+    def _settle_bad(self, rows: Sequence[BadRow]) -> None:
+        """Refused rows of a file were settled at submit; those of a replay are settled here, or the job never ends."""
+        if self.feed.kind is FeedKind.SOURCE or not rows:
+            return
+        self.stores.outcomes.settle([], [refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None])
+
+    def _move_cursor(self, exhausted: bool) -> None:
+        self.stores.jobs.advance_feed(self.feed, self._owner, cursor=self._cursor, exhausted=exhausted)
+        self.feed = replace(self.feed, cursor=dict(self._cursor), exhausted=exhausted)
+
+    def _forget_position(self, cursor: Cursor) -> None:
+        self._rows = self._ahead = None
+        self._cursor = dict(cursor)

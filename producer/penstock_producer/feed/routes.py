@@ -1,0 +1,99 @@
+"""Which queue each document of a feed belongs to: that of the model which its request names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import orjson
+
+from penstock_ledger import RedisLedger
+from penstock_ledger.model import Feed, FeedKind
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.rows import Document
+
+__all__ = ["Routes", "model_of"]
+
+NOTE_EACH_S: Final = 15.0
+"""A queue is noted again in Redis after this: Redis may have lost it, and forgets it an hour after its last use."""
+GROUP_MAX: Final = 5_000
+"""Documents that are sorted together."""
+GROUP_BYTES: Final = 16 * 1024 * 1024
+"""Of their request bodies: lost documents are read again one by one, and may be large."""
+
+
+class Routes:
+    """Of one feed. Only documents whose models may differ are parsed: batch lines, and replays that change the request."""
+
+    def __init__(
+        self, spec: JobSpec, feed: Feed, hot: RedisLedger, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._lane = spec.lane
+        self._own = queue_name(spec.lane)
+        self._hot = hot
+        self._clock = clock
+        self._job_id = feed.job_id
+        self._is_split = has_own_model(spec.lane)
+        self._is_one_model = spec.prompt is not None and feed.kind is not FeedKind.REPLAY
+        self._model = spec.model
+        self._noted = set[str]()  # forgotten together, as is the next
+        self._full: frozenset[str] = frozenset()  # queues for which the lane had no room at the last look
+        self._note_again_at = 0.0
+
+    def sorted(self, documents: Iterable[Document]) -> Iterator[tuple[str, Iterable[Document]]]:
+        """The documents by their queues, each in its order; of many, a bounded group after the other.
+
+        Raises redis.RedisError.
+        """
+        if not self._is_split:
+            yield self._own, documents
+            return
+        group, size = list[Document](), 0
+        for document in documents:
+            group.append(document)
+            size += len(document.body)
+            if len(group) >= GROUP_MAX or size >= GROUP_BYTES:
+                yield from self._by_queue(group)
+                group, size = [], 0
+        yield from self._by_queue(group)
+
+    def _by_queue(self, group: Iterable[Document]) -> Iterator[tuple[str, Iterable[Document]]]:
+        found: dict[str | None, list[Document]] = {}
+        for document in group:
+            found.setdefault(self._model if self._is_one_model else model_of(document.body), []).append(document)
+        queues: dict[str, list[Document]] = {}
+        for model, some in found.items():
+            queues.setdefault(self._queue(model), []).extend(some)
+        yield from queues.items()
+
+    def _queue(self, model: str | None) -> str:
+        """Documents without a model follow the one that the job is bound to; those without room wait in the lane's queue."""
+        queue = queue_name(self._lane, model)
+        if model is None:
+            bound = self._hot.bound(self._job_id)
+            queue = bound if bound is not None and self._hot.queues.is_of(self._own, bound) else self._own
+        return self._own if queue in self._without_room(queue) else queue
+
+    def _without_room(self, queue: str) -> frozenset[str]:
+        now = self._clock()
+        if now >= self._note_again_at:
+            self._noted, self._full, self._note_again_at = set(), frozenset(), now + NOTE_EACH_S
+        if queue != self._own and queue not in self._noted and queue not in self._full:
+            refused = self._hot.queues.note(self._own, [queue])
+            self._full |= refused
+            if not refused:
+                self._noted.add(queue)
+        return self._full
+
+
+def model_of(body: bytes) -> str | None:
+    """The model that a request names; None for one that names none."""
+    try:
+        request = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    model = request.get("model") if isinstance(request, dict) else None
+    return model if isinstance(model, str) and model else None

@@ -1,0 +1,156 @@
+"""What a worker says of the model that it serves, in its heartbeat, and what others read there.
+
+Anyone who reaches Redis may write there, and a worker of another release may say other things: what makes no sense is left
+out, and a heartbeat that cannot be read serves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from penstock_producer.feed.queues import model_queues, queue_name
+
+if TYPE_CHECKING:
+    from penstock_ledger import WorkerSeen
+
+__all__ = ["HOME", "NAMES_MAX", "SERVES", "Served", "Serving", "missing_model", "serving_of", "unserved_queues"]
+
+SERVES: Final = "serves"
+"""The field of a heartbeat."""
+HOME: Final = "home"
+"""The field with the queue under whose name a worker keeps what it holds."""
+NAMES_MAX: Final = 256
+"""Names of one worker, adapters included: each is a queue that it looks into at every claim."""
+NAME_CHARS: Final = 512
+"""As long as a job's model may be."""
+TEXT_BYTES: Final = 16_384
+"""Of the field. Names that do not fit are served all the same, and are not announced."""
+ALIVE_S: Final = 15.0
+"""Three heartbeats: a worker that is silent for longer serves nothing now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One worker's model. ``names`` are all that requests may call it, adapters apart; the first is what it hosts."""
+
+    names: tuple[str, ...]
+    adapters: tuple[str, ...] = ()
+    context: int | None = None  # tokens, prompt and answer together
+    dtype: str | None = None
+
+    @property
+    def every_name(self) -> tuple[str, ...]:
+        """In their order, each once."""
+        return tuple(dict.fromkeys((*self.names, *self.adapters)))
+
+    @property
+    def shown(self) -> str:
+        """The shortest of its names, as people write it."""
+        return min(self.names, key=lambda name: (len(name), name), default="")
+
+    def home(self, lane: str) -> str:
+        """The queue under whose name a worker keeps what it holds, whichever of its queues that was in."""
+        return queue_name(lane, self.names[0] if self.names else None)
+
+    def queues(self, lane: str) -> list[str]:
+        """The queues of its model, by all names."""
+        return model_queues(lane, self.every_name)
+
+    def to_text(self) -> str:
+        """For the heartbeat; of very many names as many as fit."""
+        said = {name: value for name, value in asdict(self).items() if value}
+        while len(text := orjson.dumps(said)) > TEXT_BYTES:
+            longest = max(("names", "adapters"), key=lambda field: len(said.get(field, ())))
+            said[longest] = said[longest][: len(said[longest]) // 2]
+        return text.decode()
+
+    @classmethod
+    def read(cls, text: str | None) -> Served | None:
+        """None where nothing is said, or nothing that makes sense."""
+        try:
+            said: Any = orjson.loads(text or "")
+        except orjson.JSONDecodeError:
+            return None
+        if not isinstance(said, dict):
+            return None
+        names, context, dtype = _names(said.get("names")), said.get("context"), said.get("dtype")
+        if not names:
+            return None
+        return cls(
+            names,
+            _names(said.get("adapters")),
+            context if type(context) is int and 0 < context < 2**31 else None,
+            dtype if isinstance(dtype, str) and len(dtype) <= NAME_CHARS else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What the living workers of one lane serve."""
+
+    lane: str
+    workers: tuple[Served, ...]
+
+    def serves(self, model: str) -> bool:
+        return any(model in served.every_name for served in self.workers)
+
+    def models(self) -> list[Served]:
+        """Each model once: workers that share a name serve the same one."""
+        found: list[Served] = []
+        for served in self.workers:
+            if not any(set(served.names) & set(other.names) for other in found):
+                found.append(served)
+        return sorted(found, key=lambda served: served.shown)
+
+    def in_words(self) -> str:
+        """As in "tiny1 (2 workers), tiny2 (1 worker)"."""
+        parts = []
+        for model in self.models():
+            number = sum(bool(set(model.names) & set(served.names)) for served in self.workers)
+            parts.append(f"{model.shown} ({number} worker{'' if number == 1 else 's'})")
+        return ", ".join(parts)
+
+
+def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
+    """By their heartbeats."""
+    infos: list[Mapping[str, str]] = [
+        seen.info for seen in workers if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane
+    ]
+    read = (Served.read(info.get(SERVES)) for info in infos)
+    return Serving(lane, tuple(served for served in read if served is not None))
+
+
+def missing_model(serving: Serving, model: str | None, bound: str | None = None) -> str | None:
+    """That a job waits for a worker which serves its model; None where it need not, or no worker says what it serves.
+
+    ``bound`` is the queue of the model that answers a job without one.
+    """
+    if not serving.workers:
+        return None
+    if model is not None:
+        is_served, name = serving.serves(model), model
+    else:
+        is_served = bound is None or any(bound in served.queues(serving.lane) for served in serving.workers)
+        name = f"the model that began to answer this job (queue {bound})"
+    return None if is_served else f"no worker serves {name}; served here: {serving.in_words()}"
+
+
+def unserved_queues(serving: Serving, waiting: Mapping[str, int]) -> list[str]:
+    """Of the queues of models in which messages wait (queue to number), those that no worker takes any from."""
+    served = {queue for worker in serving.workers for queue in worker.queues(serving.lane)}
+    own = queue_name(serving.lane)
+    return sorted(queue for queue, number in waiting.items() if number and queue != own and queue not in served)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        return ()
+    return tuple(
+        name
+        for name in value[:NAMES_MAX]
+        if isinstance(name, str) and 0 < len(name) <= NAME_CHARS and name.isprintable()
+    )

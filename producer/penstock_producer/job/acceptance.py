@@ -1,0 +1,49 @@
+"""What every door asks of a job before it is accepted, beyond what the spec says by itself.
+
+A spec that was accepted by an earlier release is not asked again: workers read it as it is stored.
+"""
+
+from __future__ import annotations
+
+from penstock_producer.errors import Problem, SpecError
+from penstock_producer.job.lanes import DEFAULT_LANE, LANES, has_own_model
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.settings import ProducerSettings
+
+__all__ = ["check_acceptable"]
+
+
+def check_acceptable(spec: JobSpec, settings: ProducerSettings) -> None:
+    """Raises SpecError for a job that would wait for ever, or whose budget would never hold."""
+    unserved = LANES[spec.lane].unserved
+    if unserved is not None:
+        fix = f'use lane "{DEFAULT_LANE}" until it is'
+        why = f"lane {spec.lane} {unserved}, and its jobs would wait for ever"
+        raise SpecError([Problem("invalid_value", "/lane", why, fix)])
+    if spec.embedding_dtype is not None and not LANES[spec.lane].makes_vectors:
+        fix = "leave it out; a provider may have a parameter of its own, such as --param output_dtype=int8"
+        why = f"lane {spec.lane} stores vectors as they come"
+        raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])
+    if spec.budget_usd is not None:
+        _check_budget(spec, settings)
+
+
+def _check_budget(spec: JobSpec, settings: ProducerSettings) -> None:
+    problem = f"{spec.budget_usd:g} USD would never be reached"
+    if has_own_model(spec.lane):
+        why = f"{problem}: lane {spec.lane} runs a model of its own, which costs no money per token"
+        raise SpecError([Problem("invalid_value", "/budget_usd", why, "leave it out, or give a deadline")])
+    if settings.prices(spec.provider).priced:
+        return
+    place = f"providers.{spec.provider}"
+    variable = f"PENSTOCK_PROVIDERS__{spec.provider.upper()}__USD_PER_MTOK_IN"
+    raise SpecError([
+        Problem(
+            "invalid_value",
+            "/budget_usd",
+            f"{problem}: provider {spec.provider!r} has no prices here, so that every answer would count as free",
+            f"set {place}.usd_per_mtok_in and usd_per_mtok_out, in US dollars per million tokens, here and for the "
+            f"workers: in penstock.toml [{place}] usd_per_mtok_in = 0.15, usd_per_mtok_out = 0.60, or {variable}=0.15, "
+            "or --usd-per-mtok-in 0.15 --usd-per-mtok-out 0.60 of `penstock run`",
+        )
+    ])  # fmt: skip

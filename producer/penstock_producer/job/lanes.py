@@ -1,0 +1,53 @@
+"""The lanes by name, and what accepting and feeding a job must know of each: the only such table of this package.
+
+Workers have a registry with everything else (penstock_workers/lanes/registry.py); tests/contract/test_lanes.py holds the
+two equal. Light to import, as command lines need the names before anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from penstock_producer.job.endpoints import EMBEDDINGS
+
+__all__ = ["DEFAULT_LANE", "LANES", "Lane", "LaneFacts", "has_own_model", "lanes_in_words", "served_lanes"]
+
+Lane = Literal["api", "gpu", "embed", "batch"]
+DEFAULT_LANE: Final = "api"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFacts:
+    """One lane, as far as it concerns those that send work to it."""
+
+    has_own_model: bool = False  # its workers host one model: requests need not name it, and cost no provider's tokens
+    orders_prompts: bool = False  # documents made from a prompt go in the order of their prompts; see prefix_order.py
+    endpoint: str | None = None  # what the command line takes for a job that names none; None = the spec's default
+    makes_vectors: bool = False  # its workers store numbers, of the type that a job asks for
+    unserved: str | None = None  # why no worker serves it, as in "is not built yet"; None = workers do
+
+
+LANES: Final[Mapping[str, LaneFacts]] = {
+    "api": LaneFacts(),  # providers see the file's order
+    "gpu": LaneFacts(has_own_model=True, orders_prompts=True),  # the worker's own prefix cache decides the pace
+    "embed": LaneFacts(has_own_model=True, endpoint=EMBEDDINGS, makes_vectors=True),
+    "batch": LaneFacts(unserved="is not built yet"),  # for the providers' Batch APIs
+}
+
+
+def has_own_model(lane: str) -> bool:
+    """Whether workers of this lane host a model themselves. False for a lane that there is not."""
+    return lane in LANES and LANES[lane].has_own_model
+
+
+def served_lanes() -> list[str]:
+    """The lanes that jobs can be sent to, in their usual order."""
+    return [name for name, lane in LANES.items() if lane.unserved is None]
+
+
+def lanes_in_words(last_word: str = "and") -> str:
+    """As in "api, gpu and embed"."""
+    *first, last = served_lanes()
+    return f"{', '.join(first)} {last_word} {last}"

@@ -1,0 +1,115 @@
+"""The options of a job, spelled once: `JobSpec`'s fields, the flags of `penstock run` and `submit`, and docs/job-options.md.
+
+Light to import: no pydantic and no store, because a command line reads the table before it does anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from penstock_producer.job.endpoints import CHAT
+from penstock_producer.job.lanes import DEFAULT_LANE, lanes_in_words
+
+__all__ = ["OPTIONS", "FlagForm", "Option"]
+
+
+class FlagForm(StrEnum):
+    """How an option is typed on a command line."""
+
+    TEXT = "text"
+    WHOLE = "whole number"
+    NUMBER = "number"
+    DURATION = "duration"  # 90s, 30m, 1h30m
+    ROWS = "number or share"  # 100, or 1%
+    PAIRS = "name=value"  # repeated
+    FILE = "file"  # of JSON
+    SWITCH = "switch"  # --x or --no-x
+
+
+class Option(NamedTuple):
+    """One field of the spec, and its flag."""
+
+    field: str
+    help: str  # one sentence, for people who type flags and for those who write specs
+    default: Any = None  # the spec's
+    form: FlagForm = FlagForm.TEXT
+    flag: str = ""  # where it is not the field's name
+    metavar: str | None = None
+    typed: str | None = None  # the default as a flag shows it, where that is another text
+    left_to_lane: bool = False  # a flag that is left out lets the lane decide
+
+    @property
+    def name(self) -> str:
+        """The flag's name, without its dashes."""
+        return self.flag or self.field.replace("_", "-")
+
+
+_TABLE: Final = (
+    Option("lane", f"How documents are inferred: {lanes_in_words('or')}.", DEFAULT_LANE),
+    Option("model", "The model, for lines that name none."),
+    Option(
+        "endpoint",
+        "The path of the request at the provider (left out: /v1/chat/completions; lane embed: /v1/embeddings).",
+        CHAT,
+        left_to_lane=True,
+    ),
+    Option(
+        "prompt",
+        'Template over the fields of a plain record: "Summarise: {text}", {field|default:"none"} where it may be absent; '
+        "left out, documents are OpenAI Batch lines.",
+    ),
+    Option("system", "A system message before the prompt."),
+    Option("id_field", "The field of a plain record that names the document.", "id"),
+    Option(
+        "params", "A request parameter, e.g. max_tokens=200 or temperature=0; one of the provider's own is x.NAME.",
+        form=FlagForm.PAIRS, flag="param",
+    ),
+    Option("max_attempts", "Attempts per document, the first included.", 4, FlagForm.WHOLE),
+    Option("timeout_s", "Time for one request, e.g. 120s.", 120.0, FlagForm.DURATION, flag="timeout", typed="120s"),
+    Option(
+        "deadline_s", "Time for the whole job from its submit, e.g. 8h or 90m; documents not done by then are dead letters.",
+        form=FlagForm.DURATION, flag="deadline",
+    ),
+    Option(
+        "budget_usd", "Pause the job when it has cost this much; needs the provider's prices (usd_per_mtok_in and _out).",
+        form=FlagForm.NUMBER,
+    ),
+    Option("max_bad_rows", "Unusable rows to accept as dead letters: a number or a share.", "1%", FlagForm.ROWS),
+    Option(
+        "priority", "urgent goes before queued documents, low gets a small share while others run: urgent, normal or low.",
+        "normal",
+    ),
+    Option("weight", "The job's share of the fleet among its tenant's jobs: 2 gets twice as much as 1.", 1.0, FlagForm.NUMBER),
+    Option("tenant", "The job's tenant: tenants share the fleet evenly; all jobs without one count as one tenant."),
+    Option(
+        "preprocess", "Called in the workers with each item before it is sent; docs/hooks.md.",
+        metavar="MODULE:FUNCTION",
+    ),
+    Option("postprocess", "Called with each answer before it is stored.", metavar="MODULE:FUNCTION"),
+    Option(
+        "on_overflow",
+        "What to do with a prompt longer than the model's context (gpu and embed lanes): fail, shrink max_tokens, "
+        "or trim the prompt as well.",
+        "fail",
+    ),
+    Option(
+        "embedding_dtype",
+        "The numbers of the vectors that the embed lane makes: float32, float16, int8, binary or ubinary, where the request "
+        "has no output_dtype of its own; docs/embed.md.",
+    ),
+    Option(
+        "prefix_order",
+        "Feed prompts with equal beginnings together, for the engine's prefix cache; left out: on in gpu jobs with a prompt.",
+        form=FlagForm.SWITCH,
+    ),
+    Option(
+        "response_schema", "A JSON schema that the text of every answer must satisfy; other answers are retried.",
+        form=FlagForm.FILE, metavar="FILE",
+    ),
+    Option("provider", "Which of the configured providers answers, by its name in penstock.toml.", "default"),
+)  # fmt: skip
+
+OPTIONS: Final[Mapping[str, Option]] = {option.field: option for option in _TABLE}
+"""By the spec's field, in the order of the flags."""

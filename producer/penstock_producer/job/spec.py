@@ -1,0 +1,191 @@
+"""The job spec: how a batch of documents is to be inferred. Checked once, where it enters; trusted everywhere after."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from penstock_ledger.vectors import VectorType
+from penstock_producer.errors import Problem, SpecError, seen
+from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
+from penstock_producer.job.lanes import LANES, Lane, lanes_in_words
+from penstock_producer.job.options import OPTIONS
+from penstock_producer.job.params import KNOWN, as_sent, param_problems
+from penstock_producer.job.response_schema import schema_problems
+from penstock_producer.job.template import Template
+
+__all__ = ["JobSpec", "Overflow", "Priority"]
+
+Priority = Literal["urgent", "normal", "low"]
+Overflow = Literal["fail", "shrink", "trim"]
+
+ACCEPTED: Final[dict[str, Any]] = {}  # the context of validation for a spec that a door has accepted
+
+MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
+MAX_JOB_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
+MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
+
+HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
+PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)%")
+
+
+def _of(field: str, **limits: Any) -> Any:
+    """A field with its meaning and default from the table of options."""
+    option = OPTIONS[field]
+    return Field(default=option.default, description=option.help, **limits)
+
+
+class JobSpec(BaseModel):
+    """What to do with each document. Constructing one with anything unusable raises SpecError with every problem.
+
+    ``prompt`` decides the form of the input: with a prompt the source holds plain records, without one it holds OpenAI
+    Batch lines. A batch line keeps its own body: ``model`` and ``params`` only fill in what the body lacks.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=False, protected_namespaces=())
+
+    # What each field means, and its default, stands in options.py: flags and docs say the same.
+    lane: Lane = _of("lane")
+    provider: str = _of("provider", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    endpoint: str = _of("endpoint", max_length=MAX_PATH_CHARS)
+    model: str | None = _of("model", min_length=1, max_length=512)
+    prompt: str | None = _of("prompt", min_length=1, max_length=MAX_PROMPT_CHARS)
+    system: str | None = _of("system", min_length=1, max_length=MAX_PROMPT_CHARS)
+    id_field: str = _of("id_field", min_length=1, max_length=512)
+    params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)  # checked by params.py
+    max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = _of("max_attempts")
+    timeout_s: PositiveFloat = _of("timeout_s")
+    deadline_s: PositiveFloat | None = _of("deadline_s")
+    budget_usd: PositiveFloat | None = _of("budget_usd")
+    max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = _of("max_bad_rows")
+    response_schema: dict[str, Any] | None = _of("response_schema")
+    priority: Priority = _of("priority")
+    weight: Annotated[float, Field(strict=True, gt=0, le=MAX_JOB_WEIGHT)] = _of("weight")
+    tenant: str | None = _of("tenant", pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$")
+    preprocess: HookPath | None = _of("preprocess")
+    postprocess: HookPath | None = _of("postprocess")
+    on_overflow: Overflow = _of("on_overflow")
+    embedding_dtype: VectorType | None = _of("embedding_dtype")
+    prefix_order: bool | None = _of("prefix_order")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        try:
+            spec = handler(data)
+        except ValidationError as error:
+            raise SpecError(list(_problems(error))) from None
+        if spec.system is not None and spec.prompt is None:
+            fix = "give a prompt as well, or put a system message into each batch line"
+            raise SpecError([Problem("invalid_value", "/system", "a system text needs a prompt", fix)])
+        if info.context is not ACCEPTED:
+            problems = list(param_problems(spec.params, spec.endpoint))
+            if problems:
+                raise SpecError(problems)
+        return spec
+
+    @field_validator("lane", mode="plain", json_schema_input_type=Lane)
+    @classmethod
+    def _check_lane(cls, lane: Any) -> Any:
+        if not isinstance(lane, str) or lane not in LANES:
+            raise ValueError(f"lanes are {lanes_in_words()}")  # acceptance.py says why one that exists is not served
+        return lane
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str) -> str:
+        return check_path(endpoint)
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_prompt(cls, prompt: str | None) -> str | None:
+        if prompt is not None:
+            Template(prompt)
+        return prompt
+
+    @field_validator("response_schema")
+    @classmethod
+    def _check_schema(cls, schema: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+        problems = () if schema is None or info.context is ACCEPTED else schema_problems(schema)
+        if problems:
+            raise SpecError(problems)
+        return schema
+
+    @field_validator("max_bad_rows")
+    @classmethod
+    def _check_bad_rows(cls, value: int | str) -> int | str:
+        if isinstance(value, str) and (_PERCENT.fullmatch(value) is None or float(value[:-1]) > 100):
+            raise ValueError('write a number of rows such as 100, or a share such as "1%"')
+        return value
+
+    def bad_rows_allowed(self, total: int) -> int:
+        """How many of ``total`` rows may be refused before the whole source is; shares round down."""
+        if isinstance(self.max_bad_rows, int):
+            return self.max_bad_rows
+        return int(total * float(self.max_bad_rows[:-1]) / 100)
+
+    def sent_params(self) -> dict[str, Any]:
+        """What each request carries that has no value of its own there, by the names that are sent."""
+        vectors = {} if self.embedding_dtype is None else {"output_dtype": self.embedding_dtype}
+        return as_sent(self.params) | vectors
+
+    def to_json(self) -> dict[str, Any]:
+        """The spec as the ledger stores it; ``JobSpec.accepted`` reads it back."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Self:
+        """A spec from a mapping of any origin. Raises SpecError."""
+        if not isinstance(given, Mapping):
+            raise SpecError([Problem("invalid_type", "", f"a spec is an object, not {seen(given)}", "see JobSpec")])
+        return cls(**{str(name): value for name, value in given.items()})
+
+    @classmethod
+    def accepted(cls, stored: Mapping[str, Any]) -> Self:
+        """The spec of a job in the ledger. Parameters that this release would refuse do not stop a job of an earlier one."""
+        return cls.model_validate(dict(stored), context=ACCEPTED)
+
+
+def _problems(error: ValidationError) -> Iterable[Problem]:
+    for detail in error.errors(include_url=False):
+        pointer = "".join(f"/{part}" for part in detail["loc"] if part not in _UNION_BRANCHES)
+        if detail["type"] == "extra_forbidden":
+            name = str(detail["loc"][-1])
+            yield Problem("unknown_field", pointer, f"there is no field {seen(name)}", _did_you_mean(name))
+            continue
+        kind = "invalid_type" if "type" in detail["type"] or "parsing" in detail["type"] else "invalid_value"
+        yield Problem(kind, pointer, f"{seen(detail['input'])} is refused", _fix(detail["msg"]))
+
+
+def _fix(message: str) -> str:
+    """Pydantic's sentence without its preamble: the messages raised in this module are sentences already."""
+    return message.removeprefix("Value error, ")
+
+
+_UNION_BRANCHES = frozenset({"constrained-int", "int", "str"})
+
+
+def _did_you_mean(name: str) -> str:
+    candidates = {field: field for field in JobSpec.model_fields}
+    candidates |= {param: f"params.{param}" for param in KNOWN if param not in candidates}
+    if name in KNOWN:
+        return f"provider parameters go under params: params.{name}"
+    close = difflib.get_close_matches(name, candidates, n=1)
+    if close:
+        return f"did you mean {candidates[close[0]]!r}?"
+    return "fields are: " + ", ".join(JobSpec.model_fields)

@@ -1,0 +1,167 @@
+"""The shovel's work for one queue of a lane: claim, announce, publish, confirm. Each step is bounded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+import redis
+from redis.exceptions import NoScriptError
+
+from penstock_ledger import keys
+from penstock_workers.broker.amqp.connect import CHANNEL_ERRORS
+from penstock_workers.broker.amqp.depth import Losses, ReadyMessages
+from penstock_workers.broker.amqp.intake import PREFETCH_MAX
+from penstock_workers.broker.amqp.publisher import Publisher
+from penstock_workers.broker.amqp.relay_scripts import RelayScripts
+from penstock_workers.broker.claim_script import Claim, ClaimScript
+from penstock_workers.broker.lease_scripts import RESTORED_PER_SWEEP, Lease, LeaseScripts
+from penstock_workers.broker.leases import SWEEPS_PER_TIMEOUT
+
+log = logging.getLogger(__name__)
+
+GROUP_MAX = 500  # messages per claim and per wait for confirmations; about 10 ms of Redis per script
+LEAD_S = 5.0  # a shovel that was killed is replaced after this
+CONFIRM_SHARE = (
+    3  # of the visibility timeout: what is not confirmed by then is still under the shovel's lease, and goes back
+)
+CONFIRM_MAX_S = 10.0
+REFUSED_S = 10.0  # a lane whose queue RabbitMQ refuses (of another type, or no permission) is tried again after this
+LOOKS_PER_TIMEOUT = 3  # for lost messages: those that no worker took within a visibility timeout
+
+
+class LaneShovel:
+    """Belongs to the shovel's thread. Raises redis-py's and py-amqp's errors."""
+
+    def __init__(self, client: redis.Redis, queue: str, visibility_timeout_s: float, *, owner: str) -> None:
+        self.queue = queue
+        self._client: Any = client
+        self._owner = owner.encode()
+        self._scripts = RelayScripts(client, queue, visibility_timeout_s)
+        self._leases = LeaseScripts(client, self._scripts.where)
+        self._claims = ClaimScript()
+        self._publisher: Publisher | None = None
+        self._depth = ReadyMessages()
+        self._look_each_s = visibility_timeout_s / LOOKS_PER_TIMEOUT
+        self._losses = Losses(visibility_timeout_s, self._look_each_s)
+        self._confirm_s = min(CONFIRM_MAX_S, visibility_timeout_s / CONFIRM_SHARE)
+        self._sweep_each_s = visibility_timeout_s / SWEEPS_PER_TIMEOUT
+        self._sweep_at = self._look_at = self._leads_until = self._not_before = 0.0
+        self._is_refused = False
+
+    def is_due(self, waiting: int, relayed: int) -> bool:
+        now = monotonic()
+        return now >= self._not_before and (waiting > 0 or (relayed > 0 and now >= self._look_at))
+
+    def leads(self) -> bool:
+        """Whether this process moves the lane's messages for the next seconds; asks Redis twice in that time at most."""
+        now = monotonic()
+        if now < self._leads_until - LEAD_S / 2:
+            return True
+        name, lead_ms = keys.shovel(self.queue), int(LEAD_S * 1000)
+        if self._client.set(name, self._owner, nx=True, px=lead_ms):
+            self._leads_until = now + LEAD_S
+        elif self._client.get(name) == self._owner:
+            self._client.pexpire(name, lead_ms)
+            self._leads_until = now + LEAD_S
+        else:
+            self._leads_until = 0.0
+        return self._leads_until > now
+
+    def resign(self) -> None:
+        """Leave the lane to another process."""
+        if self._leads_until:
+            self._leads_until = 0.0
+            if self._client.get(keys.shovel(self.queue)) == self._owner:
+                self._client.delete(keys.shovel(self.queue))
+
+    def disconnect(self) -> None:
+        self._publisher = None
+
+    def sweep(self) -> None:
+        """Return messages that dead shovels held. Workers of the lane do so, too, but the lane may have none."""
+        if monotonic() >= self._sweep_at:
+            found = self._leases.restore(self._sweep_each_s)
+            self._sweep_at = monotonic() + (0.0 if found >= RESTORED_PER_SWEEP else self._sweep_each_s)
+
+    def turn(self, broker: Any, waiting: int, relayed: int) -> bool:
+        """Top up the queue. True when it was empty, or a whole group was moved: then there is more to do at once.
+
+        What RabbitMQ refuses about this queue must not hold up the other lanes.
+        """
+        if self._publisher is None:
+            self._publisher = Publisher(broker.connection.channel(), self.queue)
+        try:
+            more = self._top_up(self._publisher, waiting, relayed)
+        except CHANNEL_ERRORS as error:
+            self._refuse(error)
+            return False
+        self._is_refused = False
+        return more
+
+    def _refuse(self, error: Exception) -> None:
+        if not self._is_refused:
+            log.error("RabbitMQ refuses the queue %s, so its messages wait in Redis: %s", self.queue, error)
+        self._is_refused = True
+        self._not_before = monotonic() + REFUSED_S
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            publisher.close()
+
+    def _top_up(self, publisher: Publisher, waiting: int, relayed: int) -> bool:
+        look = publisher.look()
+        if relayed and monotonic() >= self._look_at:
+            self._look_at = monotonic() + self._look_each_s
+            self._recall_lost(look.ready)
+        room = self._depth.room(look.ready)
+        most = (
+            self._depth.target + look.consumers * PREFETCH_MAX
+        )  # a queue that loses confirmed messages must not get all of them
+        room = min(room, most - relayed, waiting, GROUP_MAX)
+        if room <= 0:
+            return False
+        moved = self._move(publisher, room)
+        return moved == GROUP_MAX or (look.ready == 0 and moved > 0)
+
+    def _move(self, publisher: Publisher, room: int) -> int:
+        """Returns how many messages are safe in RabbitMQ now."""
+        claim = self._claim(room)
+        if not claim.messages:
+            return 0
+        leases = [Lease(claimed.tag, claim.score) for claimed in claim.messages]
+        self._announce(leases)
+        try:
+            publisher.publish([(claimed.tag, claimed.raw) for claimed in claim.messages], self._confirm_s)
+        finally:
+            refused = publisher.unconfirmed()
+            self._scripts.confirm([lease for lease in leases if lease.tag not in refused])
+            self._scripts.recall([lease.tag for lease in leases if lease.tag in refused])
+        if refused:
+            log.warning("RabbitMQ refused %d messages of %s; they are back in Redis", len(refused), self.queue)
+        return len(leases) - len(refused)
+
+    def _announce(self, leases: Sequence[Lease]) -> None:
+        """When Redis is full and refuses, the messages go back at once."""
+        try:
+            self._scripts.announce(leases)
+        except redis.ResponseError:
+            self._leases.give_back(leases)
+            raise
+
+    def _claim(self, room: int) -> Claim:
+        while True:
+            command = self._claims.command(self._scripts.where, [(self.queue, self.queue)], (), room)
+            try:
+                return self._claims.read(self._client.execute_command(*command))
+            except NoScriptError:
+                self._claims.forget()
+
+    def _recall_lost(self, ready: int) -> None:
+        before = self._losses.look(self._scripts.oldest(), ready, self._scripts.now())
+        if before is None:
+            return
+        returned = self._scripts.recall_before(before)
+        if returned:
+            log.warning("RabbitMQ has lost %d messages of %s; they are back in Redis", returned, self.queue)

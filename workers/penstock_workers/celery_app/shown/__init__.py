@@ -1,0 +1,1 @@
+"""What Celery's events, its `inspect` and Flower see of an item."""

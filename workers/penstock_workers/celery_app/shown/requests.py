@@ -1,0 +1,147 @@
+"""Celery's requests as events and `inspect` show them: ids and reasons, never a document, a prompt or a job's spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import time
+from typing import Any
+
+from celery.exceptions import InvalidTaskError
+from celery.worker.request import Request
+
+from penstock_ledger.log_lines import several_lines
+from penstock_ledger.redaction import redact
+from penstock_producer.feed.wire import CALLS_HEADER
+from penstock_workers.celery_app.shown.sampling import EventSample
+
+ROUTINE = frozenset({"task-started", "task-succeeded"})  # sent for sampled items only; other events are always sent
+WORDS = ("exception", "traceback", "reason")  # fields of an event that hold text from outside
+TASK_ID_MAX_CHARS = 255  # of a door's task: it becomes a part of keys, log lines and, without a job_key, the job's key
+ID_MAX_CHARS = 64  # of a document's or a job's id, beside the task id
+
+
+class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
+    """Shows nothing of its arguments but the names in ``SHOWN``: Celery's own clients put a kilobyte of them into headers."""
+
+    SHOWN: tuple[str, ...] = ("job_key",)
+
+    _eventer: Any
+
+    @property
+    def argsrepr(self) -> str:
+        return "()"
+
+    @property
+    def kwargsrepr(self) -> str:
+        given = self._kwargs if isinstance(self._kwargs, Mapping) else {}
+        return repr({name: _short(given[name]) for name in self.SHOWN if name in given})
+
+    def send_event(self, type: str, **fields: Any) -> None:
+        super().send_event(type, **_redacted(fields))
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """For `inspect` and Flower: 500 items with their bodies would be megabytes per call."""
+        shown: dict[str, Any] = super().info(safe=True)
+        return shown | {"args": self.argsrepr, "kwargs": self.kwargsrepr}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.humaninfo()}>"
+
+
+class DoorRequest(QuietRequest):
+    """A task of a remote door. Of the sender's headers only those in ``HEADERS`` are passed on.
+
+    Celery lets a message name tasks to send when it has ended (links, chains, chords), to any queue: the worker would
+    write them with its own rights to Redis, which its sender does not have. Its time limit is the operator's, and a task
+    for later would stay in memory until then. Celery's own log lines read two headers in which clients put a kilobyte of
+    arguments.
+    """
+
+    SHOWN = ("job_key", "job")
+    HEADERS: tuple[str, ...] = ("id", "task", "root_id", "parent_id", "retries", "expires", "ignore_result")
+
+    def __init__(
+        self, message: Any, *, body: Any = None, headers: Any = None, decoded: bool = False, **more: Any
+    ) -> None:
+        """Raises InvalidTaskError for a message that is of another shape, or for later."""
+        given = message.headers if headers is None else headers
+        payload = body if decoded else message.payload
+        kept = {name: given.get(name) for name in self.HEADERS}
+        _check(kept, payload, later=given.get("eta") is not None)
+        super().__init__(message, body=(payload[0], payload[1], {}), headers=kept, decoded=True, **more)
+        self._argsrepr, self._kwargsrepr = self.argsrepr, self.kwargsrepr
+        self._request_dict |= {"argsrepr": self._argsrepr, "kwargsrepr": self._kwargsrepr}
+
+
+def _check(headers: Mapping[str, Any], payload: Any, *, later: bool) -> None:
+    task_id = headers["id"]
+    if not isinstance(task_id, str) or not 0 < len(task_id) <= TASK_ID_MAX_CHARS:
+        raise InvalidTaskError(f"a task's id is text of 1 to {TASK_ID_MAX_CHARS} characters")
+    if later:
+        raise InvalidTaskError("tasks of doors are done at once: send them without eta and countdown")
+    if not isinstance(payload, list | tuple) or len(payload) < 2:
+        raise InvalidTaskError("a task's body is [args, kwargs, …]")
+    if not isinstance(payload[0], list | tuple) or not isinstance(payload[1], dict):
+        raise InvalidTaskError("a task's args are a list, and its kwargs an object")
+
+
+class ItemRequest(QuietRequest):
+    """Sends all events of an item, or only those of failures. ``ItemTask.send_events`` is off, so Celery adds none."""
+
+    SHOWN = ("job", "gen", "doc")
+
+    _received_at = 0.0
+    _announced = False  # task-received is sent
+
+    def receive(self, sample: EventSample) -> None:
+        """Decide whether the item's events are sent. A retried item's always are, or Flower shows its retry for ever."""
+        self._received_at = time()
+        eventer = self._listened()
+        if eventer is not None and (sample.takes(self.id) or self._came_before()):
+            self._announce(eventer)
+
+    def send_event(self, type: str, **fields: Any) -> None:
+        eventer = self._listened()
+        if eventer is None:
+            return
+        if not self._announced:
+            if type in ROUTINE:
+                return
+            self._announce(eventer)
+            if self.time_start:
+                eventer.send("task-started", uuid=self.id, timestamp=self.time_start)
+        eventer.send(type, uuid=self.id, **_redacted(fields))
+
+    def _listened(self) -> Any:
+        """The event dispatcher, where task events are switched on."""
+        eventer: Any = self._eventer
+        if eventer is None or not eventer.enabled or (eventer.groups and "task" not in eventer.groups):
+            return None
+        return eventer
+
+    def _came_before(self) -> bool:
+        headers, info = self._message.headers, self._message.delivery_info
+        return bool(headers.get("retries") or headers.get(CALLS_HEADER) or info.get("redelivered"))
+
+    def _announce(self, eventer: Any) -> None:
+        self._announced = True
+        headers = self._request_dict
+        eventer.send(
+            "task-received", uuid=self.id, name=_short(self.name), args=self.argsrepr, kwargs=self.kwargsrepr,
+            root_id=_short(headers.get("root_id")), parent_id=None, retries=_short(headers.get("retries")) or 0,
+            timestamp=self._received_at or time(),
+        )  # fmt: skip
+
+
+def _redacted(fields: dict[str, Any]) -> dict[str, Any]:
+    """The reason of a failure comes from outside: remove secrets and terminal control characters."""
+    words = {name: several_lines(redact(str(fields[name]))) for name in WORDS if fields.get(name)}
+    return {**fields, **words}
+
+
+def _short(value: Any) -> Any:
+    """Cut an id: it comes from outside and may have any length."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else f"<{type(value).__name__}>"
+    return text if len(text) <= ID_MAX_CHARS else text[: ID_MAX_CHARS - 1] + "…"

@@ -1,0 +1,102 @@
+"""Which feeds this process leads: each feed has one leader at a time, by a lease in SQL with a fence.
+
+Each round reads all leases together with the jobs, so a leader needs no statement of its own: one write takes the free
+leases, and one write renews all leases of a process when a third of their time is gone. The cursor is protected by the
+fence, which is compared at each write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from penstock_ledger import JobStore, LiveFeed, LiveJob
+from penstock_ledger.model import Feed, Job, JobState
+from penstock_producer.feed.feeder import Feeder
+from penstock_workers.control.feeds.reconcile import Reconciler
+
+FEED_LEASE_S = 15.0  # a dead leader is replaced after this
+RENEW_BELOW_S = FEED_LEASE_S * 2 / 3  # of what is left: two renewals may fail before a leader loses its feeds
+
+TAKEN_MAX = 500  # leases per round: the transaction lasts some tenths of a second, and the next round takes more
+
+FeedName = tuple[str, int]  # job id and generation
+
+
+@dataclass(slots=True)
+class LedFeed:
+    """A feed that this process leads. Touched only by the control thread."""
+
+    feeder: Feeder
+    reconciler: Reconciler
+    next_round: float  # monotonic time of the next reconciliation
+
+
+class Leadership:
+    """Takes, renews and hands over the leases of one process. Belongs to the control thread."""
+
+    def __init__(self, jobs: JobStore, owner: str, open_led: Callable[[Job, Feed], LedFeed]) -> None:
+        self._jobs = jobs
+        self._owner = owner
+        self._open_led = open_led
+        self._led: dict[FeedName, LedFeed] = {}
+        self._taken: dict[FeedName, Feed] = {}  # by the latest ``take``
+
+    def __len__(self) -> int:
+        """Feeds that this process leads."""
+        return len(self._led)
+
+    def concerns(self, live: Iterable[LiveJob]) -> bool:
+        """Whether this process leads a feed of these, or could: one that no process leads."""
+        return any(feed.free or feed.led_by(self._owner) for feed in _worked_on(live))
+
+    def renew(self, live: Iterable[LiveJob]) -> None:
+        """All leases of this process, as soon as one of them has lost a third of its time."""
+        if any(feed.led_by(self._owner) and feed.lease_s < RENEW_BELOW_S for feed in _worked_on(live)):
+            self._jobs.renew_feeds(self._owner, FEED_LEASE_S)
+
+    def take(self, live: Iterable[LiveJob]) -> None:
+        """Feeds that no process leads, at most ``TAKEN_MAX`` in each round, in one transaction."""
+        free = [(feed.feed.job_id, feed.feed.generation) for feed in _worked_on(live) if feed.free]
+        leased = self._jobs.lease_feeds(free[:TAKEN_MAX], self._owner, FEED_LEASE_S)
+        self._taken = {(feed.job_id, feed.generation): feed for feed in leased}
+
+    def jobs(self, live: Iterable[LiveJob]) -> set[str]:
+        """Those of which this process leads a feed, after ``take``."""
+        held = {feed.feed.job_id for feed in _worked_on(live) if feed.led_by(self._owner)}
+        return held | {job_id for job_id, _ in self._taken}
+
+    def lead(self, job: Job, live: LiveFeed) -> LedFeed | None:
+        """The feed as this process leads it; None while another process leads it, or none yet."""
+        name = (live.feed.job_id, live.feed.generation)
+        feed = live.feed if live.led_by(self._owner) else self._taken.get(name)
+        led = self._led.get(name)
+        if feed is None:
+            self._led.pop(name, None)
+            return None
+        if led is not None and led.feeder.feed.fence == feed.fence:
+            led.feeder.lead(feed)
+            return led
+        led = self._led[name] = self._open_led(job, feed)
+        return led
+
+    def forget(self, feed: Feed) -> None:
+        """Another process has taken it, or it was rewound."""
+        self._led.pop((feed.job_id, feed.generation), None)
+
+    def keep_only(self, live: Collection[str]) -> None:
+        """Let go of feeds of jobs that are over."""
+        self._led = {name: led for name, led in self._led.items() if name[0] in live}
+
+    def release_all(self) -> None:
+        """Hand the leases over at once instead of letting them run out."""
+        for led in self._led.values():
+            self._jobs.release_feed(led.feeder.feed, self._owner)
+        self._led.clear()
+
+
+def _worked_on(live: Iterable[LiveJob]) -> Iterator[LiveFeed]:
+    """Feeds of jobs that run or are being cancelled: a paused job needs no leader."""
+    for job, feeds in live:
+        if job.state is not JobState.PAUSED:
+            yield from feeds

@@ -1,0 +1,1 @@
+"""The states of a job: paused, cancelled, out of budget, recovered, complete."""

@@ -1,0 +1,81 @@
+"""A job that is being cancelled: every document without an outcome gets one, the dead letter `cancelled`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from penstock_ledger import FeedLost, JobStore, OutcomeStore, RedisLedger
+from penstock_ledger.model import Feed, Job, JobState
+from penstock_producer.errors import SourceError
+from penstock_producer.feed.repair import write_off
+from penstock_producer.feed.wire import item_tag
+from penstock_workers.control.feeds.leadership import LedFeed
+from penstock_workers.control.job.balance import Balance, Unbalanced
+from penstock_workers.control.job.job_states import JobStates
+from penstock_workers.control.job.recover import stats_from
+
+CANCEL_WAIT_S = 900.0  # for calls under way: longer than any call, its retries in the worker included
+WRITE_OFF_MAX = 2_000  # documents written off per round
+
+
+class Cancelling:
+    """Belongs to the control thread."""
+
+    def __init__(
+        self,
+        jobs: JobStore,
+        outcomes: OutcomeStore,
+        hot: RedisLedger,
+        states: JobStates,
+        balance: Balance,
+        lease_s: float,
+    ) -> None:
+        self._jobs = jobs
+        self._outcomes = outcomes
+        self._hot = hot
+        self._states = states
+        self._balance = balance
+        self._lease_s = lease_s  # a worker that has not renewed a lease for so long is dead
+        self._since: dict[str, float] = {}  # job -> monotonic time of the first look
+
+    def step(self, job: Job, queue: str, feeds: Sequence[tuple[Feed, LedFeed]]) -> None:
+        """Bounded; ``feeds`` are those that this process leads. The job ends when all of them are written off."""
+        if job.total is None:
+            self._jobs.close(job.job_id)  # an open job takes no more documents; the next round knows how many there are
+            return
+        if self._waits_for_calls(job, queue, feeds):
+            return  # calls under way may still end with a result; no more are started
+        try:
+            if any(not write_off(led.feeder, WRITE_OFF_MAX).exhausted for _, led in feeds):
+                return
+        except SourceError as error:
+            reason = f"{job.reason}; documents that were not started have no dead letter, because {error}"
+            self._states.move(job, JobState.CANCELLED, reason)
+            return
+        except FeedLost:
+            return  # another process leads now, or the feed was rewound; the next round shows which
+        leads_newest = any(feed.generation == job.generation for feed, _ in feeds)  # one process counts
+        if leads_newest and all(feed.exhausted for feed in self._jobs.feeds(job.job_id)):
+            self._end(job)
+
+    def keep_only(self, live: Collection[str]) -> None:
+        """Forget jobs that have ended."""
+        self._since = {job_id: since for job_id, since in self._since.items() if job_id in live}
+
+    def _waits_for_calls(self, job: Job, queue: str, feeds: Sequence[tuple[Feed, LedFeed]]) -> bool:
+        now = time.monotonic()
+        if now >= self._since.setdefault(job.job_id, now) + CANCEL_WAIT_S:
+            return False
+        return any(
+            self._hot.under_way(queue, job.job_id, feed.generation, item_tag, self._lease_s) for feed, _ in feeds
+        )
+
+    def _end(self, job: Job) -> None:
+        """End the job; counts that do not balance are noted in its reason."""
+        closed = self._balance.close(job)
+        if closed is None:
+            return  # read once more; the missing documents are written off then
+        reason = f"{job.reason}; {closed.reason}" if isinstance(closed, Unbalanced) else job.reason
+        self._hot.reset_stats(job.job_id, stats_from(self._outcomes.counts(job.job_id)))
+        self._states.move(job, JobState.CANCELLED, reason)

@@ -1,0 +1,44 @@
+"""Completes a job that has all its outcomes: checks the counts in SQL, then writes the outputs."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock_ledger import JobStore, RedisLedger
+from penstock_ledger.model import Job, JobState
+from penstock_workers.control.job.balance import Balance, Unbalanced
+from penstock_workers.control.job.job_states import JobStates
+from penstock_workers.control.job.outputs import OutputWriter
+from penstock_workers.control.job.recover import stats_from
+
+log = logging.getLogger(__name__)
+
+
+class Completion:
+    """Belongs to the control thread."""
+
+    def __init__(
+        self, jobs: JobStore, hot: RedisLedger, states: JobStates, balance: Balance, outputs: OutputWriter
+    ) -> None:
+        self._jobs = jobs
+        self._hot = hot
+        self._states = states
+        self._balance = balance
+        self._outputs = outputs
+
+    def complete(self, job: Job) -> None:
+        """End the job if SQL counts one outcome for every document. Call it once everything seems read and nothing under way:
+        both are asked again, because a replay may have begun, or the last documents have been fed, since that was seen."""
+        feeds = self._jobs.feeds(job.job_id)
+        if not all(feed.exhausted for feed in feeds):
+            return
+        if any(self._hot.outstanding_of([(feed.job_id, feed.generation) for feed in feeds])):
+            return
+        closed = self._balance.close(job)
+        if isinstance(closed, Unbalanced):
+            log.error("job %s: %s", job.job_id, closed.reason)
+            self._states.move(job, closed.state, closed.reason)
+        elif closed is not None and self._outputs.written(job):
+            if self._hot.stats(job.job_id).get("succeeded", 0) != closed.succeeded:  # drifted while Redis was rebuilt
+                self._hot.reset_stats(job.job_id, stats_from(closed))
+            self._states.move(job, JobState.COMPLETED, None)

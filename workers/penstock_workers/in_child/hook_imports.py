@@ -1,0 +1,81 @@
+"""In a child: from `package.module:function` to the function, imported when a job first needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock_producer.job.hook_paths import is_allowed
+from penstock_workers.children.running_calls import RunningCalls
+from penstock_workers.errors import HookMissing
+
+HOOKS_KEPT = 100  # functions; two per job that has them
+
+Hook = Callable[..., Any]
+
+
+class HookImports:
+    """``allowed`` names modules, with all inside them; None allows whatever can be imported."""
+
+    def __init__(self, running_calls: RunningCalls, allowed: Sequence[str] | None) -> None:
+        self._running_calls, self._allowed = running_calls, allowed
+        self._found: OrderedDict[str, Hook] = OrderedDict()
+        self._importing = asyncio.Lock()
+
+    async def get(self, number: int, path: str) -> Hook:
+        """For the call of this number. Raises HookMissing, again at each call, so that a corrected hook is found."""
+        hook = self._found.get(path)
+        if hook is not None:
+            self._found.move_to_end(path)
+            return hook
+        async with self._importing:  # hundreds of items may ask at once; and a module may take seconds to load
+            hook = self._found.get(path)
+            if hook is None:
+                self._check(path)
+                hook = self._found[path] = await asyncio.to_thread(self._import, number, path)
+                if len(self._found) > HOOKS_KEPT:
+                    self._found.popitem(last=False)
+            return hook
+
+    def _import(self, number: int, path: str) -> Hook:
+        with self._running_calls.in_thread(number):
+            return _import(path)
+
+    def _check(self, path: str) -> None:
+        if self._allowed is None or is_allowed(path, self._allowed):
+            return
+        listed = ", ".join(self._allowed) or "none"
+        raise HookMissing(
+            f"hook_missing: {path}: this worker's setting hook_modules allows {listed}; name the module there "
+            f"""(PENSTOCK_HOOK_MODULES='["{path.partition(":")[0]}"]'), restart the workers, then resume"""
+        )
+
+
+def _import(path: str) -> Hook:
+    name, _, attribute = path.partition(":")
+    _add_working_folder()
+    importlib.invalidate_caches()  # the file may be new
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise HookMissing(f"hook_missing: {path} cannot be imported here: {type(error).__name__}: {error}") from error
+    hook = getattr(module, attribute, None)
+    if not callable(hook):
+        seen = "is not there" if hook is None else f"is {type(hook).__name__}, not a function"
+        raise HookMissing(
+            f"hook_missing: {path}: {attribute} {seen}; correct {name} and restart the workers, then resume"
+        )
+    found: Hook = hook
+    return found
+
+
+def _add_working_folder() -> None:
+    """Where the worker was started, as Celery does for its own imports. Last, so that it hides no installed package."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)

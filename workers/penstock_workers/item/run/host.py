@@ -1,0 +1,89 @@
+"""The tasks of all items that a worker holds: one for each delivery, until it has its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+
+from penstock_workers.item.attempt import Settled
+from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.outcome import Released
+from penstock_workers.item.run.runner import ItemRunner
+from penstock_workers.item.settling.settle import Settler
+from penstock_workers.item.slots import ItemWaits
+from penstock_workers.metrics import catalogue
+from penstock_workers.metrics.samples import Sample
+
+log = logging.getLogger(__name__)
+
+
+class ItemHost:
+    """Lets the runner try hundreds of items at once. On the item loop, but for ``stats``, ``figures`` and ``bound``."""
+
+    def __init__(self, runner: ItemRunner, settler: Settler, waits: ItemWaits) -> None:
+        self._runner = runner
+        self._settler = settler
+        self._waits = waits
+        self._tasks: dict[Delivery, asyncio.Task[None]] = {}
+
+    def accept(self, delivery: Delivery) -> None:
+        self._tasks[delivery] = asyncio.create_task(self._run(delivery))
+
+    def abort(self, delivery: Delivery, why: str) -> None:
+        """Stop paying for an item that this worker has lost. What its attempt ends in is not asked for any more."""
+        task = self._tasks.get(delivery)
+        if task is not None:
+            log.info("item %s: stopped, %s", delivery.task_id, why)
+            task.cancel()
+
+    async def drain(self, deadline_s: float) -> None:
+        """Release at once what has not begun, finish what can be finished in ``deadline_s``, release the rest."""
+        self._waits.close()
+        self._runner.runs.close()
+        self._runner.lane.drain()
+        tasks = list(self._tasks.values())
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=deadline_s)
+            for task in late:
+                task.cancel()
+            if late:
+                log.warning("drain: %d items did not end in %.0f s and go back to their queues", len(late), deadline_s)
+                await asyncio.wait(late)
+        await self._settler.flush()
+
+    async def stop(self) -> None:
+        """End what still runs."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def resize(self, concurrency: int) -> None:
+        self._waits.slots.resize(concurrency)
+
+    def __len__(self) -> int:
+        """Items that have no outcome yet."""
+        return len(self._tasks)
+
+    def stats(self) -> Mapping[str, int | float | str]:
+        return {"held": len(self._tasks), "in-flight": self._waits.slots.taken, "commits": self._settler.groups}
+
+    def figures(self, lane: str) -> Iterator[Sample]:
+        yield catalogue.SLOTS(self._waits.slots.size, lane)
+        yield catalogue.SLOTS_TAKEN(self._waits.slots.taken, lane)
+        yield catalogue.ADMITTING(len(self._waits.admission), lane)
+
+    def bound(self) -> str:
+        """What limits a worker without an engine: its queue, the quota that items wait for, or its slots."""
+        slots = self._waits.slots
+        if slots.taken < slots.size:
+            return "queue"
+        return "quota" if 2 * len(self._waits.admission) >= slots.size else "slots"
+
+    async def _run(self, delivery: Delivery) -> None:
+        try:
+            settled = await self._runner.run(delivery)
+        except asyncio.CancelledError:  # while the runner looked whether an item that it turned away was sent by a feed
+            settled = Settled(delivery, Released("this worker has stopped working on it"))
+        self._tasks.pop(delivery, None)
+        self._settler.put(settled)

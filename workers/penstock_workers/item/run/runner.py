@@ -1,0 +1,215 @@
+"""The life of an item in a worker, as a recipe: ``ItemRunner.run`` and the steps that it names are the page to read.
+
+A step does one thing. Where it cannot go on it raises, and ``_not_tried`` alone says which outcome that is; ``fates.decide``
+says what outcome a call has. Nothing here acknowledges, stores or waits for a retry: docs/one-message.md has the whole way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from penstock_producer.feed.wire import decode_item
+from penstock_workers.failpoints import Failpoints
+from penstock_workers.item.admission import Admission, Turn
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
+from penstock_workers.item.deliveries import Bridge, Delivery
+from penstock_workers.item.failures import Failure, Reply, name_failure
+from penstock_workers.item.lane import Lane, Prepared, request_of
+from penstock_workers.item.outcome import Outcome, Released, Unreadable
+from penstock_workers.item.run.causes import Causes
+from penstock_workers.item.run.fates import RetryPolicy, decide
+from penstock_workers.item.run.job_code import JobCode
+from penstock_workers.item.run.models import ModelGate
+from penstock_workers.item.run.quarantine import CRASHES_MAX, SUSPECT_AFTER_CRASHES, Quarantine, crashed_too_often
+from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.runs import Runs
+from penstock_workers.item.run.starts import Starts
+from penstock_workers.item.settling.rows import spent_on
+from penstock_workers.item.slots import ItemWaits
+from penstock_workers.item.turned_away import TurnedAway, failure_of, outcome_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ItemRunner:
+    """Tries items, each in an asyncio task of its own, all on one loop."""
+
+    bridge: Bridge
+    lane: Lane
+    reads: Reads
+    admission: Admission
+    quarantine: Quarantine
+    code: JobCode
+    starts: Starts
+    runs: Runs
+    causes: Causes
+    waits: ItemWaits
+    policy: RetryPolicy
+    failpoints: Failpoints
+    models: ModelGate | None = None  # None in lanes without models of their own
+    traced: bool = False  # attempts keep the times of their marks
+
+    # -- the recipe ----------------------------------------------------------------------------------------------
+
+    async def run(self, delivery: Delivery) -> Settled:
+        """However its steps end, a delivery comes out with one outcome."""
+        item: Delivery | Item | Attempt = delivery
+        try:
+            item = self._read(delivery)
+            item = attempt = await self._open(item)
+            outcome = await self._steps(attempt)
+        except asyncio.CancelledError:
+            outcome = Released("this worker has stopped working on it")
+        except Exception as error:
+            outcome = await self._not_tried(item, error)
+        if isinstance(item, Item):
+            item.mark("decided")
+        return Settled(item, outcome)
+
+    async def _steps(self, attempt: Attempt) -> Outcome:
+        with await self.waits.slots.place(attempt.job.flow) as place:
+            try:
+                happened = await self._try(attempt)
+            except TurnedAway as away:
+                if away.outcome is not None:
+                    raise
+                place.leave()  # waiting for its place apart, it must not keep others from their turn
+                happened = await self._try_apart(attempt)
+        if self.runs.note(attempt, happened):
+            await self.runs.weigh(attempt, happened)
+        put_off = isinstance(happened, Failure) and not self.admission.may_retry(attempt)
+        return decide(attempt, happened, self.policy, put_off=put_off)
+
+    async def _try(self, attempt: Attempt) -> Failure | Reply:
+        attempt.mark("seated")
+        prepared = await self._prepare(attempt)
+        attempt.mark("prepared")
+        turn = await self._admit(attempt, prepared)
+        attempt.mark("admitted")
+        try:
+            await self._begin(attempt)
+            turn.start()
+            attempt.mark("called")
+            tried = await self._infer(attempt, prepared, turn)
+            attempt.mark("answered")
+            happened = self._name(attempt, tried)
+            turn.conclude(tried, happened)
+        finally:
+            turn.release()  # gives back what was never started
+        return await self._accept(attempt, happened)
+
+    # -- the steps -------------------------------------------------------------------------------------------------
+
+    def _read(self, delivery: Delivery) -> Item:
+        """Which item, and where its body is."""
+        marks: Marks | None = {"claimed": time.time_ns()} if self.traced else None
+        item = Item.of(delivery, decode_item(delivery.kwargs, delivery.headers), marks)
+        item.mark("read")
+        return item
+
+    async def _open(self, item: Item) -> Attempt:
+        """The item's job and its request body."""
+        job = self.reads.known_job(item.key.job_id) or await self.reads.job(item.key.job_id)
+        given = item.message.body or await self.reads.body(item)
+        return Attempt.at(item, job, given)
+
+    async def _prepare(self, attempt: Attempt) -> Prepared:
+        """All that can be done before it is the item's turn: the job's own hook, templates, tokens."""
+        spec = attempt.job.spec
+        attempt.body = attempt.given
+        if spec.preprocess or spec.postprocess or spec.response_schema is not None:
+            await self.code.ready(attempt)
+        if spec.preprocess is not None:
+            await self._preprocess(attempt)
+        if self.models is not None and self.models.needs_look(attempt):
+            await self.models.check(attempt)
+        prepared = await self.lane.prepare(request_of(attempt))
+        if prepared.refused is not None:
+            if self.models is not None:  # it may be refused because it is another worker's
+                await self.models.check(attempt)
+            raise TurnedAway(decide(attempt, self._name(attempt, prepared.refused), self.policy))
+        return prepared
+
+    async def _preprocess(self, attempt: Attempt) -> None:
+        """The job's hook. Its start is counted, so that a hook that ends this process is found; waiting is not."""
+        await self._begin(attempt)
+        refused = await self.code.preprocess(attempt)
+        if refused is not None:
+            raise TurnedAway(decide(attempt, refused, self.policy))
+        await self.starts.take_back(attempt)
+
+    async def _admit(self, attempt: Attempt, prepared: Prepared) -> Turn:
+        """Its turn: in the shared quota of its provider, or in the engine."""
+        turn = None if self.waits.admission.is_closed else self.admission.at_once(attempt)
+        if turn is not None:
+            return turn
+        with self.waits.admission:
+            return await self.admission.turn(attempt, prepared)
+
+    async def _begin(self, attempt: Attempt) -> None:
+        """Count the start outside this process, before anything can end it, and learn whether it may start."""
+        self.runs.check(attempt)
+        await self.starts.begin(attempt)
+        if attempt.crashes >= CRASHES_MAX:
+            raise TurnedAway(decide(attempt, crashed_too_often(attempt.crashes), self.policy))
+        if attempt.crashes >= SUSPECT_AFTER_CRASHES and not attempt.confined:
+            await self.starts.take_back(attempt)
+            raise TurnedAway(None)
+        if not attempt.started:
+            attempt.started = True
+            self.bridge.started(attempt.delivery)
+
+    async def _infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
+        """One call."""
+        attempt.sent_at = asyncio.get_running_loop().time()
+        attempt.calls = 1  # until more is known: a crash from here on may have been billed
+        if attempt.confined:
+            return await self.quarantine.infer(attempt, prepared, turn)
+        self.failpoints.hit("infer", attempt.key.doc_id)
+        return await self.lane.infer(prepared)
+
+    def _name(self, attempt: Attempt, tried: Tried) -> Failure | Reply:
+        """Name what happened, and note what it cost."""
+        if isinstance(tried, NoAnswer) and not tried.sent:
+            attempt.calls -= 1  # earlier ones, in children that died, may have been
+        attempt.last_answer, attempt.room = (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
+        happened = attempt.happened = name_failure(tried, time.time())
+        attempt.spent = spent_on(attempt, happened)
+        self.causes.note(attempt, happened)
+        return happened
+
+    async def _accept(self, attempt: Attempt, happened: Failure | Reply) -> Failure | Reply:
+        """See whether a reply is what the job asked for, by its schema and its own hook. The turn has ended before this."""
+        spec = attempt.job.spec
+        if isinstance(happened, Reply) and (spec.postprocess or spec.response_schema is not None):
+            return await self.code.accept(attempt, happened)
+        return happened
+
+    # -- less often ------------------------------------------------------------------------------------------------
+
+    async def _try_apart(self, attempt: Attempt) -> Failure | Reply:
+        """The same steps in the quarantine, when there is a place."""
+        async with AsyncExitStack() as stack:
+            with self.waits.others:
+                await stack.enter_async_context(self.quarantine.place(attempt))
+            attempt.confined = True
+            return await self._try(attempt)
+
+    async def _not_tried(self, item: Delivery | Item | Attempt, error: Exception) -> Outcome:
+        """The outcome where a step raised."""
+        outcome = outcome_of(error)
+        if outcome is None:
+            failure = failure_of(error)
+            if failure.name == "unexpected_error":
+                task_id = item.delivery.task_id if isinstance(item, Item) else item.task_id
+                log.exception("item %s: unexpected error in Penstock; it is retried like a server error", task_id)
+            outcome = decide(item, failure, self.policy) if isinstance(item, Attempt) else Unreadable(failure.detail)
+        if not isinstance(item, Item) or (isinstance(item, Attempt) and item.begun):
+            return outcome
+        return await self.starts.vouch(item, self.reads.known_job(item.key.job_id), outcome)

@@ -1,0 +1,181 @@
+"""Begin: count the start of an item outside this process before the call, and learn whether it must not start at all.
+
+Begins of many items travel in one script call; while it is under way the next group gathers. An item begins only while it
+is in its job's window. There every document is that was fed and has no outcome, through retries and pauses, so an item that
+is neither there nor finished was not sent by the job's feed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from penstock_ledger import Begin, BeginReply, Begun, JobStore, OutcomeStore, RedisLedger, SettleBatch, in_words
+from penstock_ledger.model import ItemKey
+from penstock_workers.failure_log import FailureLog
+from penstock_workers.item.attempt import Attempt, Item, JobView
+from penstock_workers.item.outcome import Dead, Outcome, Parked, Skipped, Unreadable
+from penstock_workers.item.settling.backlog import Backlog
+from penstock_workers.item.settling.groups import Gatherer, StoreWriter
+from penstock_workers.item.turned_away import TurnedAway
+
+log = logging.getLogger(__name__)
+
+GROUP_MAX = 500  # begins per script call, so that one call stays well under a millisecond of Redis
+GAP_S = 0.005  # between two groups of begins: little beside a call to a provider, much beside what each group costs
+REDIS_RETRY_CAP_S = 5.0  # while Redis is away items wait here; they are bounded by the slots
+SHOWN_CHARS = 80  # of an id that a stranger chose
+
+_FINISHED = Skipped("finished already")
+_NOT_FED = (BeginReply.UNKNOWN, BeginReply.UNKNOWN_SINCE_REBUILT)
+_MUST_NOT: dict[BeginReply, Outcome] = {
+    BeginReply.DONE: _FINISHED,
+    BeginReply.CANCELLED: Skipped("its job is cancelled"),
+    BeginReply.PAUSED: Parked("its job is paused"),
+}
+
+
+class _Asked(NamedTuple):
+    begin: Begin
+    redelivered: bool
+    attempt: Attempt | None  # None where only the answer is asked for: a start that was counted is taken back
+    answer: asyncio.Future[Outcome | None]  # None: it may start
+
+
+class _Answer(NamedTuple):
+    outcome: Outcome | None
+    crashes: int = 0
+
+
+class Starts:
+    """``begin`` and the others are called on the event loop; the stores are asked in a thread."""
+
+    def __init__(self, hot: RedisLedger, outcomes: OutcomeStore, jobs: JobStore) -> None:
+        self._hot = hot
+        self._outcomes = outcomes
+        self._jobs = jobs
+        self._begins: Gatherer[_Asked] = Gatherer(self._ask, group_max=GROUP_MAX, linger_s=0, gap_s=GAP_S)
+        self._returns: Gatherer[tuple[ItemKey, asyncio.Future[None]]] = Gatherer(
+            self._take_back, group_max=GROUP_MAX, linger_s=0
+        )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="begin")
+        self._redis = StoreWriter("the ledger of starts", self._thread, FailureLog(log), cap_s=REDIS_RETRY_CAP_S)
+        self.backlog = Backlog("starts wait to be counted", (self._redis,))
+
+    def start(self) -> None:
+        self._begins.start()
+        self._returns.start()
+
+    async def close(self) -> None:
+        await self._begins.close()
+        await self._returns.close()
+        self._thread.shutdown()
+
+    async def begin(self, attempt: Attempt) -> None:
+        """The start is counted. Raises TurnedAway where it must not start."""
+        outcome = await self._answer(attempt, attempt.job.buckets, attempt)
+        if outcome is not None:
+            raise TurnedAway(outcome)
+
+    async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
+        """What an item ends in that has not begun: one that no feed sent gets no dead letter and pauses no job."""
+        if job is None or not (isinstance(outcome, Dead) or (isinstance(outcome, Parked) and outcome.pauses)):
+            return outcome
+        return await self._answer(item, job.buckets, None) or outcome
+
+    async def take_back(self, attempt: Attempt) -> None:
+        """The start of an item that was begun and now waits: no death may be held against it meanwhile."""
+        attempt.begun = False
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._returns.put((attempt.key, taken))
+        await taken
+
+    async def _answer(self, item: Item, buckets: int, attempt: Attempt | None) -> Outcome | None:
+        answer: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+        self.backlog.put()
+        self._begins.put(_Asked(Begin(item.key, buckets), item.delivery.redelivered, attempt, answer))
+        return await answer
+
+    async def _take_back(self, group: Sequence[tuple[ItemKey, asyncio.Future[None]]]) -> None:
+        await self._release([key for key, _ in group])
+        for _, taken in group:
+            if not taken.done():
+                taken.set_result(None)
+
+    async def _ask(self, group: Sequence[_Asked]) -> None:
+        self.backlog.take()
+        written = await self._redis.write(self._begin, group)
+        answered = [pair for part, answers in written.parts for pair in zip(part, answers, strict=True)]
+        for asked, error in written.refused:
+            answered.append((asked, _Answer(Unreadable(f"its start cannot be counted: {in_words(error)}"))))
+        await self._release([asked.begin.key for asked, answer in answered if not _tell(asked, answer)])
+        self.backlog.done(more=len(self._begins) > 0)
+
+    async def _release(self, keys: list[ItemKey]) -> None:
+        """Take their starts back."""
+        if keys:
+            batch = SettleBatch(released=keys)
+            await self._redis.write(lambda batches: [self._hot.settle(one) for one in batches], [batch])
+
+    # -- in the thread -----------------------------------------------------------------------------------------------
+
+    def _begin(self, group: Sequence[_Asked]) -> list[_Answer]:
+        """One script call; then, where a message was seen before, one look into SQL before anything is paid twice."""
+        begun = self._hot.begin([asked.begin for asked in group])
+        doubtful = [asked.begin for asked, one in zip(group, begun, strict=True) if _is_doubtful(asked, one)]
+        finished = self._outcomes.terminal([begin.key for begin in doubtful]) if doubtful else frozenset()
+        if finished:
+            self._finish(begin for begin in doubtful if begin.key in finished)
+        return [
+            _Answer(_FINISHED)
+            if finished and asked.begin.key in finished
+            else _Answer(self._objection(asked, one), one.crashes)
+            for asked, one in zip(group, begun, strict=True)
+        ]
+
+    def _objection(self, asked: _Asked, begun: Begun) -> Outcome | None:
+        if begun.reply is BeginReply.GO:
+            return None
+        if begun.reply in _NOT_FED:
+            return self._not_fed(asked.begin.key, rebuilt=begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT)
+        return _MUST_NOT.get(begun.reply)
+
+    def _not_fed(self, key: ItemKey, *, rebuilt: bool) -> Outcome:
+        """``rebuilt``: Redis was, not long ago. These are rare, so SQL is asked about each."""
+        job_id, generation, doc_id = key
+        if all(feed.generation != generation for feed in self._jobs.feeds(job_id)):
+            return Unreadable(f"job {job_id[:SHOWN_CHARS]!r} has no generation {generation}; nothing was sent for it")
+        if rebuilt:  # the worker held the message from before; the feed starts again and will come to the document
+            return Skipped("Redis was rebuilt and does not know it; the feed of its job sends it again")
+        return Unreadable(
+            f"document {doc_id[:SHOWN_CHARS]!r} was not fed to generation {generation} of job {job_id}: it is not in the job's "
+            "source, or was put into the queue by something else than a feed; nothing was sent for it"
+        )
+
+    def _finish(self, begins: Iterable[Begin]) -> None:
+        """Their outcomes are in SQL, but the worker that put them there died before it wrote to Redis: write it now."""
+        found = list(begins)
+        for (job_id, generation, doc_id), buckets in found:
+            self._hot.rehydrate(job_id, generation, [(doc_id, False)], buckets)
+        self._hot.settle(SettleBatch(released=[key for key, _ in found]))
+        self._hot.drop_from_window(key for key, _ in found)
+
+
+def _tell(asked: _Asked, answer: _Answer) -> bool:
+    """False where a start was counted that is not wanted any more."""
+    may_start = answer.outcome is None
+    if asked.answer.done():  # cancelled meanwhile
+        return not may_start
+    if asked.attempt is not None:
+        asked.attempt.begun, asked.attempt.crashes = may_start, answer.crashes
+    asked.answer.set_result(answer.outcome)
+    return asked.attempt is not None or not may_start
+
+
+def _is_doubtful(asked: _Asked, begun: Begun) -> bool:
+    if begun.reply is BeginReply.GO:
+        return asked.redelivered or begun.crashes > 0
+    return begun.reply in _NOT_FED

@@ -1,0 +1,125 @@
+"""What is written of each outcome: rows in SQL, entries in Redis. Called in a thread, a group at a time."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from penstock_ledger import (
+    JobStore,
+    OutcomeStore,
+    RedisLedger,
+    SettleBatch,
+    SettledCrash,
+    SettledDead,
+    SettledDone,
+    SettledRetry,
+)
+from penstock_ledger.model import JobState
+from penstock_workers.item.attempt import Attempt, Item, Settled
+from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Unreadable
+from penstock_workers.item.settling.rows import (
+    message_again,
+    message_to,
+    reason_of,
+    settled_dead,
+    settled_done,
+    settled_retry,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Records:
+    """Every write may be repeated without harm."""
+
+    def __init__(self, jobs: JobStore, outcomes: OutcomeStore, hot: RedisLedger) -> None:
+        self._jobs = jobs
+        self._outcomes = outcomes
+        self._hot = hot
+
+    def write_sql(self, group: Sequence[Settled]) -> None:
+        """Results and dead letters in one transaction; then, rarely, the pause of a job."""
+        results = [outcome.result for _, outcome in group if isinstance(outcome, Done)]
+        letters = [outcome.letter for _, outcome in group if isinstance(outcome, Dead)]
+        if results or letters:
+            self._outcomes.settle(results, letters)
+        for job_id, (why, ends_in_s) in _pauses(group).items():
+            resume_at = None if ends_in_s is None else time.time() + ends_in_s
+            if self._jobs.set_state(
+                job_id, JobState.PAUSED, reason=why, expect={JobState.RUNNING}, resume_at=resume_at
+            ):
+                log.error("job %s is paused: %s", job_id, why)
+
+    def write_redis(self, group: Sequence[Settled]) -> None:
+        """Completed set, counters, window and delayed set in one script call; then what waits for its job to be resumed."""
+        for job_id in _pauses(group):
+            self._hot.set_job_state(job_id, JobState.PAUSED)
+        self._hot.settle(_batch(group))
+        for job_id, raws in _parked(group).items():
+            self._hot.park(job_id, raws)
+        for queue, messages in _moved(group).items():
+            self._hot.queues.move(queue, messages)
+        for settled in group:
+            if isinstance(settled.outcome, Unreadable):
+                log.error("message %s is set aside for a person: %s", settled.delivery.task_id, settled.outcome.why)
+
+
+def _batch(group: Iterable[Settled]) -> SettleBatch:
+    done: list[SettledDone] = []
+    dead: list[SettledDead] = []
+    retries: list[SettledRetry] = []
+    released = []
+    crashed: list[SettledCrash] = []
+    for attempt, outcome in group:
+        if not isinstance(attempt, Attempt):
+            continue  # it has not begun
+        match outcome:
+            case Done():
+                done.append(settled_done(attempt))
+            case Dead(letter):
+                dead.append(settled_dead(attempt, letter))
+            case Retry():
+                retries.append(settled_retry(attempt, outcome))
+            case Released(crashed=True):
+                crashed.append(SettledCrash(attempt.key, reason_of(outcome)))
+            case Released() | Parked() if attempt.begun:
+                released.append(attempt.key)
+            case _:
+                pass
+    return SettleBatch(done, dead, retries, released, crashed)
+
+
+def _pauses(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:
+    """By job: why it pauses, and after how many seconds that ends by itself. What lasts longest counts."""
+    found: dict[str, tuple[str, float | None]] = {}
+    for item, outcome in group:
+        if isinstance(outcome, Parked) and outcome.pauses and isinstance(item, Item):
+            why = (outcome.why, outcome.ends_in_s)
+            found[item.key.job_id] = max(found.get(item.key.job_id, why), why, key=_lasts_s)
+    return found
+
+
+def _lasts_s(pause: tuple[str, float | None]) -> float:
+    return math.inf if pause[1] is None else pause[1]
+
+
+def _moved(group: Iterable[Settled]) -> dict[str, list[tuple[str, bytes]]]:
+    """By queue: the messages that another worker must take, by their tags."""
+    messages: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
+    for item, outcome in group:
+        if isinstance(item, Item) and isinstance(outcome, Released) and outcome.to is not None:
+            messages[outcome.to].append((item.tag, message_to(item, outcome.to)))
+    return messages
+
+
+def _parked(group: Iterable[Settled]) -> dict[str, list[bytes]]:
+    """By job: the messages that wait until it is resumed."""
+    raws: dict[str, list[bytes]] = defaultdict(list)
+    for item, outcome in group:
+        if isinstance(outcome, Parked) and isinstance(item, Item):
+            raws[item.key.job_id].append(message_again(item, item.retries))
+    return raws

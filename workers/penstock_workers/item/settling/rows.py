@@ -1,0 +1,133 @@
+"""What the ledger and the queue keep of an attempt, field by field, and what it cost."""
+
+from __future__ import annotations
+
+from penstock_ledger import SettledDead, SettledDone, SettledRetry
+from penstock_ledger.model import DeadLetter, Result
+from penstock_producer.feed.tracing import TRACEPARENT_HEADER, parse_traceparent
+from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, encode_item
+from penstock_workers.item.answer import excerpt
+from penstock_workers.item.attempt import NOTHING_SPENT, Attempt, Item, Spent
+from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.outcome import Released, Retry
+
+RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead letter
+
+
+def result_of(attempt: Attempt, reply: Reply) -> Result:
+    """For SQL."""
+    spent = attempt.spent_in_all
+    return Result(
+        key=attempt.key,
+        status_code=reply.status,
+        body=reply.body,
+        request_id=reply.request_id,
+        model=reply.model,
+        finish_reason=reply.finish_reason,
+        prompt_tokens=spent.prompt_tokens if any(spent) else reply.prompt_tokens,
+        completion_tokens=spent.completion_tokens if any(spent) else reply.completion_tokens,
+        cost_microusd=spent.cost_microusd,
+        latency_ms=reply.latency_ms,
+        attempts=attempt.number,
+        calls=attempt.calls_in_all,
+    )
+
+
+def dead_letter(attempt: Attempt, failure: Failure) -> DeadLetter:
+    """What tells a person what failed, and holds the request for a replay."""
+    spent = attempt.spent_in_all
+    return DeadLetter(
+        key=attempt.key,
+        reason=failure.name,
+        attempts=attempt.number,
+        calls=attempt.calls_in_all,
+        last_error=failure.detail,
+        status_code=failure.status,
+        request=attempt.given,
+        response=excerpt(attempt.last_answer, RESPONSE_EXCERPT_BYTES),
+        prompt_tokens=spent.prompt_tokens,
+        completion_tokens=spent.completion_tokens,
+        cost_microusd=spent.cost_microusd,
+    )
+
+
+def settled_done(attempt: Attempt) -> SettledDone:
+    return SettledDone(
+        key=attempt.key,
+        buckets=attempt.job.buckets,
+        after_retry=attempt.retries > 0 or attempt.crashes > 0,
+        prompt_tokens=attempt.spent.prompt_tokens,
+        completion_tokens=attempt.spent.completion_tokens,
+        cost_microusd=attempt.spent.cost_microusd,
+        calls=attempt.calls,
+    )
+
+
+def settled_dead(attempt: Attempt, letter: DeadLetter) -> SettledDead:
+    return SettledDead(
+        key=attempt.key,
+        buckets=attempt.job.buckets,
+        reason=letter.reason,
+        prompt_tokens=attempt.spent.prompt_tokens,
+        completion_tokens=attempt.spent.completion_tokens,
+        cost_microusd=attempt.spent.cost_microusd,
+        calls=attempt.calls,
+    )
+
+
+def settled_retry(attempt: Attempt, retry: Retry) -> SettledRetry:
+    return SettledRetry(
+        key=attempt.key,
+        buckets=attempt.job.buckets,
+        queue=attempt.delivery.queue,
+        tag=attempt.tag,
+        raw=message_again(attempt, attempt.number if retry.counted else attempt.retries),
+        after_s=retry.after_s,
+        rate_limited=retry.rate_limited,
+        reason=reason_of(retry),
+        prompt_tokens=attempt.spent.prompt_tokens,
+        completion_tokens=attempt.spent.completion_tokens,
+        cost_microusd=attempt.spent.cost_microusd,
+        calls=attempt.calls,
+    )
+
+
+def reason_of(outcome: Retry | Released) -> str:
+    """Why there will be another attempt: the name of the failure, with which the outcome's words begin."""
+    words = outcome.error if isinstance(outcome, Retry) else outcome.why
+    return words.partition(":")[0]
+
+
+def message_again(item: Item, retries: int) -> bytes:
+    """The item's message for another attempt. It travels as it came, with its body or by reference."""
+    return _message(item, item.delivery.queue, retries)
+
+
+def message_to(item: Item, queue: str) -> bytes:
+    """The item's message as it came, for another queue."""
+    return _message(item, queue, item.retries)
+
+
+def _message(item: Item, queue: str, retries: int) -> bytes:
+    message, headers = item.message, item.delivery.headers
+    fed, trace = headers.get(FED_HEADER), headers.get(TRACEPARENT_HEADER)
+    return encode_item(
+        message.key,
+        queue=queue,
+        body=message.body,
+        ref=message.ref,
+        retries=retries,
+        calls=item.calls_in_all,
+        spent=item.spent_in_all,
+        urgent=headers.get(URGENT_HEADER) is True,
+        fed=fed if type(fed) is int else None,
+        trace=trace if parse_traceparent(trace) is not None else None,
+    )
+
+
+def spent_on(attempt: Attempt, happened: Failure | Reply) -> Spent:
+    """What the answer cost. It is in the books whether the job accepts it or not."""
+    tokens_in, tokens_out = happened.prompt_tokens, happened.completion_tokens
+    if tokens_in is None and tokens_out is None:
+        return NOTHING_SPENT
+    return Spent(tokens_in or 0, tokens_out or 0, attempt.job.provider.cost_microusd(tokens_in, tokens_out))

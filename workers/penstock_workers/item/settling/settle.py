@@ -1,0 +1,115 @@
+"""Make outcomes durable, then let the broker forget. In this order: SQL, Redis, acknowledgement.
+
+A crash between any two steps repeats the later ones for the same items and changes nothing: the first writer has won in
+SQL, the completed set is a set, and an acknowledgement that never left brings back a message that is skipped as done.
+What a store will never take becomes something that it does take, or is set aside: see ``unstorable.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from penstock_workers.failpoints import Failpoints
+from penstock_workers.failure_log import FailureLog
+from penstock_workers.item.attempt import Settled
+from penstock_workers.item.deliveries import Bridge
+from penstock_workers.item.settling.backlog import Backlog
+from penstock_workers.item.settling.groups import Gatherer, StoreWriter
+from penstock_workers.item.settling.records import Records
+from penstock_workers.item.settling.tally import OutcomeTally
+from penstock_workers.item.settling.unstorable import Choice, Unstorable
+
+log = logging.getLogger(__name__)
+
+STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the prefetch bounds how many
+
+Durable = Callable[[Sequence[Settled]], None]  # called with each group that is durable; must not raise
+
+
+class Settler:
+    """Groups outcomes (at most ``group_max``, at most ``linger_s``) and commits one group after the other."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        records: Records,
+        failpoints: Failpoints,
+        tally: OutcomeTally,
+        *,
+        group_max: int,
+        linger_s: float,
+        on_durable: Durable | None = None,
+    ) -> None:
+        self._bridge = bridge
+        self._records = records
+        self._on_durable = on_durable
+        self._tally = tally
+        self._failpoints = failpoints
+        self._gatherer: Gatherer[Settled] = Gatherer(self._commit, group_max=group_max, linger_s=linger_s)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="settle")
+        self._unstorable = Unstorable(log)
+        failure_log = FailureLog(log)
+        self._sql = StoreWriter("SQL", self._thread, failure_log, cap_s=STORE_RETRY_CAP_S)
+        self._redis = StoreWriter("Redis", self._thread, failure_log, cap_s=STORE_RETRY_CAP_S)
+        self.backlog = Backlog("outcomes wait to be stored", (self._sql, self._redis))
+        self.groups = 0
+
+    def start(self) -> None:
+        self._gatherer.start()
+
+    def put(self, settled: Settled) -> None:
+        self.backlog.put()
+        self._gatherer.put(settled)
+
+    async def flush(self) -> None:
+        """Return once everything that was put before has been committed."""
+        await self._gatherer.flush()
+
+    async def close(self) -> None:
+        await self._gatherer.close()
+        self._thread.shutdown()
+
+    def stats(self) -> Mapping[str, int | float | str]:
+        """Any thread."""
+        return {
+            "unsettled-oldest-s": round(self.backlog.oldest_s(), 1),
+            "store-failures": self._sql.failures + self._redis.failures,
+            "store-refusals": self._sql.refusals + self._redis.refusals,
+            "store-trouble": self.backlog.trouble() or "",
+        }
+
+    async def _commit(self, group: Sequence[Settled]) -> None:
+        self.backlog.take()
+        group = await self._store(self._sql, self._write_sql, group, self._unstorable.by_sql)
+        group = await self._store(self._redis, self._records.write_redis, group, self._unstorable.by_redis)
+        self._failpoints.hit("after_settle")
+        self.groups += 1
+        self._tally.settled(group)
+        self._bridge.conclude([(settled.delivery, settled.outcome) for settled in group])
+        if self._on_durable is not None:
+            self._on_durable(group)
+        self.backlog.done(more=len(self._gatherer) > 0)
+
+    def _write_sql(self, group: Sequence[Settled]) -> None:
+        self._failpoints.hit("before_commit")
+        self._records.write_sql(group)
+        self._failpoints.hit("after_commit")
+
+    async def _store(
+        self, store: StoreWriter, write: Callable[[Sequence[Settled]], None], group: Sequence[Settled], choose: Choice
+    ) -> Sequence[Settled]:
+        """``group`` as it is stored now: what was refused for good has another outcome, which is stored in its place."""
+        began = time.monotonic()
+        written = await store.write(write, group)
+        self._tally.stored(store.store, time.monotonic() - began)
+        if not written.refused:
+            return group
+        kept = [settled for part, _ in written.parts for settled in part]
+        choices = [choose(settled, error) for settled, error in written.refused]
+        kept += [choice.settled for choice in choices if not choice.is_to_be_written]
+        again = await store.write(write, [choice.settled for choice in choices if choice.is_to_be_written])
+        kept += [settled for part, _ in again.parts for settled in part]
+        return kept + [self._unstorable.set_aside(settled, error).settled for settled, error in again.refused]

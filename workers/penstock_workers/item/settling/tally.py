@@ -1,0 +1,101 @@
+"""Sums over settled items, counted once per committed group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from penstock_producer.job.lanes import has_own_model
+from penstock_workers.item.attempt import Attempt, Settled
+from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.item.settling.rows import reason_of
+from penstock_workers.metrics import catalogue
+from penstock_workers.metrics.samples import Sample, Spread
+
+OUTCOMES: Final = {
+    Done: "succeeded", Dead: "dead", Retry: "retried", Released: "requeued", Skipped: "skipped", Parked: "parked",
+    Unreadable: "unreadable",
+}  # fmt: skip
+CAUSES: Final = ("counted", "uncounted")
+MICROUSD: Final = 1_000_000
+
+
+class OutcomeTally:
+    """Since the process started. Written on the item loop, read by any thread."""
+
+    def __init__(self, providers: Sequence[str]) -> None:
+        self.items: Counter[str] = Counter(dict.fromkeys(OUTCOMES.values(), 0))
+        self._dead: Counter[str] = Counter()
+        self._failed_tries: Counter[str] = Counter()  # by names of item/run/fates.py
+        self._retries: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
+        self._throttled: Counter[str] = Counter(dict.fromkeys(providers, 0))
+        self._calls: Counter[str] = Counter(dict.fromkeys(providers, 0))
+        self._tokens_in: Counter[str] = Counter(dict.fromkeys(providers, 0))
+        self._tokens_out: Counter[str] = Counter(dict.fromkeys(providers, 0))
+        self._cost: Counter[str] = Counter(dict.fromkeys(providers, 0))
+        self._engine_cost = 0
+        self._call_seconds = Spread(catalogue.CALL_SECONDS.bounds)
+        self._group_items = Spread(catalogue.COMMIT_ITEMS.bounds)
+        self._store_seconds = {store: Spread(catalogue.STORE.bounds) for store in ("SQL", "Redis")}
+
+    def stored(self, store: str, seconds: float) -> None:
+        self._store_seconds[store].add(seconds)
+
+    def settled(self, group: Sequence[Settled]) -> None:
+        self._group_items.add(float(len(group)))
+        for attempt, outcome in group:
+            self.items[OUTCOMES[type(outcome)]] += 1
+            if not isinstance(attempt, Attempt):
+                continue  # no call was made for it
+            if isinstance(outcome, Done):
+                self._pay(attempt)
+                self._call_seconds.add(outcome.result.latency_ms / 1000)
+            elif isinstance(outcome, Retry):
+                self._pay(attempt)
+                self._retries["counted" if outcome.counted else "uncounted"] += 1
+                self._failed_tries[reason_of(outcome)] += 1
+                self._throttled[attempt.job.spec.provider] += 1 if outcome.rate_limited else 0
+            elif isinstance(outcome, Dead):
+                self._pay(attempt)
+                self._dead[outcome.letter.reason] += 1
+            elif isinstance(outcome, Released) and outcome.crashed:
+                self._failed_tries[reason_of(outcome)] += 1
+
+    def _pay(self, attempt: Attempt) -> None:
+        """What an attempt cost, whatever it ended in."""
+        provider = attempt.job.spec.provider
+        self._calls[provider] += attempt.calls
+        self._tokens_in[provider] += attempt.spent.prompt_tokens
+        self._tokens_out[provider] += attempt.spent.completion_tokens
+        if has_own_model(attempt.job.spec.lane):
+            self._engine_cost += attempt.spent.cost_microusd
+        else:
+            self._cost[provider] += attempt.spent.cost_microusd
+
+    @property
+    def engine_cost_usd(self) -> float:
+        """Of the time that items have computed here, by the worker's own price."""
+        return self._engine_cost / MICROUSD
+
+    def figures(self, lane: str) -> Iterator[Sample]:
+        for outcome, count in self.items.items():
+            yield catalogue.ITEMS(count, lane, outcome)
+        for reason, count in tuple(self._dead.items()):
+            yield catalogue.DEAD(count, lane, reason)
+        for reason, count in tuple(self._failed_tries.items()):
+            yield catalogue.FAILED_TRIES(count, lane, reason)
+        for cause, count in self._retries.items():
+            yield catalogue.RETRIES(count, lane, cause)
+        for metric, counts in ((catalogue.RATE_LIMITED, self._throttled), (catalogue.CALLS, self._calls)):
+            for provider, count in tuple(counts.items()):
+                yield metric(count, lane, provider)
+        for direction, counts in (("in", self._tokens_in), ("out", self._tokens_out)):
+            for provider, count in tuple(counts.items()):
+                yield catalogue.TOKENS(count, lane, provider, direction)
+        for provider, microusd in tuple(self._cost.items()):
+            yield catalogue.COST(microusd / MICROUSD, lane, provider)
+        yield catalogue.CALL_SECONDS(self._call_seconds, lane)
+        yield catalogue.COMMIT_ITEMS(self._group_items, lane)
+        for store, seconds in self._store_seconds.items():
+            yield catalogue.STORE(seconds, lane, store.lower())

@@ -1,0 +1,120 @@
+"""vLLM with its scheduler and model in processes of their own: what kills them does not kill the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from penstock_workers.lanes.gpu.engine import processes
+from penstock_workers.lanes.gpu.engine.adapters import Adapters
+from penstock_workers.lanes.gpu.engine.arguments import engine_arguments
+from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied, EngineFault
+from penstock_workers.lanes.gpu.engine.figures import EngineFigures
+from penstock_workers.lanes.gpu.engine.guard import Guard
+from penstock_workers.lanes.gpu.engine.upstream import upstream
+from penstock_workers.lanes.gpu.engine.vllm_calls import explained, is_pooling, options, prompt, translated
+from penstock_workers.lanes.gpu.plugin import load_in_engines
+from penstock_workers.lanes.gpu.settings import GpuSettings
+
+SHUTDOWN_S = 3.0  # nothing is in it by then; after that its processes are killed, within drain.STOP_TIMEOUT_S
+
+
+class ChildEngine:
+    """vLLM's AsyncLLM: scheduler and model in child processes, so that what kills them does not kill the worker."""
+
+    def __init__(self, settings: GpuSettings, adapters: Adapters, figures: EngineFigures, drain_seconds: float) -> None:
+        self._settings, self._adapters, self._figures = settings, adapters, figures
+        self._drain_seconds = drain_seconds
+        self._llm: Any = None
+        self._memory: set[str] = set()  # shared memory that its processes use
+        self._pids: frozenset[int] = frozenset()  # of those that it always has
+        self.config: Any = None
+
+    async def start(self) -> None:
+        # Not forked: the worker has threads, and a lock that one of them holds would stay locked in the child.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        load_in_engines()
+        guard = _guard()
+        arguments = engine_arguments(self._settings, self._adapters, drain_seconds=self._drain_seconds)
+        make = upstream("vllm.v1.engine.async_llm", "AsyncLLM").from_engine_args
+        try:
+            with explained(self._settings):
+                # Off the loop, which goes on settling; its output handler starts with the first request, on the loop.
+                self._llm = await asyncio.to_thread(make, arguments, **options(self._figures.note))
+        except BaseException:
+            await asyncio.to_thread(processes.end, _mark(), set())
+            raise
+        self.config = self._llm.vllm_config
+        self._pids = frozenset(await asyncio.to_thread(processes.marked, _mark()))
+        self._memory = await asyncio.to_thread(processes.shared_memory, list(self._pids))
+        guard.note(self._memory)
+
+    async def load(self, lora: Any) -> None:
+        try:
+            await self._llm.add_lora(lora)
+        except Exception as error:
+            if not self.is_alive():
+                raise EngineDied(f"{type(error).__name__}: {error}") from error
+            raise
+
+    async def run(self, call: EngineCall, began: Callable[[], None]) -> Any:
+        output = None
+        with translated():
+            if is_pooling(call.params):
+                outputs = self._llm.encode(
+                    prompt(call), call.params, call.request_id, lora_request=call.lora, priority=call.priority
+                )
+            else:
+                outputs = self._llm.generate(
+                    prompt(call), call.params, call.request_id, lora_request=call.lora, priority=call.priority
+                )
+            async for one in outputs:
+                if output is None:
+                    output = one
+                    began()
+                else:
+                    output.add(one, aggregate=True)
+        if output is None:
+            raise EngineFault("the engine ended the request without an output")
+        return output
+
+    def tokenizer(self) -> Any:
+        return self._llm.get_tokenizer()
+
+    def is_alive(self) -> bool:
+        return self._llm is not None and not self._llm.errored
+
+    def compiles(self) -> bool:
+        return any(pid not in self._pids for pid in processes.marked(_mark()))
+
+    def kill(self) -> bool:
+        for pid in processes.marked(_mark()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # a stopped process takes no other signal
+        return True
+
+    async def stop(self) -> None:
+        llm, self._llm = self._llm, None
+        try:
+            if llm is not None:
+                await asyncio.to_thread(llm.shutdown, timeout=SHUTDOWN_S)
+        finally:
+            await asyncio.to_thread(processes.end, _mark(), self._memory)
+
+
+@functools.cache
+def _mark() -> str:
+    """Of this worker's engines: one at a time, so that they may share it."""
+    os.environ[processes.MARK] = mark = uuid.uuid4().hex
+    return mark
+
+
+@functools.cache
+def _guard() -> Guard:
+    return Guard(_mark())

@@ -1,0 +1,201 @@
+"""The queue before an engine: keep it full, never flooded.
+
+An engine that batches continuously is fastest with a few requests more than it can run, so that a place that falls free
+is taken at the next step. More than that would wait there instead of here, where items can still be ordered, given back or
+taken by another worker. What the engine reports at each step decides: while nothing waits in it, it gets more.
+
+Items that were in engines that died are let in apart from all others: a few together, then alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from penstock_ratelimit import Flow
+from penstock_ratelimit.for_penstock import DEFAULT_FLOW, FairLine
+
+BUFFER_SHARE = 0.25  # requests that wait in the engine, as a part of those that run: 1.1 to 1.25 measured best
+BUFFER_MIN = 4
+MEMORY_SHARE = 1.25  # of the KV cache promised: what waits needs none yet, and answers end before their longest length
+KV_FULL = 0.9  # above this a waiting line of zero does not mean that the engine starves
+LEARN_RATE = 0.02  # per item: how long answers really are is known after some fifty
+PASSED_MAX = 64  # shorter items that may pass one too long for the memory that is free; then it goes first
+HELD_MAX = 8  # such items set aside; beyond that the line waits
+SUSPECTS_TOGETHER = 16  # about the root of what is in flight: two more deaths find one culprit among hundreds
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What an engine says of itself after a step."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0  # 0 to 1
+
+
+@dataclass(slots=True, eq=False)
+class EnginePlace:
+    """The place of one item: waited for, taken, or given back."""
+
+    tokens: int  # prompt and longest answer: what it may come to occupy
+    entry: asyncio.Future[None]
+    passed: int = 0  # shorter ones that were let in before it
+    inside: bool = False
+
+
+class EngineQueue:
+    """The queue before one engine. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self._tokens = 0.0  # promised to those inside
+        self._share_used = 1.0  # of what items may come to occupy, learned from those that ended
+        self._max_seqs = 0  # 0 while there is no engine
+        self._kv_tokens = 0
+        self._state = EngineState()
+        self._entered = 0  # since the engine last reported
+        # Both bounded by the runner's slots: each place belongs to an item in one of them.
+        self._line: FairLine[EnginePlace] = FairLine(gone=lambda place: place.entry.done())
+        self._held: deque[EnginePlace] = deque()
+        self._suspects: deque[tuple[asyncio.Future[None], bool]] = deque()
+        self._isolated = 0  # suspects inside
+
+    def open(self, max_seqs: int, kv_tokens: int) -> None:
+        """The engine runs up to ``max_seqs`` requests at once and remembers ``kv_tokens`` tokens; 0 = it does not say."""
+        self._max_seqs, self._kv_tokens = max_seqs, kv_tokens
+        self._state = EngineState()
+        self._let_in()
+
+    def close(self) -> None:
+        """There is no engine now: no item enters until it is open again."""
+        self._max_seqs = 0
+
+    def heard(self, state: EngineState) -> None:
+        self._state = state
+        self._entered = 0
+        self._let_in()
+
+    @property
+    def waiting(self) -> int:
+        """Items that are ready and have no place."""
+        return len(self._line) + len(self._held)
+
+    async def enter(self, tokens: int, flow: Flow = DEFAULT_FLOW) -> EnginePlace:
+        """Wait for a place. The caller gives it back with ``leave``."""
+        place = EnginePlace(tokens, asyncio.get_running_loop().create_future())
+        self._line.push(place, flow, float(max(1, tokens)))
+        self._let_in()
+        try:
+            await place.entry
+        except asyncio.CancelledError:
+            self.leave(place)
+            raise
+        return place
+
+    def leave(self, place: EnginePlace, used: int | None = None) -> None:
+        """Give the place back; ``used`` are the tokens that it came to occupy, where known. Again changes nothing."""
+        if not place.inside:
+            return
+        place.inside = False
+        self.inside -= 1
+        self._tokens -= place.tokens
+        if used is not None and place.tokens:
+            self._share_used += LEARN_RATE * (min(1.0, used / place.tokens) - self._share_used)
+        self._let_in()
+
+    @asynccontextmanager
+    async def isolated(self, *, alone: bool) -> AsyncIterator[None]:
+        """A place among suspects only, or alone. The engine is emptied first."""
+        entry: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._suspects.append((entry, alone))
+        self._let_in()
+        try:
+            await entry
+        except asyncio.CancelledError:
+            if entry.done() and not entry.cancelled():
+                self._leave_isolation()
+            self._let_in()
+            raise
+        try:
+            yield
+        finally:
+            self._leave_isolation()
+
+    def _leave_isolation(self) -> None:
+        self._isolated -= 1
+        self._let_in()
+
+    # -- who is next -----------------------------------------------------------------------------------------------
+
+    def _let_in(self) -> None:
+        if not self._max_seqs:
+            return
+        self._let_suspects_in()
+        if self._suspects or self._isolated:
+            return
+        while self.inside < self._limit():
+            place = self._next()
+            if place is None:
+                return
+            place.inside = True
+            place.entry.set_result(None)
+            self.inside += 1
+            self._entered += 1
+            self._tokens += place.tokens
+
+    def _let_suspects_in(self) -> None:
+        """As soon as the engine is empty: one that must be alone, or some that need not."""
+        while self._suspects and self._suspects[0][0].done():
+            self._suspects.popleft()
+        if self.inside or self._isolated:
+            return
+        while self._suspects and self._isolated < SUSPECTS_TOGETHER:
+            entry, alone = self._suspects[0]
+            if alone and self._isolated:
+                return
+            self._suspects.popleft()
+            if entry.done():
+                continue
+            entry.set_result(None)
+            self._isolated += 1
+            if alone:
+                return
+
+    def _limit(self) -> int:
+        """Items that may be inside. Where some wait already, those that run and a buffer; else as many as ever fit."""
+        running = self._state.running if self._state.waiting else self._max_seqs
+        return running + max(BUFFER_MIN, math.ceil(BUFFER_SHARE * running))
+
+    def _next(self) -> EnginePlace | None:
+        """The first in line that fits into memory; one that does not is passed by shorter ones, but not for ever."""
+        while self._held and self._held[0].entry.done():
+            self._held.popleft()
+        if self._held and (self._fits(self._held[0]) or self._held[0].passed >= PASSED_MAX):
+            return self._held.popleft() if self._fits(self._held[0]) else None
+        while len(self._held) < HELD_MAX:
+            place = self._line.pop()
+            if place is None:
+                return None
+            if self._fits(place):
+                for longer in self._held:
+                    longer.passed += 1
+                return place
+            self._held.append(place)
+        return None
+
+    def _fits(self, place: EnginePlace) -> bool:
+        if not self._kv_tokens or not self.inside:
+            return True
+        promised = (self._tokens + place.tokens) * self._share_used
+        return promised <= MEMORY_SHARE * self._kv_tokens or self._starves
+
+    @property
+    def _starves(self) -> bool:
+        """The engine has memory left and nothing to fill it with: the estimate was too careful."""
+        state = self._state
+        return not state.waiting and state.kv_usage < KV_FULL and self._entered < max(BUFFER_MIN, state.running // 4)

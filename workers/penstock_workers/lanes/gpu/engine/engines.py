@@ -1,0 +1,74 @@
+"""vLLM behind one small interface: what an engine is asked, what it may raise. Its two kinds are in modules of their own.
+
+Nothing of vLLM is imported before a worker starts its engine. What differs between its versions (0.26 to 0.33) is asked of
+the installed one, in ``vllm_calls`` and in ``arguments``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class EngineDied(Exception):
+    """The engine is gone, and with it every request that was in it."""
+
+
+class EngineBusy(Exception):
+    """The engine takes no more requests now."""
+
+
+class EngineFault(Exception):
+    """The engine could not do this request, and goes on."""
+
+
+class RequestRefused(Exception):
+    """The engine says that this request can never be done."""
+
+
+@dataclass(slots=True, eq=False)
+class EngineCall:
+    """One request in the engine's own terms."""
+
+    request_id: str
+    token_ids: list[int]
+    params: Any  # vLLM's SamplingParams or PoolingParams
+    lora: Any = None  # vLLM's LoRARequest
+    priority: int = 0  # lower goes first
+    facts: Any = field(default=None, repr=False)  # what the reply will need besides
+
+
+class Engine(Protocol):
+    """One engine. Built anew after its death, never revived."""
+
+    config: Any  # vLLM's VllmConfig, complete once ``start`` has returned
+
+    async def start(self) -> None:
+        """Load the model. Raises BadEngineSettings; what went wrong in a child is in the worker's log."""
+
+    async def run(self, call: EngineCall, began: Callable[[], None]) -> Any:
+        """The finished RequestOutput. Cancelling ends the request. ``began`` is called at the first token of one answer.
+
+        Raises RequestRefused, EngineBusy, EngineFault, EngineDied.
+        """
+        ...
+
+    async def load(self, lora: Any) -> None:
+        """Load an adapter. Raises EngineDied, and else whatever is wrong with it."""
+        ...
+
+    def tokenizer(self) -> Any: ...
+
+    def is_alive(self) -> bool: ...
+
+    def compiles(self) -> bool:
+        """Whether processes run in it that it has for a while only: compilers."""
+        ...
+
+    def kill(self) -> bool:
+        """End an engine that does not answer. False where it cannot be ended without this process."""
+        ...
+
+    async def stop(self) -> None:
+        """End it; nothing may be in flight: vLLM leaves callers hanging."""

@@ -1,0 +1,86 @@
+"""What both kinds of engine have in common: prompts, options and errors in vLLM's terms and in Penstock's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from penstock_workers.errors import BadEngineSettings
+from penstock_workers.failpoints import PlayedDeviceError
+from penstock_workers.lanes.gpu.engine.engines import EngineBusy, EngineCall, EngineDied, EngineFault, RequestRefused
+from penstock_workers.lanes.gpu.engine.upstream import upstream
+from penstock_workers.lanes.gpu.settings import GpuSettings
+
+# Faults of the request; before 0.3x these had no common ancestor but ValueError, and some not even that.
+CLIENT_ERRORS = frozenset({"VLLMClientError", "VLLMNotFoundError", "VLLMUnprocessableEntityError", "ValueError"})
+
+
+def prompt(call: EngineCall) -> dict[str, Any]:
+    return {"prompt_token_ids": call.token_ids}
+
+
+def is_pooling(params: Any) -> bool:
+    return type(params).__name__ == "PoolingParams"
+
+
+def options(note: Callable[[Any, Any, int], None]) -> dict[str, Any]:
+    """Offline use, so that defaults are those of vLLM's own batch class; and a logger that reports each step."""
+    context = upstream("vllm.usage.usage_lib", "UsageContext").LLM_CLASS
+    return {"usage_context": context, "stat_loggers": [_tap(note)]}
+
+
+def _tap(note: Callable[[Any, Any, int], None]) -> Callable[[Any, int], Any]:
+    """A stat logger factory. vLLM calls ``record`` once per step of each engine."""
+    base = upstream("vllm.v1.metrics.loggers", "StatLoggerBase")
+
+    class Tap(base):  # type: ignore[misc, valid-type]  # looked up, so that no checker can know it
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            self._engine = engine_index
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            note(scheduler_stats, iteration_stats, self._engine)
+
+        def log_engine_initialized(self) -> None:
+            """The worker says itself that its engine is up."""
+
+    return Tap
+
+
+@contextlib.contextmanager
+def explained(settings: GpuSettings) -> Any:
+    try:
+        yield
+    except Exception as error:
+        raise BadEngineSettings(
+            f"the engine for gpu.model = {settings.model!r} does not start: {type(error).__name__}: {error}; "
+            "its own log above this line says why (memory, a missing folder and a wrong dtype are the usual reasons)"
+        ) from error
+
+
+@contextlib.contextmanager
+def failpoint_as_fault() -> Any:
+    """An error of the device that a failpoint plays, as the engine would report it."""
+    try:
+        yield
+    except PlayedDeviceError as error:
+        raise EngineFault(str(error)) from error
+
+
+@contextlib.contextmanager
+def translated() -> Any:
+    """vLLM's exceptions as this module's. Their classes moved between versions, so they are recognised by name and ancestry."""
+    try:
+        yield
+    except (EngineDied, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        ancestry = {kind.__name__ for kind in type(error).__mro__}
+        if "EngineDeadError" in ancestry:
+            raise EngineDied(str(error)) from error
+        if ancestry & {"QueueOverflowError", "MaxQueuedTokensError", "GracefulHTTPError"}:
+            raise EngineBusy(str(error)) from error
+        if ancestry & CLIENT_ERRORS:
+            raise RequestRefused(str(error)) from error
+        raise EngineFault(f"{type(error).__name__}: {error}") from error

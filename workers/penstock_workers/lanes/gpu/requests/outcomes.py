@@ -1,0 +1,47 @@
+"""What each finish reason of vLLM means: one table, held to the engine's own list by a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+
+class Unanswered(NamedTuple):
+    """Why an output is no answer: the name of the failure, as in item/run/fates.py, and words for a person."""
+
+    failure: str
+    detail: str
+
+
+ANSWERED: Final = None
+REASONS: Final[Mapping[str, Unanswered | None]] = {
+    "stop": ANSWERED,
+    "length": ANSWERED,  # as long as it was allowed to be: the answer says so in its own finish_reason
+    "abort": Unanswered("engine_aborted", "the engine ended the request before its end"),
+    "error": Unanswered("engine_failed", "the engine gave the request up (finish_reason error); its log says why"),
+    "repetition": Unanswered("invalid_answer", "the engine stopped an answer that only repeated itself"),
+}
+
+ENGINES_FAULT: Final = ("engine_failed", "engine_aborted")  # and not that of the answer
+
+
+def unanswered(completions: list[Any], *, wants_text: bool = True) -> Unanswered | None:
+    """Why these generated sequences are no answer; None where they are one.
+
+    A request with `ignore_eos` wants a number of tokens, and gets them though they have no text.
+    """
+    for one in completions:
+        found = _of_reason(one.finish_reason)
+        if found is not None:
+            return found
+    if not wants_text or any(one.text for one in completions):
+        return None
+    if any(one.finish_reason == "length" for one in completions):
+        return Unanswered("empty_answer", "the answer was cut at max_tokens before it had any text: raise max_tokens")
+    return Unanswered("empty_answer", "the model ended its answer at once, without any text")
+
+
+def _of_reason(reason: str | None) -> Unanswered | None:
+    if reason is None:
+        return Unanswered("engine_aborted", "the engine ended the request without a finish reason")
+    return REASONS.get(reason, Unanswered("engine_failed", f"the engine ended the request with {reason!r:.40}"))

@@ -1,0 +1,100 @@
+"""From the fields of an OpenAI request body to vLLM's sampling parameters. A field that would change nothing is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock_workers.lanes.gpu.engine.engines import RequestRefused
+from penstock_workers.lanes.gpu.engine.upstream import upstream
+
+# Passed to SamplingParams under the same name.
+_SAME = frozenset({
+    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "n", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "ignore_eos", "logit_bias", "bad_words", "skip_special_tokens",
+    "include_stop_str_in_output", "allowed_token_ids",
+})  # fmt: skip
+# Read elsewhere, or of no consequence for a batch.
+_READ_ELSEWHERE = frozenset({
+    "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "response_format",
+    "structured_outputs", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "stream", "user",
+    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning_effort",
+})  # fmt: skip
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+def sampling_params(
+    body: Mapping[str, Any], *, defaults: Mapping[str, Any], max_tokens: int, schema: Mapping[str, Any] | None
+) -> Any:
+    """A ``SamplingParams``. ``defaults`` are the model's own, ``schema`` the job's. Raises RequestRefused."""
+    unknown = body.keys() - _SAME - _READ_ELSEWHERE
+    named = sorted(name for name in unknown if body[name] not in (None, [], {}))
+    if named:
+        raise RequestRefused(f"the gpu lane does not know {', '.join(map(repr, named))}: leave it out")
+    fields = dict(defaults) | {name: body[name] for name in _SAME if body.get(name) is not None}
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {int(token): float(bias) for token, bias in fields["logit_bias"].items()}
+    constraint = _constraint(body, schema)
+    try:
+        return upstream("vllm", "SamplingParams")(
+            **fields | {"max_tokens": max_tokens},
+            logprobs=_logprobs(body),
+            structured_outputs=None
+            if constraint is None
+            else upstream("vllm.sampling_params", "StructuredOutputsParams")(**constraint),
+            output_kind=_output_kind(body),
+        )
+    except (TypeError, ValueError) as error:
+        raise RequestRefused(str(error)) from error
+    except Exception as error:  # newer versions have classes of their own for this
+        raise RequestRefused(f"{type(error).__name__}: {error}") from error
+
+
+def _output_kind(body: Mapping[str, Any]) -> Any:
+    """One answer comes as its first token and the rest (`arguments.FIRST_TOKEN_ONLY`); several come together at the end."""
+    kinds = upstream("vllm.sampling_params", "RequestOutputKind")
+    return kinds.DELTA if body.get("n") in (None, 1) else kinds.FINAL_ONLY
+
+
+def asked_tokens(body: Mapping[str, Any]) -> int | None:
+    """The longest answer that the request asks for, in tokens. Raises RequestRefused."""
+    asked = body.get("max_completion_tokens", body.get("max_tokens"))
+    if asked is None:
+        return None
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+        raise RequestRefused(f"max_tokens is {asked!r}: give an integer of at least 1")
+    return asked
+
+
+def _logprobs(body: Mapping[str, Any]) -> int | None:
+    """Chat says ``logprobs: true, top_logprobs: 5``, completions ``logprobs: 5``."""
+    asked = body.get("logprobs")
+    if isinstance(asked, bool):
+        return int(body.get("top_logprobs") or 0) if asked else None
+    return asked if isinstance(asked, int) else None
+
+
+def _constraint(body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the answer must look like: asked in the request, else by the job's schema."""
+    direct = body.get("structured_outputs")
+    if direct is not None:
+        if not isinstance(direct, dict) or len(direct.keys() & set(_CONSTRAINTS)) != 1:
+            raise RequestRefused(f"structured_outputs takes exactly one of {', '.join(_CONSTRAINTS)}")
+        return direct
+    wanted = body.get("response_format")
+    if wanted is not None and not isinstance(wanted, dict):
+        raise RequestRefused(f"response_format is {wanted!r}: give an object with a type")
+    kind = None if wanted is None else wanted.get("type")
+    match kind:
+        case None:
+            return None if schema is None else {"json": dict(schema)}
+        case "text":
+            return None
+        case "json_object":
+            return {"json_object": True}
+        case "json_schema":
+            described = (wanted or {}).get("json_schema")
+            if isinstance(described, dict) and isinstance(described.get("schema"), dict):
+                return {"json": described["schema"]}
+            raise RequestRefused("response_format.json_schema.schema is missing: give the JSON schema there")
+    raise RequestRefused(f"response_format {kind!r} is not one of text, json_object, json_schema")
