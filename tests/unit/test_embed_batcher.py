@@ -201,7 +201,7 @@ async def test_too_many_waiting_are_told_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_lost_device_is_no_texts_fault() -> None:
-    """An error of CUDA: all that are in the batch and all that wait are told so, later ones at once, and its lane once (H4)."""
+    """An error of CUDA: all that are in the batch and all that wait fail with it, later ones at once, and its lane hears once (H4)."""
     thread = OnCall()
     encoder = Failing(RuntimeError("CUDA error: an illegal memory access was encountered"))
     made = batcher(encoder, thread, items=2)
@@ -217,7 +217,7 @@ async def test_a_lost_device_is_no_texts_fault() -> None:
 
 
 async def test_a_batch_that_never_ends_loses_the_encoder() -> None:
-    """After `stall_s` without an end, and with nobody's text blamed for it (H5)."""
+    """After `stall_s` without an end, and no text is blamed for it (H5)."""
     thread = OnCall()
     made = Batcher(
         FakeEncoder(), TokenBudget(99), batch_items=1, window_s=0, on_lost=LOST.append, stall_s=0.01, thread=thread

@@ -27,7 +27,9 @@ CONFIG = SimpleNamespace(
     parallel_config=SimpleNamespace(data_parallel_size=1),
     cache_config=SimpleNamespace(num_gpu_blocks=0, block_size=0),
     device_config=SimpleNamespace(device_type="cuda"),
-    model_config=SimpleNamespace(max_model_len=100, runner_type="generate", hf_text_config=SimpleNamespace()),
+    model_config=SimpleNamespace(
+        dtype="torch.float16", max_model_len=100, runner_type="generate", hf_text_config=SimpleNamespace()
+    ),
     structured_outputs_config=None,
 )
 Behaviour = Callable[[EngineCall, Callable[[], None]], Any]

@@ -59,7 +59,7 @@ class Batcher:
         thread: Executor | None = None,
         builder: Executor | None = None,
     ) -> None:
-        """``on_lost`` is told once why. ``stall_s``: a batch that takes longer hangs; None = by its size and the model's."""
+        """``on_lost`` is called once, with the reason. ``stall_s``: a batch that takes longer hangs; None = by its size and the model's."""
         self._on_lost, self._lost = on_lost, ""
         self._failing = FailureRun()
         self._budget = budget
@@ -85,7 +85,7 @@ class Batcher:
     ) -> list[Vector]:
         """The vectors of these texts, in their order. Raises NoRoom, EncodingFailed and EncoderLost.
 
-        ``tell`` is told when a batch with some of them begins, and when it ends. Cancelled, what still waits leaves
+        ``tell`` is called with true when a batch with some of them begins, and with false when it ends. Cancelled, what still waits leaves
         its bucket.
         """
         if self._lost:
@@ -231,7 +231,7 @@ class Batcher:
             await self._encode_rows(rows[middle:])
 
     def _lose(self, why: str) -> None:
-        """All that wait are told, and all that come later."""
+        """Fail all that wait, and all that come later."""
         if not self._lost:
             self._lost = why
             _fail(self._buckets.clear(), EncoderLost(why))

@@ -22,7 +22,7 @@ MIN_EFFICIENCY = 0.75  # a fuller batch gains a CPU nothing beyond a few rows, a
 HANDICAPS_S: Mapping[Priority, float] = {"urgent": 0.0, "normal": 5.0, "low": 60.0}
 
 TokenIds = Sequence[int]
-Tell = Callable[[bool], None]  # told that the encoder has the row now, and that it has not any more
+Tell = Callable[[bool], None]  # called with true when the encoder begins the row, with false when it ends
 Vector = Any  # a row of float32: numpy's from a real encoder, any sequence of floats from another
 
 

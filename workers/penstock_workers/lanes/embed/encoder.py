@@ -1,6 +1,7 @@
 """What turns token ids into vectors: the seam, and its real side, a sentence-transformers model on a CPU or a GPU.
 
-torch and sentence-transformers are imported when an encoder is made, never when this module is.
+torch, sentence-transformers and numpy are imported when an encoder is made or used, never when this module is: they start
+threads, and a worker is forked after its modules are imported.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy
 
 from penstock_workers.errors import ModelUnusable, PackageMissing
 from penstock_workers.lanes.embed.buckets import TokenIds, Vector
@@ -132,6 +131,8 @@ class SentenceTransformersEncoder:
             return [*vectors.to("cpu", self._torch.float32).numpy()]
 
     def _ids(self, texts: Sequence[str], **options: Any) -> list[TokenIds]:
+        import numpy
+
         whole = [self._prompt + text for text in texts] if self._prompt else list(texts)
         found: list[list[int]] = self._tokenizer(
             whole, padding=False, return_attention_mask=False, return_token_type_ids=False, verbose=False, **options
@@ -160,6 +161,8 @@ class SentenceTransformersEncoder:
 
 def rectangle(ids: Sequence[TokenIds], *, pad: int, pad_left: bool) -> tuple[Any, Any]:
     """Rows of one length, and which cells are text. Padded here, as the tokenizer is at work in another thread."""
+    import numpy
+
     lengths = numpy.fromiter(map(len, ids), numpy.int64, len(ids))[:, None]
     longest = int(lengths.max())
     places = numpy.arange(longest)
