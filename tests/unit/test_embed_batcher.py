@@ -201,7 +201,7 @@ async def test_too_many_waiting_are_told_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_lost_device_is_no_texts_fault() -> None:
-    """An error of CUDA: all that are in the batch and all that wait fail with it, later ones at once, and its lane hears once (H4)."""
+    """An error of CUDA: all in the batch and all that wait fail with it, later ones at once; the lane hears once (H4)."""
     thread = OnCall()
     encoder = Failing(RuntimeError("CUDA error: an illegal memory access was encountered"))
     made = batcher(encoder, thread, items=2)
