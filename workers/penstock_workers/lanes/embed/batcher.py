@@ -59,7 +59,10 @@ class Batcher:
         thread: Executor | None = None,
         builder: Executor | None = None,
     ) -> None:
-        """``on_lost`` is called once, with the reason. ``stall_s``: a batch that takes longer hangs; None = by its size and the model's."""
+        """``on_lost`` is called once, with the reason.
+
+        ``stall_s``: a batch that takes longer hangs; None = by its size and the model's.
+        """
         self._on_lost, self._lost = on_lost, ""
         self._failing = FailureRun()
         self._budget = budget
@@ -85,8 +88,8 @@ class Batcher:
     ) -> list[Vector]:
         """The vectors of these texts, in their order. Raises NoRoom, EncodingFailed and EncoderLost.
 
-        ``tell`` is called with true when a batch with some of them begins, and with false when it ends. Cancelled, what still waits leaves
-        its bucket.
+        ``tell`` is called with true when a batch with some of them begins, and with false when it ends.
+        Cancelled, what still waits leaves its bucket.
         """
         if self._lost:
             raise EncoderLost(self._lost)
