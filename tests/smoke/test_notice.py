@@ -19,10 +19,12 @@ from celery import Celery
 from fleet import Fleet, Process, until
 
 from penstock_ledger.model import JobState
+from penstock_producer.feed.queues import queue_name
 
 LEASE_S = 600
 WORK_MS = 40_000
 DOCUMENTS = 100
+MODEL = "sim"  # of the fleet's jobs; the simulator lists others, so a worker beside it has to be given the name
 
 # (drain_seconds, notice): as clouds give it, and the same thing shorter.
 NOTICES = [pytest.param(10, 15, marks=pytest.mark.soak, id="full"), pytest.param(2, 7, id="short")]
@@ -53,7 +55,7 @@ def api_worker(fleet: Fleet, **settings: Any) -> Process:
 
 
 def sidecar_worker(fleet: Fleet, **settings: Any) -> Process:
-    return fleet.worker(16, lane="gpu", gpu__upstream_url=fleet.provider.url, **settings)
+    return fleet.worker(16, lane="gpu", gpu__upstream_url=fleet.provider.url, gpu__names=f'["{MODEL}"]', **settings)
 
 
 @pytest.mark.parametrize(("drain_s", "notice_s"), NOTICES)
@@ -69,7 +71,7 @@ def test_documents_are_back_in_the_queue_at_once(
     fleet.wait_for(known, JobState.COMPLETED, 60)  # the provider's first answer, which others wait for
     fleet.provider.tell(latency_ms=WORK_MS)
     job = fleet.submit(DOCUMENTS, key="long", lane=lane)
-    queue = f"penstock.{lane}"
+    queue = queue_name("gpu", MODEL) if lane == "gpu" else queue_name(lane)
     until(lambda: fleet.provider.in_flight() == 16, 30, "all slots are in flight")
     until(lambda: sum(held_and_queued(fleet, queue)) == DOCUMENTS, 30, "everything is fed")
 
