@@ -96,7 +96,7 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
         Panel("Drains", "Items held when workers got SIGTERM, in the last hour.", "short",
               ((f"max by (lane, result) (increase({of.DRAINED}{{{LANE}}}[1h]))", "{{lane}} {{result}}"),
                (f"max by (lane, result) (increase({of.DRAINS}{{{LANE}}}[1h]))", "{{lane}} workers {{result}}"))),
-        Panel("Spot notices", "Seconds that workers have left by a notice of their cloud, and workers that get no answer.", "short",
+        Panel("Spot notices", "Seconds that workers have left by a notice, and workers whose cloud does not answer.", "short",
               ((f"min by (lane, cloud, event) ({of.SPOT_LEFT}{{{LANE}}})", "{{lane}} {{cloud}} {{event}} seconds left"),
                (f"count by (lane, cloud) ({of.SPOT_ANSWERS}{{{LANE}}} == 0)", "{{lane}} {{cloud}} no answer"))),
         Panel("Redis", "Memory, and times that it was rebuilt.", "bytes",
