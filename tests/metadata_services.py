@@ -60,7 +60,7 @@ class MetadataService:
 
             do_PUT = do_GET
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, format: str, *args: Any) -> None:
                 """Not in the output of tests."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -37,10 +37,10 @@ def held_and_queued(fleet: Fleet) -> tuple[int, int]:
 def test_a_worker_drains_on_a_notice(fleet: Fleet) -> None:
     """All is back in the queue before the machine ends, no attempt is counted, and nothing is taken up again there."""
     service = Aws()
-    settings = {"visibility_timeout_s": LEASE_S, "providers__default__adaptive": False}
+    settings: dict[str, Any] = {"visibility_timeout_s": LEASE_S, "providers__default__adaptive": False}
     with service.serving():
         fleet.control(window=DOCUMENTS)
-        spot = {"spot_notices": "aws", "spot_notices_url": service.url}
+        spot: dict[str, Any] = {"spot_notices": "aws", "spot_notices_url": service.url}
         worker = fleet.worker(SLOTS, drain_seconds=30, **spot, **settings)
         known = fleet.submit(8, key="known")
         fleet.wait_for(known, JobState.COMPLETED, 60)

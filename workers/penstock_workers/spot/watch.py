@@ -120,7 +120,7 @@ class SpotWatch:
     def _failed(self, state: str, why: str) -> float:
         self._answers = False
         self._failures += 1
-        wait_s = min(BACKOFF_S, self._service.interval_s * 2 ** min(self._failures, 5))
+        wait_s = min(BACKOFF_S, self._service.interval_s * 2.0 ** min(self._failures, 5))
         self._enter(
             state, logging.WARNING,
             f"{why}. The worker goes on without its notices, and a SIGTERM drains it as ever; it is asked again every "
