@@ -28,7 +28,7 @@ class AwsService:
         self._action_url = url + ACTION_PATH
         self._token: str | None = None
 
-    async def look(self, client: LeanClient, now: float) -> Notice | None:
+    async def look(self, client: LeanClient) -> Notice | None:
         answer = await self._ask(client)
         if answer.status == 401:
             self._token = None
@@ -36,7 +36,7 @@ class AwsService:
         if answer.status == 404:
             return None
         expect_ok(answer, ACTION_PATH)
-        return _read(answer, now)
+        return _read(answer)
 
     async def _ask(self, client: LeanClient) -> HttpAnswer:
         if self._token is None:
@@ -52,7 +52,7 @@ class AwsService:
         return token
 
 
-def _read(answer: HttpAnswer, now: float) -> Notice:
+def _read(answer: HttpAnswer) -> Notice:
     found = json_object(answer, ACTION_PATH)
     action, time = found.get("action"), found.get("time")
     if not isinstance(action, str) or action not in ACTIONS:
@@ -63,4 +63,4 @@ def _read(answer: HttpAnswer, now: float) -> Notice:
         ends_at = None
     if ends_at is None:
         raise Unusable(f"its notice ({action}) has the time {shown(time)}, which is no time of ISO 8601")
-    return believed(AwsService.cloud, action, ends_at, now)
+    return believed(AwsService.cloud, action, ends_at)

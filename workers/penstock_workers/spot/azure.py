@@ -31,7 +31,7 @@ class AzureService:
         self._name_target = Target.of(f"{url}{NAME_PATH}?api-version=2021-02-01&format=text", HEADERS)
         self._name: str | None = None  # of this virtual machine
 
-    async def look(self, client: LeanClient, now: float) -> Notice | None:
+    async def look(self, client: LeanClient) -> Notice | None:
         if self._name is None:
             self._name = await self._ask_name(client)
         answer = await client.get(self._events, timeout_s=TIMEOUT_S)
@@ -40,7 +40,7 @@ class AzureService:
         if not isinstance(events, list) or len(events) > MAX_EVENTS:
             raise Unusable(f"it answered {EVENTS_PATH} with {shown(answer.body)}, which has no list of Events")
         ours = next((event for event in events if _is_preemption_of(event, self._name)), None)
-        return None if ours is None else _read(ours, now)
+        return None if ours is None else _read(ours)
 
     async def _ask_name(self, client: LeanClient) -> str:
         answer = await client.get(self._name_target, timeout_s=TIMEOUT_S)
@@ -58,14 +58,14 @@ def _is_preemption_of(event: Any, name: str) -> bool:
     return isinstance(resources, list) and any(isinstance(one, str) and one.lower() == name for one in resources)
 
 
-def _read(event: dict[str, Any], now: float) -> Notice:
+def _read(event: dict[str, Any]) -> Notice:
     time = event.get("NotBefore")
     if event.get("EventStatus") == "Started":  # its time has come, and NotBefore is empty
-        return believed(AzureService.cloud, "Preempt", datetime.fromtimestamp(now, UTC), now)
+        return believed(AzureService.cloud, "Preempt", datetime.now(UTC))
     try:
         ends_at = parsedate_to_datetime(time) if isinstance(time, str) else None
     except (ValueError, OverflowError):
         ends_at = None
     if ends_at is None:
         raise Unusable(f"its Preempt event has the NotBefore {shown(time)}, which is no HTTP date")
-    return believed(AzureService.cloud, "Preempt", ends_at, now)
+    return believed(AzureService.cloud, "Preempt", ends_at)

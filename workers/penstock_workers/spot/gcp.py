@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Final
 
 from penstock_workers.http import Target
@@ -27,14 +28,14 @@ class GcpService:
         self._url = f"{url}{PATH}?wait_for_change=true&timeout_sec={WAIT_S}&last_etag="
         self._etag = NO_ETAG
 
-    async def look(self, client: LeanClient, now: float) -> Notice | None:
+    async def look(self, client: LeanClient) -> Notice | None:
         answer = await client.get(Target.of(self._url + self._etag, HEADERS), timeout_s=WAIT_S + TIMEOUT_S)
         expect_ok(answer, PATH)
         if answer.headers.get("metadata-flavor") != "Google":
             raise Unusable(f"its answer to {PATH} lacks the header Metadata-Flavor: Google, so it is another server's")
         state = answer.body.strip()
         if state == b"TRUE":
-            return Notice(self.cloud, "preempted", now + NOTICE_S)
+            return Notice(self.cloud, "preempted", time.time() + NOTICE_S)
         if state != b"FALSE":
             raise Unusable(f"it answered {PATH} with {shown(answer.body)}, neither TRUE nor FALSE")
         etag = answer.headers.get("etag", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
@@ -34,15 +35,15 @@ class SpotService(Protocol):
     cloud: str
     interval_s: float  # between two questions
 
-    async def look(self, client: LeanClient, now: float) -> Notice | None:
+    async def look(self, client: LeanClient) -> Notice | None:
         """Ask once. None = no notice. Raises Unusable and HttpError."""
         ...
 
 
-def believed(cloud: str, event: str, ends_at: datetime, now: float) -> Notice:
+def believed(cloud: str, event: str, ends_at: datetime) -> Notice:
     """Raises Unusable for a time that no notice has: a wrong clock or a wrong service must not end a worker."""
     aware = ends_at if ends_at.tzinfo is not None else ends_at.replace(tzinfo=UTC)
-    left = aware.timestamp() - now
+    left = aware.timestamp() - time.time()
     if not -MAX_AGO_S <= left <= MAX_AHEAD_S:
         raise Unusable(f"its notice ({event}) names {aware.isoformat()}, {left:.0f} s from now, which no notice does")
     return Notice(cloud, event, aware.timestamp())

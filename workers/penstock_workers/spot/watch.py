@@ -35,7 +35,8 @@ SERVICES: Final[dict[str, Callable[[str], SpotService]]] = {
 LIMITS: Final = Limits(max_body_bytes=256 * 1024, connect_timeout_s=3.0, idle_per_server=1)
 BACKOFF_S: Final = 15.0  # at most, between two questions to a service that fails: half of the shortest notice
 LOG_AGAIN_S: Final = 600.0  # a state that comes and goes is logged no more often
-STOP_S: Final = 1.0
+TROUBLE_AFTER: Final = 2  # failures in a row: a single one may be a connection that was closed while it was idle
+STOP_S: Final = 1.0  # for the watch's thread to end with the worker; it is a daemon
 
 
 class SpotWatch:
@@ -103,7 +104,7 @@ class SpotWatch:
     async def ask(self, client: LeanClient) -> float | None:
         """One question. Returns how long to wait before the next; None after a notice, which is the last."""
         try:
-            notice = await self._service.look(client, time.time())
+            notice = await self._service.look(client)
         except (HttpError, Unusable) as error:
             return self._failed(type(error).__name__, str(error))
         except Exception as error:  # an error of Penstock must end neither the watch nor the worker
@@ -121,11 +122,13 @@ class SpotWatch:
         self._answers = False
         self._failures += 1
         wait_s = min(BACKOFF_S, self._service.interval_s * 2.0 ** min(self._failures, 5))
-        self._enter(
-            state, logging.WARNING,
-            f"{why}. The worker goes on without its notices, and a SIGTERM drains it as ever; it is asked again every "
-            f"{BACKOFF_S:.0f} s at the latest",
-        )  # fmt: skip
+        if self._failures >= TROUBLE_AFTER:
+            self._enter(
+                state,
+                logging.WARNING,
+                f"{why}. The worker goes on without its notices, and a SIGTERM drains it as ever; it is asked again "
+                f"every {BACKOFF_S:.0f} s at the latest",
+            )
         return wait_s
 
     def _enter(self, state: str, level: int, words: str) -> None:
