@@ -35,6 +35,8 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
                               "no provider could be reached", "set networkPolicy.egress.providers.cidrs"),
     "a pool called flower": ("minimal", _pool("flower", kind="api"), "has that name", "rename the pool"),
     "custom spot": ("minimal", {"spot": {"provider": "custom"}}, "which nodes are spot", "set spot.custom.labelKey"),
+    "notices without spot": ("minimal", {"spot": {"notices": "aws"}}, "no pool runs on spot nodes", "set spot.provider"),
+    "notices by a setting": ("eks", _pool(settings={"spot_notices": "aws"}), "set twice", "use spot.notices"),
     "drain beyond the end": ("gke", _pool(drainSeconds=20), "SIGKILL comes after 15 s", "set drainSeconds to 10"),
     "drain as long as the grace": ("minimal", _pool(terminationGracePeriodSeconds=30, drainSeconds=30),
                                    "SIGKILL comes after 30 s", "set drainSeconds to 25"),

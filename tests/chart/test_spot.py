@@ -127,3 +127,25 @@ def test_no_worker_sleeps_before_it_drains(render: Render) -> None:
     """A preStop hook would only use up the notice."""
     release = render("eks")
     assert all("lifecycle" not in found for found in pod_spec(pool(release, "api"))["containers"])
+
+
+def test_notices_are_asked_for_by_spot_pools_alone(render: Render) -> None:
+    """One value: those pools have the setting, and reach the metadata service and nothing else that they could not before."""
+    release = render("eks", {"spot": {"notices": "aws"}})
+    assert worker_env(release, "api")["PENSTOCK_SPOT_NOTICES"] == "aws"
+    assert "PENSTOCK_SPOT_NOTICES" not in worker_env(release, "control")
+    policy = release.one("NetworkPolicy", "fleet-penstock-spot-notices")["spec"]
+    assert policy["podSelector"]["matchExpressions"] == [{"key": "penstock/pool", "operator": "In", "values": ["api"]}]
+    assert pool(release, "api")["spec"]["template"]["metadata"]["labels"]["penstock/pool"] == "api"
+    assert policy["egress"] == [
+        {"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}], "ports": [{"protocol": "TCP", "port": 80}]}
+    ]
+
+
+def test_without_notices_the_metadata_service_stays_closed(render: Render) -> None:
+    """It hands out the node's credentials; where no policies are wanted, none is made for it either."""
+    release = render("eks")
+    assert "PENSTOCK_SPOT_NOTICES" not in worker_env(release, "api")
+    assert set(release.all("NetworkPolicy")) == {"fleet-penstock"}
+    open_network = {"spot": {"notices": "aws"}, "networkPolicy": {"enabled": False}}
+    assert not render("eks", open_network).all("NetworkPolicy")

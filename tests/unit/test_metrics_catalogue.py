@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 BY_NAME = {metric.name: metric for metric in CATALOGUE}
 LABELS = {
     "lane", "outcome", "reason", "cause", "provider", "direction", "version", "by", "store", "state", "result",
-    "quota", "dimension", "queue",
+    "quota", "dimension", "queue", "cloud", "event",
 }  # fmt: skip
 OF_PROMETHEUS = {"instance", "le"}
 EXPRESSIONS = [(alert.name, alert.expr) for alert in ALERTS] + [

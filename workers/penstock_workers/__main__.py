@@ -39,13 +39,17 @@ def _worker_main(app: PenstockApp, name: str) -> int:
     from celery.utils.nodenames import default_nodename, host_format
 
     from penstock_workers.celery_app.ending import THIS_PROCESS
+    from penstock_workers.celery_app.machine_end import THIS_PROCESS as MACHINE_END
 
     # Not through Celery's command line: that imports Flower, a prompt and a highlighter, a third of a worker's start.
     worker = app.Worker(
         hostname=host_format(default_nodename(name)), loglevel=logging.WARNING, without_mingle=True, without_gossip=True
     )
     worker.start()
-    return int(worker.exitcode or THIS_PROCESS.status)
+    status = int(worker.exitcode or THIS_PROCESS.status)
+    if not status:
+        MACHINE_END.stay()
+    return status
 
 
 if __name__ == "__main__":

@@ -180,6 +180,8 @@ class WorkerSettings(LaneFields, ProducerSettings):
     concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 256  # items in flight in one process, on one loop
     prefetch_multiplier: Annotated[int, Field(ge=1, le=16)] = 2  # claimed = running + waiting for the group commit
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 25.0  # below the shortest spot notice (30 s)
+    spot_notices: Literal["aws", "gcp", "azure"] | None = None  # whose metadata service is asked; None = SIGTERM alone
+    spot_notices_url: str | None = None  # of that service, where it is not http://169.254.169.254, as with IPv6 alone
     visibility_timeout_s: Annotated[float, Field(ge=3, le=43_200)] = 60.0  # the lease; renewed every third of it
     broker_url: str | None = None  # RabbitMQ that carries the messages; None = the Redis of redis_url does
     broker_transport: Literal["penstock", "redis"] = "penstock"  # "redis" is kombu's stock transport
@@ -230,6 +232,16 @@ class WorkerSettings(LaneFields, ProducerSettings):
         refuse_example_password(url)
         AmqpAddress.parse(url)
         return url
+
+    @field_validator("spot_notices", mode="before")
+    @classmethod
+    def _no_cloud_is_none(cls, cloud: Any) -> Any:
+        return cloud or None
+
+    @field_validator("spot_notices_url")
+    @classmethod
+    def _check_spot_notices_url(cls, url: str | None) -> str | None:
+        return check_url(url, ("http",)).rstrip("/") if url else None
 
     @field_validator("result_backend_url")
     @classmethod

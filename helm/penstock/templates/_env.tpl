@@ -114,6 +114,10 @@ api_key_env = {{ include "penstock.providerKeyVariable" $name | toJson }}
   value: /run/penstock
 - name: PENSTOCK_DRAIN_SECONDS
   value: {{ int64 .pool.drain | quote }}
+{{- if and .pool.onSpot .root.Values.spot.notices }}
+- name: PENSTOCK_SPOT_NOTICES
+  value: {{ .root.Values.spot.notices | quote }}
+{{- end }}
 {{- if ne .pool.kind "control" }}
 - name: PENSTOCK_CONCURRENCY
   value: {{ int64 .pool.slots | quote }}

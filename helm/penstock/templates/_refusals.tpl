@@ -21,7 +21,7 @@
   "redis_url" "broker.existingSecret" "broker_url" "rabbitmq.existingSecret" "database_url" "database.existingSecret" "providers" "providers" "lane" "workerPools.<name>.kind"
   "concurrency" "workerPools.<name>.concurrency" "drain_seconds" "workerPools.<name>.drainSeconds" "control" "a pool of kind control"
   "probe_dir" "nothing: the chart sets it" "metrics_host" "nothing: the chart sets it" "metrics_port" "metrics.port"
-  "trace_share" "tracing.share"
+  "trace_share" "tracing.share" "spot_notices" "spot.notices"
 }}
 {{- if hasKey $.Values.settings $name }}
 - settings.{{ $name }} would be overruled; use {{ $fix }}
@@ -41,6 +41,9 @@
 {{- end }}
 {{- if and (eq .Values.spot.provider "custom") (not (and .Values.spot.custom.labelKey .Values.spot.custom.labelValue)) }}
 - spot.provider is custom, but nothing says which nodes are spot; set spot.custom.labelKey and spot.custom.labelValue
+{{- end }}
+{{- if and .Values.spot.notices (not .Values.spot.provider) }}
+- spot.notices is {{ .Values.spot.notices }}, but no pool runs on spot nodes; set spot.provider (gke, eks, aks, karpenter or custom), or leave spot.notices empty
 {{- end }}
 {{- end -}}
 

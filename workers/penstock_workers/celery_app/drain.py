@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from celery.worker import state
 
 from penstock_workers.celery_app.engine_thread import EngineThread
+from penstock_workers.celery_app.machine_end import SIGNALS, MachineEnd
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,6 @@ TURN_S = 0.01
 GRACE_S = 2.0  # beyond the deadline, for the engine's last group commit
 STOP_TIMEOUT_S = 8.0  # for closing connections, and an engine with its processes; the thread is a daemon
 FLUSH_TIMEOUT_S = 5.0  # for the last writes to Redis; messages whose write fails return when their lease ends
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class DrainedPool(Protocol):
@@ -42,16 +42,25 @@ class DrainedPool(Protocol):
 class Drain:
     """Runs once, when the pool stops."""
 
-    def __init__(self, pool: DrainedPool, engine: EngineThread, hub: Any, drain_seconds: float) -> None:
+    def __init__(
+        self, pool: DrainedPool, engine: EngineThread, hub: Any, drain_seconds: float, machine_end: MachineEnd
+    ) -> None:
         self._pool = pool
         self._engine = engine
         self._hub = hub
-        self._seconds = 0.0 if state.should_terminate else drain_seconds
+        self._drain_seconds = drain_seconds
+        self._end = machine_end
+        self._until = monotonic() if state.should_terminate else machine_end.drain_until(drain_seconds)
         self._hurried = threading.Event()
 
     def hurry(self) -> None:
         """After a second signal: give back what is still here now."""
         self._hurried.set()
+
+    def signalled(self) -> None:
+        """While it runs. The first SIGTERM after a notice only says that there may be less time than the notice gives."""
+        if not (self._end.is_noticed and self._end.asked_to_stop()):
+            self.hurry()
 
     def run(self) -> None:
         with self._signals_hurry():
@@ -64,11 +73,10 @@ class Drain:
         self._pool.finish(FLUSH_TIMEOUT_S)
 
     def _drain(self) -> None:
-        drained = self._engine.drain(self._seconds)
-        until = monotonic() + self._seconds
-        while monotonic() < until + GRACE_S and not self._hurried.is_set():
+        drained = self._engine.drain(max(0.0, self._until - monotonic()))
+        while monotonic() < self._until + GRACE_S and not self._hurried.is_set():
             self._turn()
-            if drained.done() and (self._pool.is_idle() or monotonic() >= until):
+            if drained.done() and (self._pool.is_idle() or monotonic() >= self._until):
                 break
         drained.cancel()
         self._turn()
@@ -80,6 +88,7 @@ class Drain:
             log.exception("the item engine failed to drain; what it holds goes back")
 
     def _turn(self) -> None:
+        self._until = min(self._until, self._end.drain_until(self._drain_seconds))
         self._pool.deliver()
         self._hub.fire_timers()  # the worker's heartbeat and the hub's other timers
         self._hurried.wait(TURN_S)
@@ -89,7 +98,7 @@ class Drain:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, lambda *_: self.hurry()) for number in SIGNALS}
+        before = {number: signal.signal(number, lambda *_: self.signalled()) for number in SIGNALS}
         try:
             yield
         finally:

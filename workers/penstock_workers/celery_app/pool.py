@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any
 
 from celery.exceptions import ImproperlyConfigured
+from celery.signals import worker_shutting_down
+from celery.worker import state
 from kombu.asynchronous import get_event_loop
 from kombu.common import ignore_errors
 
@@ -26,12 +28,15 @@ from penstock_workers.celery_app.engine_thread import EngineThread
 from penstock_workers.celery_app.handover import HandOver, ItemPool
 from penstock_workers.celery_app.item_loop import loop_factory
 from penstock_workers.celery_app.liveness import BEAT_S, Liveness
+from penstock_workers.celery_app.machine_end import THIS_PROCESS as MACHINE_END
 from penstock_workers.celery_app.probe import ProbeFiles
 from penstock_workers.celery_app.running_items import LateAcks, RunningItem
 from penstock_workers.celery_app.shown.sampling import EventSample
 from penstock_workers.doors.threads import TaskThreads
 from penstock_workers.metrics import catalogue, start_metrics
 from penstock_workers.metrics.samples import Sample
+from penstock_workers.spot.notice import Notice
+from penstock_workers.spot.watch import SpotWatch
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +78,12 @@ class AsyncioPool(ItemPool):
         self._leases.serve(self)
         probes = ProbeFiles(settings.probe_dir)
         self.liveness = Liveness(probes, self._leases, may_rest=self._may_rest, engine=self._engine)
+        self._watch = SpotWatch.of(settings, self._noticed)
         self._page = contextlib.ExitStack()
         self._page.enter_context(start_metrics(settings, self.figures))
+        if self._watch is not None:  # before a model loads, which takes longer than a notice
+            worker_shutting_down.connect(MACHINE_END.asked_to_stop)
+            self._watch.start()
         self._engine.start(self.handover)
         self._is_hosting = True
         probes.started()
@@ -88,7 +97,7 @@ class AsyncioPool(ItemPool):
             self._drain.hurry()
             return
         self.liveness.drain()
-        self._drain = Drain(self, self._engine, self._hub, self._drain_seconds)
+        self._drain = Drain(self, self._engine, self._hub, self._drain_seconds, MACHINE_END)
         self._drain.run()
 
     def on_terminate(self) -> None:
@@ -102,6 +111,8 @@ class AsyncioPool(ItemPool):
             ignore_errors(self._consumer, self._consumer.event_dispatcher.flush)
         if not self._leases.flush(timeout_s):
             log.warning("Redis is out of reach: %d messages return when their lease ends", len(self._leases))
+        if self._watch is not None:
+            self._watch.stop()
         self._page.close()
 
     def is_idle(self) -> bool:
@@ -184,6 +195,12 @@ class AsyncioPool(ItemPool):
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
+    def _noticed(self, notice: Notice) -> None:
+        """In the watch's thread. Not by a SIGTERM to itself: one that comes from outside at the same time would be lost in it."""
+        MACHINE_END.noticed(notice, self._lane)
+        state.should_stop = 0
+        self._wake()
+
     def _post(self, step: Callable[..., object], *arguments: Any, **_: Any) -> None:
         self._calls.append(partial(step, *arguments))
         self._wake()
@@ -200,6 +217,8 @@ class AsyncioPool(ItemPool):
         yield catalogue.LEASES_LOST(self.handover.counts["lost-leases"], lane)
         yield catalogue.LEASES_RESTORED(leases.restored, lane)
         yield catalogue.DUPLICATES(leases.dropped, lane)
+        if self._watch is not None:
+            yield from self._watch.figures(lane)
         yield from self._engine.figures()
 
     def _get_info(self) -> dict[str, Any]:

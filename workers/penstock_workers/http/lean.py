@@ -52,6 +52,12 @@ class LeanClient:
         head = f"GET {target.resource} HTTP/1.1\r\n{target.head}\r\n"
         return await self._send(target.server, head.encode(), b"", timeout_s, None)
 
+    async def put(self, target: Target, *, timeout_s: float) -> HttpAnswer:
+        """Without a body, and never through a proxy: what AWS's metadata service wants. Raises HttpError."""
+        assert target.proxy is None, "asked of the machine's own metadata service only"
+        head = f"PUT {target.resource} HTTP/1.1\r\n{target.head}Content-Length: 0\r\n\r\n"
+        return await self._send(target.server, head.encode(), b"", timeout_s, None)
+
     async def close(self) -> None:
         self._is_closed = True
         pools, self._pools = self._pools, {}

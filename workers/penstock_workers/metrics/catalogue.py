@@ -79,6 +79,18 @@ UNSETTLED_OLDEST = _worker(
     "lane", unit="seconds",
 )  # fmt: skip
 
+# -- spot notices, where `spot_notices` names a cloud --------------------------------------------------------------------
+SPOT_ANSWERS = _worker(
+    "penstock_spot_service_answers",
+    "1 while the metadata service of the cloud answers as documented, 0 while it does not and no notice could be seen.",
+    "lane", "cloud",
+)  # fmt: skip
+SPOT_LEFT = _worker(
+    "penstock_spot_notice_seconds",
+    "Seconds until the machine of this worker ends, by the notice that it has seen; the worker drains.",
+    "lane", "cloud", "event", unit="seconds",
+)  # fmt: skip
+
 # -- traces --------------------------------------------------------------------------------------------------------------
 SPANS = _worker(
     "penstock_trace_spans_total",

@@ -1,0 +1,1 @@
+"""Spot notices by asking the cloud's metadata service; see watch.py. Off unless `spot_notices` names the cloud."""
