@@ -18,6 +18,7 @@ class FakeEncoder:
 
     max_tokens = 100
     dimensions = 4
+    labels: Sequence[str] = ()
     vocabulary = 1_000
     matryoshka: bool | None = False
     short_sizes: frozenset[int] = frozenset()
@@ -54,6 +55,24 @@ class FakeEncoder:
     def sizes(self) -> list[list[int]]:
         """Lengths of the rows of each batch."""
         return [[len(row) for row in batch] for batch in self.batches]
+
+
+class FakeClassifier(FakeEncoder):
+    """A pair is one row, the words of both sides. The score of each class is the words less the class's number; its logit twice that."""
+
+    def __init__(self, *labels: str, memory: int | None = None) -> None:
+        super().__init__(memory=memory)
+        self.labels, self.dimensions = labels, len(labels)
+
+    def tokenise(self, texts: Sequence[str | tuple[str, str]]) -> list[TokenIds]:
+        return super().tokenise([" ".join(text) if isinstance(text, tuple) else text for text in texts])
+
+    def trim(self, text: str | tuple[str, str]) -> TokenIds:
+        return super().trim(" ".join(text) if isinstance(text, tuple) else text)
+
+    def encode(self, ids: list[TokenIds]) -> list[Vector]:
+        numbers = [[row[0] - place for place in range(self.dimensions)] for row in super().encode(ids)]
+        return [(row, [2 * number for number in row]) for row in numbers]
 
 
 class AtOnce(Executor):
