@@ -58,7 +58,7 @@ class FakeEncoder:
 
 
 class FakeClassifier(FakeEncoder):
-    """A pair is one row, the words of both sides. The score of each class is the words less the class's number; its logit twice that."""
+    """A pair is one row, the words of both sides. A score is the words less the class's number, a logit twice that."""
 
     def __init__(self, *labels: str, memory: int | None = None) -> None:
         super().__init__(memory=memory)

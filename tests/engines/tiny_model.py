@@ -59,6 +59,8 @@ def make_model(
     shape = shape or Shape()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(shape)
+    if architecture == "bert-classifier":
+        tokenizer.chat_template = None  # as of its kind: pairs are joined by the tokenizer
     tokenizer.save_pretrained(folder)
     config = _config(architecture, shape, tokenizer)
     if weights:

@@ -28,10 +28,11 @@ class SentenceTransformersClassifier(SentenceTransformersEncoder):
 
     def _learn(self, folder: Path, settings: EmbedSettings) -> None:
         tasks = [getattr(module, "transformer_task", "another") for module in self._model]
-        if tasks != [SEQUENCES] or self._prompt:
+        if tasks != [SEQUENCES] or self._prompt or self._tokenizer.chat_template:
             why = (
-                f"its files make it a reranker of another kind ({', '.join(tasks)}): this lane scores with models whose "
-                "config.json names a class …ForSequenceClassification, without a prompt; host it with vLLM (lane gpu)"
+                "its files make it a reranker that is asked by a prompt or a chat template; this lane scores with models whose "
+                "config.json names a class …ForSequenceClassification and whose tokenizer joins a pair by itself; vLLM's own "
+                "server hosts others (gpu.upstream_url)"
             )
             raise ModelUnusable(str(folder), why)
         config = self._model.config
