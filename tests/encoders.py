@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock_workers.lanes.embed.buckets import TokenIds, Vector
 from penstock_workers.lanes.embed.encoder import OutOfMemory
+from penstock_workers.lanes.scoring.asks import Text
 
 POISON = 666  # a token that makes the encoder fail
 
@@ -18,6 +19,7 @@ class FakeEncoder:
 
     max_tokens = 100
     dimensions = 4
+    labels: Sequence[str] = ()
     vocabulary = 1_000
     matryoshka: bool | None = False
     short_sizes: frozenset[int] = frozenset()
@@ -28,16 +30,16 @@ class FakeEncoder:
         self.memory = memory  # padded tokens that fit
         self.batches: list[list[TokenIds]] = []
         self.built: list[list[TokenIds]] = []
-        self.calls: list[list[str]] = []  # texts tokenised together
+        self.calls: list[list[Text]] = []  # texts tokenised together
 
-    def tokenise(self, texts: Sequence[str]) -> list[TokenIds]:
+    def tokenise(self, texts: Sequence[Text]) -> list[TokenIds]:
         self.calls.append(list(texts))
         if any("\0" in text for text in texts):
             raise ValueError("no such character")
-        return [[len(word) + 1 for word in text.split()] for text in texts]
+        return [[len(word) + 1 for word in _words(text)] for text in texts]
 
-    def trim(self, text: str) -> TokenIds:
-        return [len(word) + 1 for word in text.split()][: self.max_tokens]
+    def trim(self, text: Text) -> TokenIds:
+        return [len(word) + 1 for word in _words(text)][: self.max_tokens]
 
     def build(self, ids: Sequence[TokenIds]) -> list[TokenIds]:
         self.built.append(list(ids))
@@ -54,6 +56,23 @@ class FakeEncoder:
     def sizes(self) -> list[list[int]]:
         """Lengths of the rows of each batch."""
         return [[len(row) for row in batch] for batch in self.batches]
+
+
+class FakeClassifier(FakeEncoder):
+    """A pair is one row, the words of both sides. A score is the words less the class's number, a logit twice that."""
+
+    def __init__(self, *labels: str, memory: int | None = None) -> None:
+        super().__init__(memory=memory)
+        self.labels, self.dimensions = labels, len(labels)
+
+    def encode(self, ids: list[TokenIds]) -> list[Vector]:
+        numbers = [[row[0] - place for place in range(self.dimensions)] for row in super().encode(ids)]
+        return [(row, [2 * number for number in row]) for row in numbers]
+
+
+def _words(text: Text) -> list[str]:
+    """Of a pair, those of both sides."""
+    return (text if isinstance(text, str) else " ".join(text)).split()
 
 
 class AtOnce(Executor):

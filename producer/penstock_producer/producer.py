@@ -243,7 +243,7 @@ class Producer:
     def _accepted(self, given: JobSpec | Mapping[str, Any]) -> JobSpec:
         """The spec, held against the provider's paths and this door's borders. Raises SpecError."""
         spec = given if isinstance(given, JobSpec) else JobSpec.from_json(given)
-        refused_endpoint = self._settings.refused_endpoint(spec.provider, spec.endpoint)
+        refused_endpoint = self._settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
         if refused_endpoint is not None:
             raise SpecError([Problem("invalid_value", "/endpoint", refused_endpoint, "")])
         check_acceptable(spec, self._settings)

@@ -22,6 +22,7 @@ from penstock_ledger import RedisAddress, Waits
 from penstock_ledger.redaction import HIDDEN, is_secret_name, redact, remember_url, remember_variables
 from penstock_producer.errors import SettingsError, seen
 from penstock_producer.job.endpoints import check_path, refusal
+from penstock_producer.job.lanes import DEFAULT_LANE, LANES
 from penstock_producer.source_roots import check_root
 from penstock_producer.storage import check_destination
 
@@ -77,10 +78,11 @@ class ProducerSettings(BaseSettings):
     source_roots: tuple[str, ...] = ()
     providers: Mapping[str, ProviderFacts] = Field(default_factory=dict)
 
-    def refused_endpoint(self, provider: str, endpoint: str) -> str | None:
-        """Why jobs may not send to this path of the provider; None when they may."""
+    def refused_endpoint(self, provider: str, endpoint: str, lane: str = DEFAULT_LANE) -> str | None:
+        """Why jobs of this lane may not send to this path of the provider; None when they may."""
         known = self.providers.get(provider)
-        return refusal(endpoint, provider, () if known is None else known.endpoints)
+        given = () if known is None else known.endpoints
+        return refusal(endpoint, provider, {*given, *(LANES[lane].endpoints if lane in LANES else ())})
 
     def prices(self, provider: str) -> ProviderFacts:
         """Of one provider; unknown ones where it is not configured."""

@@ -34,10 +34,16 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _made(tmp_path_factory, "bert")
 
 
-def _made(tmp_path_factory: pytest.TempPathFactory, kind: Literal["llama", "bert"]) -> Path:
+@pytest.fixture(scope="session")
+def tiny_ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny cross-encoder."""
+    return _made(tmp_path_factory, "bert-classifier")
+
+
+def _made(tmp_path_factory: pytest.TempPathFactory, kind: Literal["llama", "bert", "bert-classifier"]) -> Path:
     if importlib.util.find_spec("vllm") is None:
         pytest.fail("vLLM is not installed here; `make test-vllm` sets it up", pytrace=False)
     from engines.tiny_model import Shape, make_model
 
-    shape = Shape(context=512) if kind == "bert" else Shape()
+    shape = Shape(context=512) if kind.startswith("bert") else Shape()
     return make_model(tmp_path_factory.mktemp("models") / f"tiny-{kind}", kind, shape)

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-Architecture = Literal["llama", "qwen3", "bert"]
+Architecture = Literal["llama", "qwen3", "bert", "bert-classifier"]
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
 TRAINED_ON = 120  # files of the standard library: enough for thousands of tokens, in a second
@@ -26,6 +26,7 @@ _CLASSES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "bert": ("BertConfig", "BertModel"),
+    "bert-classifier": ("BertConfig", "BertForSequenceClassification"),
 }
 
 
@@ -43,6 +44,7 @@ class Shape:
     embedded: int | None = None  # rows of the embedding, where a large model is to be imitated; None = the vocabulary
     context: int = 2048
     tied: bool = True  # input and output embeddings are one
+    labels: tuple[str, ...] = ("relevance",)  # classifiers only; one makes it a cross-encoder
 
 
 def make_model(
@@ -57,6 +59,8 @@ def make_model(
     shape = shape or Shape()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(shape)
+    if architecture == "bert-classifier":
+        tokenizer.chat_template = None  # as of its kind: pairs are joined by the tokenizer
     tokenizer.save_pretrained(folder)
     config = _config(architecture, shape, tokenizer)
     if weights:
@@ -124,6 +128,8 @@ def _config(architecture: Architecture, shape: Shape, tokenizer: Any) -> Any:
     }
     if architecture == "bert":
         return make(**sizes, dtype="float32")
+    if architecture == "bert-classifier":
+        return make(**sizes, dtype="float32", id2label=dict(enumerate(shape.labels)))
     return make(
         **sizes, num_key_value_heads=shape.kv_heads, head_dim=shape.head_size, tie_word_embeddings=shape.tied,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, dtype="bfloat16",
@@ -134,4 +140,4 @@ def _model(architecture: Architecture, config: Any, seed: int) -> Any:
     torch, transformers = import_module("torch"), import_module("transformers")
     torch.manual_seed(seed)
     model = getattr(transformers, _CLASSES[architecture][1])(config)
-    return model if architecture == "bert" else model.to(torch.bfloat16)
+    return model if architecture.startswith("bert") else model.to(torch.bfloat16)

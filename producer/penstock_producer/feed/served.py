@@ -27,6 +27,8 @@ NAMES_MAX: Final = 256
 """Names of one worker, adapters included: each is a queue that it looks into at every claim."""
 NAME_CHARS: Final = 512
 """As long as a job's model may be."""
+TASKS_MAX: Final = 8
+"""Of one model: there are not as many kinds of answers."""
 TEXT_BYTES: Final = 16_384
 """Of the field. Names that do not fit are served all the same, and are not announced."""
 ALIVE_S: Final = 15.0
@@ -41,6 +43,7 @@ class Served:
     adapters: tuple[str, ...] = ()
     context: int | None = None  # tokens, prompt and answer together
     dtype: str | None = None
+    tasks: tuple[str, ...] = ()  # such as embed, score, rerank, classify; none = it does not say
 
     @property
     def every_name(self) -> tuple[str, ...]:
@@ -85,6 +88,7 @@ class Served:
             _names(said.get("adapters")),
             context if type(context) is int and 0 < context < 2**31 else None,
             dtype if isinstance(dtype, str) and len(dtype) <= NAME_CHARS else None,
+            _names(said.get("tasks"))[:TASKS_MAX],
         )
 
 
@@ -107,11 +111,12 @@ class Serving:
         return sorted(found, key=lambda served: served.shown)
 
     def in_words(self) -> str:
-        """As in "tiny1 (2 workers), tiny2 (1 worker)"."""
+        """As in "tiny1 (2 workers), tiny2 (1 worker: score, rerank, classify)"."""
         parts = []
         for model in self.models():
             number = sum(bool(set(model.names) & set(served.names)) for served in self.workers)
-            parts.append(f"{model.shown} ({number} worker{'' if number == 1 else 's'})")
+            tasks = f": {', '.join(model.tasks)}" if model.tasks else ""
+            parts.append(f"{model.shown} ({number} worker{'' if number == 1 else 's'}{tasks})")
         return ", ".join(parts)
 
 

@@ -11,11 +11,13 @@ from typing import Final
 
 from penstock_producer.errors import seen
 
-__all__ = ["CHAT", "EMBEDDINGS"]
+__all__ = ["CHAT", "EMBEDDINGS", "SCORING"]
 
 OPENAI: Final = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations", "/v1/responses",
 })  # fmt: skip
+SCORING: Final = frozenset({"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify"})
+"""As vLLM's server names them. Lanes that host a model answer on them; a provider where its setting `endpoints` says so."""
 _PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*){1,16}", re.ASCII)  # no empty name, none that begins with a dot
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"

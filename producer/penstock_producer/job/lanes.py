@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from penstock_producer.job.endpoints import EMBEDDINGS
+from penstock_producer.job.endpoints import EMBEDDINGS, SCORING
 
 __all__ = ["DEFAULT_LANE", "LANES", "Lane", "LaneFacts", "has_own_model", "lanes_in_words", "served_lanes"]
 
@@ -25,14 +25,16 @@ class LaneFacts:
     has_own_model: bool = False  # its workers host one model: requests need not name it, and cost no provider's tokens
     orders_prompts: bool = False  # documents made from a prompt go in the order of their prompts; see prefix_order.py
     endpoint: str | None = None  # what the command line takes for a job that names none; None = the spec's default
+    endpoints: frozenset[str] = frozenset()  # answered besides those of every provider
     makes_vectors: bool = False  # its workers store numbers, of the type that a job asks for
     unserved: str | None = None  # why no worker serves it, as in "is not built yet"; None = workers do
 
 
 LANES: Final[Mapping[str, LaneFacts]] = {
     "api": LaneFacts(),  # providers see the file's order
-    "gpu": LaneFacts(has_own_model=True, orders_prompts=True),  # the worker's own prefix cache decides the pace
-    "embed": LaneFacts(has_own_model=True, endpoint=EMBEDDINGS, makes_vectors=True),
+    # The worker's own prefix cache decides the pace.
+    "gpu": LaneFacts(has_own_model=True, orders_prompts=True, endpoints=SCORING),
+    "embed": LaneFacts(has_own_model=True, endpoint=EMBEDDINGS, endpoints=SCORING, makes_vectors=True),
     "batch": LaneFacts(unserved="is not built yet"),  # for the providers' Batch APIs
 }
 

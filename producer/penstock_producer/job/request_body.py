@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 
 from penstock_producer.errors import Problem, SpecError
+from penstock_producer.job.endpoints import SCORING
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.spec import JobSpec
 
@@ -15,6 +16,7 @@ _TEXT_FIELDS = {
     "/responses": "input",
     "/embeddings": "input",
     "/moderations": "input",
+    "/classify": "input",
 }
 
 
@@ -54,7 +56,7 @@ class BodyBuilder:
 
 def _problem(spec: JobSpec, field: str | None) -> Problem | None:
     if field is None:
-        known = ", ".join(f"/v1{suffix}" for suffix in _TEXT_FIELDS)
+        known = ", ".join(suffix if suffix in SCORING else f"/v1{suffix}" for suffix in _TEXT_FIELDS)
         fix = f"prompts go to {known}; send others as OpenAI Batch lines"
         return Problem("invalid_value", "/endpoint", f"a prompt cannot be sent to {spec.endpoint}", fix)
     if spec.model is None and not has_own_model(spec.lane):

@@ -58,7 +58,7 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
         provider = settings.provider(spec.provider)
         if spec.budget_usd is not None and not has_own_model(spec.lane) and not provider.priced:
             raise PricesMissing(spec.provider, spec.budget_usd)
-        refused = settings.refused_endpoint(spec.provider, spec.endpoint)
+        refused = settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
         if refused is not None:  # the key of the fleet would go there
             raise EndpointRefused(refused)
         if has_own_model(spec.lane):

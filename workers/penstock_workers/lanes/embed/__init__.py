@@ -1,1 +1,1 @@
-"""The `embed` lane: an encoder hosted by the worker, for `/v1/embeddings`. Nothing here imports torch before it starts."""
+"""The `embed` lane: an encoder or a cross-encoder hosted by the worker. Nothing here imports torch before it starts."""

@@ -55,10 +55,10 @@ class Ask:
     dimensions: int | None
 
 
-def check_endpoint(endpoint: str) -> None:
-    """Raises BadBody."""
+def check_endpoint(endpoint: str, others: str = "") -> None:
+    """``others``: what is answered besides, in words. Raises BadBody."""
     if not endpoint.endswith(ENDPOINT):
-        words = f"the embed lane answers /v1{ENDPOINT}, not {endpoint}"
+        words = f"the embed lane answers /v1{ENDPOINT}{others}, not {endpoint}"
         raise BadBody(words, param="url", code="not_found", status=404)
 
 

@@ -1,11 +1,14 @@
-"""The `embed` lane: prepare reads and tokenises, infer waits for the batcher."""
+"""The `embed` lane: prepare reads and tokenises, infer waits for the batcher.
+
+Vectors, scores and classes go the same way; only what is read from a body and what is made of a batch's rows differ.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock_workers.celery_app.ending import end_this_worker
@@ -24,13 +27,16 @@ from penstock_workers.lanes.embed.bodies import (
     read_body,
     too_long,
 )
-from penstock_workers.lanes.embed.buckets import TokenIds
+from penstock_workers.lanes.embed.buckets import TokenIds, Vector
 from penstock_workers.lanes.embed.budget import TokenBudget
+from penstock_workers.lanes.embed.classifier import SentenceTransformersClassifier, scores
 from penstock_workers.lanes.embed.encoder import Encoder, SentenceTransformersEncoder, check_packages
+from penstock_workers.lanes.embed.kinds import is_classifier
 from penstock_workers.lanes.embed.models import model_folder
 from penstock_workers.lanes.embed.numbers import NotRepresentable
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.embed.tokens import Tokenising
+from penstock_workers.lanes.scoring import answers, asks
 
 HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
 MakeEncoder = Callable[[Path, EmbedSettings], Encoder]
@@ -40,7 +46,7 @@ MakeEncoder = Callable[[Path, EmbedSettings], Encoder]
 class Input:
     """What ``prepare`` leaves for ``infer``."""
 
-    ask: Ask
+    ask: Ask | asks.Ask
     rows: Sequence[TokenIds]
 
 
@@ -63,7 +69,7 @@ class EmbedLane:
         self._name = Path(settings.model or "").name
         if make_encoder is None:
             check_packages()
-        self._make_encoder = make_encoder or SentenceTransformersEncoder
+        self._make_encoder = make_encoder or _own_encoder
         self._batcher: Batcher | None = None
 
     async def start(self) -> None:
@@ -71,6 +77,7 @@ class EmbedLane:
         settings = self._settings
         self._encoder = await asyncio.to_thread(self._make_encoder, self._folder, settings)
         self._short_vectors = _short_vectors(self._encoder, settings)
+        self.served = replace(self.served, tasks=_tasks(self._encoder))
         self._tokens = Tokenising(self._encoder)
         self._batcher = Batcher(
             self._encoder,
@@ -86,7 +93,8 @@ class EmbedLane:
     async def prepare(self, request: Request) -> Prepared:
         try:
             ask = self._read(request)
-            rows = await self._rows(ask, trim=request.on_overflow != "fail")
+            trim = request.on_overflow != "fail"
+            rows = await (self._rows(ask, trim=trim) if isinstance(ask, Ask) else self._cut_rows(ask.texts, trim=trim))
         except BadBody as error:
             return Prepared(request, refused=error.answer())
         return Prepared(request, tokens=sum(map(len, rows)), input=Input(ask, rows))
@@ -110,8 +118,11 @@ class EmbedLane:
             return NoAnswer("engine_busy", str(error), _since(started), sent=False)
         except EncodingFailed as error:
             return NoAnswer("engine_failed", str(error), _since(started))
+        model = given.ask.model or self._name
+        if isinstance(given.ask, asks.Ask):
+            return Answer(200, HEADERS, self._scored(given.ask, vectors, prepared, model), _since(started))
         try:
-            body = answer_body(given.ask, vectors, model=given.ask.model or self._name, tokens=prepared.tokens)
+            body = answer_body(given.ask, vectors, model=model, tokens=prepared.tokens)
         except NotRepresentable as error:
             return BadBody(str(error), param="output_dtype").answer()
         return Answer(200, HEADERS, body, _since(started), packed=True)
@@ -127,31 +138,71 @@ class EmbedLane:
             await self._tokens.close()
             await self._batcher.close()
 
-    def _read(self, request: Request) -> Ask:
-        check_endpoint(request.endpoint)
+    def _read(self, request: Request) -> Ask | asks.Ask:
+        """Raises BadBody."""
+        task, classes = asks.task_of(request.endpoint), len(self._encoder.labels)
+        if task is not None:
+            try:
+                if (why := asks.wrong_model(task, classes)) is not None:
+                    raise asks.BadAsk(f"{self._name}: {why}", "model")
+                return asks.read_ask(task, request.body)
+            except asks.BadAsk as error:
+                raise BadBody(str(error), param=error.param) from None
+        check_endpoint(request.endpoint, ", /v1/rerank, /v1/score and /classify")
+        if classes:
+            raise BadBody(f"{self._name} classifies and does not embed: ask /classify, or host a model that embeds")
         ask = read_body(request.body)
         check_dimensions(ask, self._short_vectors)
         return ask
 
+    def _scored(self, ask: asks.Ask, vectors: Sequence[Vector], prepared: Prepared, model: str) -> bytes:
+        return answers.answer_body(
+            ask,
+            [scores(vector, activated=ask.activated) for vector in vectors],
+            labels=self._encoder.labels,
+            tag=prepared.request.tag,
+            model=model,
+            tokens=prepared.tokens,
+        )
+
     async def _rows(self, ask: Ask, *, trim: bool) -> Sequence[TokenIds]:
+        if ask.texts:
+            return await self._cut_rows(ask.texts, trim=trim)
         limit = self._encoder.max_tokens
-        rows = await self._tokenised(ask.texts) if ask.texts else list(ask.ids)
+        check_ids(ask.ids, self._encoder.vocabulary)
+        if not trim and max(map(len, ask.ids)) > limit:
+            raise too_long(max(map(len, ask.ids)), limit)
+        return [ids[:limit] for ids in ask.ids]
+
+    async def _cut_rows(self, texts: Sequence[asks.Text], *, trim: bool) -> Sequence[TokenIds]:
+        """Raises BadBody for a text without a token, and for one that is too long where it may not be cut."""
+        limit = self._encoder.max_tokens
+        rows = await self._tokenised(texts)
         for at, ids in enumerate(rows):
             if len(ids) > limit:
                 if not trim:
                     raise too_long(len(ids), limit)
-                rows[at] = await self._tokens.trimmed(ask.texts[at]) if ask.texts else ids[:limit]
+                rows[at] = await self._tokens.trimmed(texts[at])
         if not all(map(len, rows)):
             raise BadBody("an entry of 'input' has no token")
-        if ask.ids:
-            check_ids(rows, self._encoder.vocabulary)
         return rows
 
-    async def _tokenised(self, texts: Sequence[str]) -> list[TokenIds]:
+    async def _tokenised(self, texts: Sequence[asks.Text]) -> list[TokenIds]:
         try:
             return await self._tokens.ids(texts)
         except Exception as error:
             raise BadBody(f"the tokenizer refuses this text: {type(error).__name__}: {error}") from error
+
+
+def _own_encoder(folder: Path, settings: EmbedSettings) -> Encoder:
+    """By what the model's files say that it is."""
+    return (SentenceTransformersClassifier if is_classifier(folder) else SentenceTransformersEncoder)(folder, settings)
+
+
+def _tasks(encoder: Encoder) -> tuple[str, ...]:
+    if not encoder.labels:
+        return ("embed",)
+    return tuple(task for task in asks.TASKS if asks.wrong_model(task, len(encoder.labels)) is None)
 
 
 def _short_vectors(encoder: Encoder, settings: EmbedSettings) -> ShortVectors:

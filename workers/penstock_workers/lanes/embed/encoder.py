@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock_workers.errors import ModelUnusable, PackageMissing
 from penstock_workers.lanes.embed.buckets import TokenIds, Vector
+from penstock_workers.lanes.scoring.asks import Text
 
 if TYPE_CHECKING:
     from penstock_workers.lanes.embed.settings import EmbedSettings
@@ -34,19 +35,20 @@ class NotFinite(Exception):
 class Encoder(Protocol):
     """``tokenise`` and ``trim`` are called by one thread, ``build`` by a second, ``encode`` by a third, at the same time."""
 
-    max_tokens: int  # of one text, special tokens included
-    dimensions: int
+    max_tokens: int  # of one text or pair, special tokens included
+    dimensions: int  # of a vector; of a model that scores and classifies, its classes
+    labels: Sequence[str]  # of its classes, by their numbers; none = it embeds
     vocabulary: int  # token ids are below this
     matryoshka: bool | None  # trained so that the first part of a vector is a vector, too; None = nothing is said of it
     short_sizes: frozenset[int]  # for which numbers of dimensions; none = for all
     parameters: int  # of the model: with them it is known how long a batch may take
     on_cpu: bool
 
-    def tokenise(self, texts: Sequence[str]) -> Sequence[TokenIds]:
-        """With special tokens, and as long as the text is."""
+    def tokenise(self, texts: Sequence[Text]) -> Sequence[TokenIds]:
+        """With special tokens, and as long as the text is. Pairs are for models that score and classify."""
         ...
 
-    def trim(self, text: str) -> TokenIds:
+    def trim(self, text: Text) -> TokenIds:
         """Cut to ``max_tokens`` as the model's own tokenizer cuts."""
         ...
 
@@ -55,7 +57,10 @@ class Encoder(Protocol):
         ...
 
     def encode(self, built: Any, /) -> Sequence[Vector]:
-        """One vector of float32 for each row. Raises OutOfMemory, and what else the engine raises."""
+        """One vector of float32 for each row; of a model with labels, its scores above its logits.
+
+        Raises OutOfMemory, and what else the engine raises.
+        """
         ...
 
 
@@ -71,13 +76,12 @@ class SentenceTransformersEncoder:
     def __init__(self, folder: Path, settings: EmbedSettings) -> None:
         check_packages()
         import torch  # pyright: ignore[reportMissingImports]
-        from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
 
         _no_progress_bars()
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         try:
-            self._model: Any = SentenceTransformer(
+            self._model: Any = self._load(
                 str(folder),
                 device=settings.device,
                 local_files_only=True,
@@ -94,17 +98,28 @@ class SentenceTransformersEncoder:
         config = self._model.transformers_model.config
         own_limit = self._model.max_seq_length or getattr(config, "max_position_embeddings", DEFAULT_MAX_TOKENS)
         self.max_tokens: int = settings.max_tokens or own_limit
-        self.dimensions: int = self._model.get_embedding_dimension()
         self.vocabulary: int = getattr(config, "vocab_size", len(self._tokenizer))
-        self.short_sizes: frozenset[int] = frozenset(getattr(config, "matryoshka_dimensions", None) or ())
-        self.matryoshka: bool | None = bool(self.short_sizes) or getattr(config, "is_matryoshka", None)
         self.parameters = sum(part.numel() for part in self._model.parameters())
         self.on_cpu = self._model.device.type == "cpu"
+        self._learn(folder, settings)
 
-    def tokenise(self, texts: Sequence[str]) -> Sequence[TokenIds]:
+    def _load(self, folder: str, **options: Any) -> Any:
+        from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
+
+        return SentenceTransformer(folder, **options)
+
+    def _learn(self, folder: Path, settings: EmbedSettings) -> None:
+        """What is peculiar to this kind of model."""
+        config = self._model.transformers_model.config
+        self.labels: Sequence[str] = ()
+        self.dimensions: int = self._model.get_embedding_dimension()
+        self.short_sizes: frozenset[int] = frozenset(getattr(config, "matryoshka_dimensions", None) or ())
+        self.matryoshka: bool | None = bool(self.short_sizes) or getattr(config, "is_matryoshka", None)
+
+    def tokenise(self, texts: Sequence[Text]) -> Sequence[TokenIds]:
         return self._ids(texts, truncation=False)
 
-    def trim(self, text: str) -> TokenIds:
+    def trim(self, text: Text) -> TokenIds:
         return self._ids([text], truncation=True, max_length=self.max_tokens)[0]
 
     def build(self, ids: Sequence[TokenIds]) -> dict[str, Any]:
@@ -125,15 +140,18 @@ class SentenceTransformersEncoder:
     def _computed(self, built: dict[str, Any]) -> Sequence[Vector]:
         with self._torch.inference_mode():
             features = dict(built)  # the model adds to it, and what it adds is to go with this call
-            vectors = self._model(features)["sentence_embedding"]
+            vectors = self._forward(features)
             if not bool(self._torch.isfinite(vectors).all()):
                 raise NotFinite("a vector is not finite; float32 may do where a smaller dtype overflows (embed.dtype)")
             return [*vectors.to("cpu", self._torch.float32).numpy()]
 
-    def _ids(self, texts: Sequence[str], **options: Any) -> list[TokenIds]:
+    def _forward(self, features: dict[str, Any]) -> Any:
+        return self._model(features)["sentence_embedding"]
+
+    def _ids(self, texts: Sequence[Text], **options: Any) -> list[TokenIds]:
         import numpy
 
-        whole = [self._prompt + text for text in texts] if self._prompt else list(texts)
+        whole = [f"{self._prompt}{text}" for text in texts] if self._prompt else list(texts)
         found: list[list[int]] = self._tokenizer(
             whole, padding=False, return_attention_mask=False, return_token_type_ids=False, verbose=False, **options
         )["input_ids"]

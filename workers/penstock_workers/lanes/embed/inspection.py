@@ -13,7 +13,7 @@ from penstock_workers.lanes.row import LaneFinding
 from penstock_workers.settings import WorkerSettings
 
 PACKAGES: Final = ("sentence-transformers", "torch")
-TRIES: Final = (("/v1/embeddings", b'{"input":"doctor"}'),)
+TRIES: Final = (("/v1/embeddings", b'{"input":"doctor"}'), ("/classify", b'{"input":"doctor"}'))
 
 
 def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:

@@ -24,6 +24,7 @@ from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.api_lane import ApiLane
 from penstock_workers.lanes.embed.bodies import (
+    ENDPOINT,
     MAX_INPUTS,
     Ask,
     BadBody,
@@ -35,6 +36,7 @@ from penstock_workers.lanes.embed.bodies import (
 )
 from penstock_workers.lanes.embed.buckets import Vector
 from penstock_workers.lanes.embed.numbers import NotRepresentable
+from penstock_workers.lanes.scoring import asks
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 SERVER: Final = "server"  # the one provider of the HTTP client: items of all providers go to it
 ASK_AGAIN_S: Final = 1.0  # while the model loads
 ASK_TIMEOUT_S: Final = 5.0
+FOR_SCORES: Final = "host the model in the worker (embed.model), or ask a vLLM server by lane gpu (gpu.upstream_url)"
 # How text-embeddings-inference begins the message of its 413 for a text that is too long, as of 1.8.
 TOO_LONG: Final = ("`inputs` must have less than", "inputs must have less than")
 
@@ -81,6 +84,10 @@ class EmbedServerLane:
 
     async def prepare(self, request: Request) -> Prepared:
         try:
+            if asks.task_of(request.endpoint) is not None:
+                raise BadBody(
+                    f"embed.upstream_url answers {ENDPOINT} only, not {request.endpoint}; {FOR_SCORES}", param="url"
+                )
             check_endpoint(request.endpoint)
             ask = read_body(request.body)
         except BadBody as error:

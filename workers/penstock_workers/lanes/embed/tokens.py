@@ -12,9 +12,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from penstock_workers.lanes.embed.buckets import TokenIds
 from penstock_workers.lanes.embed.encoder import Encoder
+from penstock_workers.lanes.scoring.asks import Text
 
 MAX_TEXTS_AT_ONCE = 1_024  # of different requests; bounds how long an urgent one waits for its turn
-Wanted = tuple[Sequence[str], "asyncio.Future[list[TokenIds]]"]
+Wanted = tuple[Sequence[Text], "asyncio.Future[list[TokenIds]]"]
 
 
 class Tokenising:
@@ -26,7 +27,7 @@ class Tokenising:
         self._wanted: list[Wanted] = []
         self._working: asyncio.Task[None] | None = None
 
-    async def ids(self, texts: Sequence[str]) -> list[TokenIds]:
+    async def ids(self, texts: Sequence[Text]) -> list[TokenIds]:
         """Raises whatever the tokenizer raises at these texts."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[TokenIds]] = loop.create_future()
@@ -35,7 +36,7 @@ class Tokenising:
             self._working = loop.create_task(self._work(), name="tokenising")
         return await future
 
-    async def trimmed(self, text: str) -> TokenIds:
+    async def trimmed(self, text: Text) -> TokenIds:
         """The text's beginning, as much as the encoder takes."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._encoder.trim, text)
 

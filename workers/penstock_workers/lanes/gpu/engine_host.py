@@ -24,6 +24,7 @@ from penstock_workers.lanes.gpu.engine.engines import Engine, EngineBusy, Engine
 from penstock_workers.lanes.gpu.engine.figures import EngineFigures
 from penstock_workers.lanes.gpu.engine.in_process_engine import InProcessEngine
 from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ModelFacts
+from penstock_workers.lanes.gpu.requests.chat_template import read_template
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
 from penstock_workers.lanes.gpu.requests.replies import why_unanswered
 from penstock_workers.lanes.gpu.settings import GpuSettings
@@ -58,6 +59,7 @@ class EngineHost:
         self.served = Served(())  # known once an engine is up
         self._figures = EngineFigures(queue.heard, self._note_step)
         self._adapters = Adapters(settings.lora, settings.model)
+        self._chat_template: str | None = None  # read at the start
         self.steps = StepWatch(stall.MOST_S)  # of the engine that there is; another one has another
         self._failing = FailureRun()
         self._max_seqs = 0
@@ -68,6 +70,7 @@ class EngineHost:
 
     async def start(self) -> None:
         started = time.monotonic()
+        self._chat_template = await asyncio.to_thread(read_template, self._settings.chat_template)
         await self._build()
         log.info("gpu.model %s is up after %.0f s", self._settings.model, time.monotonic() - started)
         self._watching = asyncio.create_task(self._watch(), name="engine watch")
@@ -108,7 +111,9 @@ class EngineHost:
         self._max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         if self.calls is None:
             facts = _facts(self._settings, config)
-            self.calls = CallBuilder(self._settings, engine.tokenizer(), facts, self._adapters)
+            self.calls = CallBuilder(
+                self._settings, engine.tokenizer(), facts, self._adapters, chat_template=self._chat_template
+            )
         self.served = _served(self._settings, config)
         self._on_built(config)
         self.steps = StepWatch(self._settings.stall_s or stall_s(config))

@@ -21,6 +21,7 @@ class GpuSettings(LaneSettings):
     upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0  # for its model to be loaded: weights may travel
     names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
     lora: dict[str, str] = Field(default_factory=dict)  # adapter name, as requests give it for `model` -> folder
+    chat_template: str | None = None  # Jinja, or a file with it; None = the model's own
     max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192  # tokens in one step of the engine; 16384 from 70 GiB
     engine: dict[str, Any] = Field(default_factory=dict)  # vLLM's own arguments, such as tensor_parallel_size
@@ -40,7 +41,7 @@ class GpuSettings(LaneSettings):
             raise ValueError(f"upstream_url: {error}") from None
         if not self.upstream_url.endswith("/v1"):
             raise ValueError("upstream_url: give a vLLM server's address with its /v1, as in http://127.0.0.1:8000/v1")
-        given = [name for name in ("model", "lora", "engine") if getattr(self, name)]
+        given = [name for name in ("model", "lora", "engine", "chat_template") if getattr(self, name)]
         if given:
             raise ValueError(f"with upstream_url the server has the model: leave out {', '.join(given)}")
         return self

@@ -34,7 +34,8 @@ from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 log = logging.getLogger(__name__)
 
-SERVER = "server"  # the one provider of the HTTP client: items of all providers go to it
+SERVER = "server"  # a provider of the HTTP client: items of all providers go to it
+ROOT = "server root"  # the same server: it has /classify, /rerank and /score beside its /v1
 ASK_AGAIN_S = 1.0  # while the model loads, which takes half a minute at least
 ASK_TIMEOUT_S = 5.0
 LISTEN_EACH_S = 1.0  # its gauges: the server is near, and its own queue must not grow long between two looks
@@ -50,11 +51,12 @@ class SidecarLane:
         self._wait_s = settings.gpu.upstream_wait_s
         self._max_seqs = settings.gpu.max_num_seqs
         self._give_up = give_up
-        provider = ProviderSettings(base_url=self._url)
+        providers = {
+            SERVER: ProviderSettings(base_url=self._url),
+            ROOT: ProviderSettings(base_url=self._url.removesuffix("/v1")),
+        }
         self._http_client: ClientName = settings.http_client
-        self._client = ApiLane(
-            {SERVER: provider}, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client
-        )
+        self._client = ApiLane(providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client)
         self._gauges = GaugeWatch(
             {SERVER: _metrics_url(self._url)}, self._hear, every_s=LISTEN_EACH_S, http_client=settings.http_client
         )
@@ -79,7 +81,8 @@ class SidecarLane:
         body = request.body
         if b'"model"' not in body and body[:1] == b"{" and body[1:2] != b"}":
             body = b'{"model":' + self._model + b"," + body[1:]
-        request = structs.replace(request, provider=SERVER, body=body)
+        place = SERVER if request.endpoint.startswith("/v1/") else ROOT
+        request = structs.replace(request, provider=place, body=body)
         return Prepared(request, refused=_refused(body) if b"chat_template" in body or b"\\u" in body else None)
 
     async def infer(self, prepared: Prepared) -> Tried:

@@ -57,10 +57,22 @@ class Facts:
 class CallBuilder:
     """Builds calls for one loaded model. ``build`` may run in several threads: each has a tokenizer of its own."""
 
-    def __init__(self, settings: GpuSettings, tokenizer: Any, facts: ModelFacts, adapters: Adapters) -> None:
+    def __init__(
+        self,
+        settings: GpuSettings,
+        tokenizer: Any,
+        facts: ModelFacts,
+        adapters: Adapters,
+        *,
+        chat_template: str | None = None,
+    ) -> None:
+        """``chat_template``: the operator's, in place of the model's own."""
         self._model = settings.model or ""
         self._adapters = adapters
         self._tokenizer = tokenizer
+        if chat_template is not None:
+            self._tokenizer = copy.deepcopy(tokenizer)  # the engine's own stays as it is
+            self._tokenizer.chat_template = chat_template
         self._vocabulary = len(tokenizer)
         self._facts = facts
         self._threads = threading.local()
