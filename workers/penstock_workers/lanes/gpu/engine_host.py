@@ -88,7 +88,8 @@ class EngineHost:
 
     def gauges(self) -> Mapping[str, float | str]:
         max_seqs = self._max_seqs if self.engine is not None else 0
-        return self._figures.gauges(max_seqs=max_seqs, lined_up=self._queue.waiting)
+        cards: Mapping[str, str] = {"cards": self._settings.cards} if self._settings.cards else {}
+        return {**self._figures.gauges(max_seqs=max_seqs, lined_up=self._queue.waiting), **cards}
 
     # -- what its requests tell of it ------------------------------------------------------------------------------
 

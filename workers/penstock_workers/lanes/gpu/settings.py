@@ -25,6 +25,7 @@ class GpuSettings(LaneSettings):
     max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192  # tokens in one step of the engine; 16384 from 70 GiB
     engine: dict[str, Any] = Field(default_factory=dict)  # vLLM's own arguments, such as tensor_parallel_size
+    cards: str = ""  # the cards that this worker's engine uses, for people to read; `penstock worker --gpus` sets it
     in_process: bool = False  # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
     prepare_threads: Annotated[int, Field(ge=1, le=64)] = 2  # that render templates and count tokens
     # A step of the engine that takes longer counts as hung; None = by the model's size, 20 s for a small one.
@@ -49,9 +50,28 @@ class GpuSettings(LaneSettings):
     def suitable_concurrency(self) -> int:
         return SLOTS_PER_SEQUENCE * self.max_num_seqs
 
+    @property
+    def data_parallel(self) -> int:
+        """Replicas of the model in one engine."""
+        return _number(self.engine.get("data_parallel_size"))
+
+    @property
+    def cards_per_replica(self) -> int:
+        return _number(self.engine.get("tensor_parallel_size")) * _number(self.engine.get("pipeline_parallel_size"))
+
+    @property
+    def cards_per_engine(self) -> int:
+        return self.cards_per_replica * self.data_parallel
+
     def hosting(self, model: str) -> Self:
         folder = Path(model)
         if self.model is not None and not folder.is_dir():
             return self  # what is named is an adapter, or the model by another name
         hosted = str(folder.resolve()) if folder.is_dir() else model
         return self.model_copy(update={"model": hosted, "names": (*self.names, model)})
+
+
+def _number(value: Any) -> int:
+    """vLLM's own arguments come as they were written: what is no number is left for vLLM to refuse."""
+    text = str(value)
+    return int(text) if text.isdecimal() and 0 < len(text) < 10 and int(text) else 1
