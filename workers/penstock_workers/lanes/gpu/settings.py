@@ -59,9 +59,8 @@ class GpuSettings(LaneSettings):
     def cards_per_replica(self) -> int:
         return _number(self.engine.get("tensor_parallel_size")) * _number(self.engine.get("pipeline_parallel_size"))
 
-    @property
-    def cards_per_engine(self) -> int:
-        return self.cards_per_replica * self.data_parallel
+    def cards_per_engine(self) -> int | None:
+        return None if self.upstream_url is not None else self.cards_per_replica * self.data_parallel
 
     def hosting(self, model: str) -> Self:
         folder = Path(model)
