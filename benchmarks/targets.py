@@ -67,11 +67,11 @@ class Judged:
 QUIET = "benchmarks/RESULTS.md, 'What an item costs: the whole of it, quiet machine, 2026-11-22'"
 GROWTH = "docs/growth.md"
 TARGETS: Final = {
-    "whole path / bare aiohttp": Target("c", QUIET, Limit(most=1.4), measured=2.22),
-    "worker / bare aiohttp": Target("c", QUIET, Limit(most=1.0), measured=1.62),
-    "redis / bare aiohttp": Target("c", QUIET, Limit(most=0.2), measured=0.31),
-    "no-op worker / bare aiohttp": Target("n", QUIET, Limit(most=0.65), measured=1.37),
-    "two workers' items per CPU second / one's": Target("n", GROWTH, Limit(least=1.7), measured=None),
+    "whole path / bare aiohttp": Target("c", QUIET, Limit(most=1.4), measured=1.61),
+    "worker / bare aiohttp": Target("c", QUIET, Limit(most=1.0), measured=1.17),
+    "redis / bare aiohttp": Target("c", QUIET, Limit(most=0.2), measured=0.24),
+    "no-op worker / bare aiohttp": Target("n", QUIET, Limit(most=0.65), measured=0.94),
+    "two workers' items per CPU second / one's": Target("n", GROWTH, Limit(least=1.7), measured=1.87),
     "CPU per item, largest job / jobs of 10,000": Target("g", GROWTH, Limit(most=1.2), measured=1.0),
     "CPU per item, many jobs of 100 / jobs of 10,000": Target("g", GROWTH, Limit(most=1.2), measured=1.4),
 }
