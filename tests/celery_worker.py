@@ -62,6 +62,7 @@ class Settings:
     fails_to_start: bool = False
     probe_dir: Path | None = None
     metrics_port: int | None = None
+    spot_notices: None = None
     metrics_host: str = "127.0.0.1"
     stalled_s: float = 45.0  # see liveness.STALLED_S
     starts_s: float = 0.0  # how long the engine takes to start
