@@ -22,8 +22,9 @@ from tools.monitoring.alerts import ALERTS
 from tools.monitoring.dashboards import DASHBOARDS
 
 DOCUMENTS = 60
-# Only workers that host a model have these, or that trace items: tests/engines, test_models.py, test_tracing.py.
-OF_OTHERS = re.compile("penstock_(engine|embed|trace|model)_")
+# Only workers that host a model have these, that trace items, or that ask for notices of a spot machine: tests/engines,
+# test_models.py, test_tracing.py, tests/unit/test_spot_notices.py.
+OF_OTHERS = re.compile("penstock_(engine|embed|trace|model|spot)_")
 
 
 class House:
