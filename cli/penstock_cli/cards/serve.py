@@ -61,7 +61,7 @@ class CardWorkers:
         """What one worker has of its own: its cards, probe files and page of metrics."""
         group, settings = self._group(number), self.settings
         own = dict.fromkeys(self.variables, group.visible)
-        own["PENSTOCK_GPU__CARDS"] = group.visible
+        own[f"PENSTOCK_{settings.lane.upper()}__CARDS"] = group.visible
         own["PENSTOCK_PROBE_DIR"] = str(probes)
         if settings.metrics_port is not None:
             own["PENSTOCK_METRICS_PORT"] = str(settings.metrics_port + number - 1 if settings.metrics_port else 0)

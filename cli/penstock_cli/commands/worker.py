@@ -65,7 +65,6 @@ def worker(
     _refuse_foreign_flags(lane, hosted)
     settings = WorkerSettings.load(lane=lane, concurrency=concurrency, **({lane: hosted} if hosted else {}))
     if gpus is not None:
-        _refuse_cards(lane, settings)
         sys.exit(_serve_cards(gpus, settings, _flags(lane, concurrency, hosted), name))
     check(settings)
     run_worker(lane, concurrency=concurrency, name=name, hosted=hosted)
@@ -79,10 +78,11 @@ def _serve_cards(gpus: str, settings: WorkerSettings, flags: list[str], name: st
     from penstock_workers.lanes.cards import VARIABLES, cards_seen
     from penstock_workers.settings import process_name
 
+    each = _cards_per_engine(settings)
     seen = cards_seen()
     variables = VARIABLES[seen.make]
     inherited = first_set(variables)
-    chosen = groups(gpus, seen, None if inherited is None else Visible(*inherited), settings.gpu.cards_per_engine)
+    chosen = groups(gpus, seen, None if inherited is None else Visible(*inherited), each)
     workers = CardWorkers(
         chosen,
         seen.make,
@@ -121,16 +121,18 @@ def _with_tensor_parallel(engine: dict[str, Any], tensor_parallel: int | None) -
     return engine | {TENSOR_PARALLEL: tensor_parallel}
 
 
-def _refuse_cards(lane: str, settings: WorkerSettings) -> None:
+def _cards_per_engine(settings: WorkerSettings) -> int:
     """Raises UsageProblem where no engine of this machine's cards is meant."""
     from penstock_cli.errors import UsageProblem
 
-    if lane != "gpu":
-        raise UsageProblem(f"--gpus is for workers of lane gpu, and this one serves lane {lane}: leave it out")
-    if settings.gpu.upstream_url is not None:
+    own = settings.of_lane(settings.lane)
+    each = None if own is None else own.cards_per_engine()
+    if each is None:
         raise UsageProblem(
-            "--gpus: gpu.upstream_url is set, so the server beside the worker has the cards: leave --gpus out"
+            f"--gpus: a worker of lane {settings.lane} with these settings hosts no engine on cards that can be divided "
+            "(a server beside it has its own): leave --gpus out"
         )
+    return each
 
 
 def _refuse_foreign_flags(lane: str, given: Iterable[str]) -> None:

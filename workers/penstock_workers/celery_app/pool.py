@@ -75,7 +75,8 @@ class AsyncioPool(ItemPool):
         self.liveness = Liveness(probes, self._leases, may_rest=self._may_rest, engine=self._engine)
         self._page = contextlib.ExitStack()
         self._page.enter_context(start_metrics(settings, self.figures))
-        self._engine.start(self.handover)
+        self._engine.start(self.handover, lambda: probes.note(self._engine.trouble()))
+        self.limit = self._engine.running.slots()
         self._is_hosting = True
         probes.started()
         hub.call_repeatedly(BEAT_S, self.liveness.beat)

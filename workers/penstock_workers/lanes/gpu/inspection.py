@@ -40,7 +40,7 @@ def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
 def _hosted(gpu: GpuSettings) -> Iterator[LaneFinding]:
     found, cards_used = machine.cards(), gpu.cards_per_replica
     yield from machine.find_cards(found)
-    yield from machine.find_shared_memory(processes=gpu.cards_per_engine)
+    yield from machine.find_shared_memory(processes=gpu.cards_per_engine() or 1)
     folder = Path(gpu.model or "")
     if folder.is_dir():
         yield from machine.find_model("gpu.model", folder)
