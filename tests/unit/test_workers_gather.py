@@ -49,23 +49,6 @@ async def test_what_comes_during_a_flush_is_the_next_group() -> None:
     assert recorder.groups == [[0], [1, 2, 3, 4], [5, 6]]
 
 
-async def test_groups_keep_their_gap_and_the_first_waits_for_none() -> None:
-    """What comes soon after a group was begun waits with all that follows it, until the gap is over or ``flush`` is called."""
-    recorder = Recorder()
-    gatherer = Gatherer(recorder.flush, group_max=100, linger_s=0, gap_s=3600)
-    gatherer.start()
-    gatherer.put(0)
-    await asyncio.wait_for(recorder.flushed.wait(), 5)
-    for number in (1, 2):
-        gatherer.put(number)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    assert recorder.groups == [[0]]
-    await asyncio.wait_for(gatherer.flush(), 5)
-    assert recorder.groups == [[0], [1, 2]]
-    await gatherer.close()
-
-
 async def test_close_flushes_what_waits() -> None:
     """Nothing that was put in is lost when the gatherer closes in the middle of a linger."""
     recorder = Recorder()

@@ -25,7 +25,6 @@ from penstock_workers.item.turned_away import TurnedAway
 log = logging.getLogger(__name__)
 
 GROUP_MAX = 500  # begins per script call, so that one call stays well under a millisecond of Redis
-GAP_S = 0.005  # between two groups of begins: little beside a call to a provider, much beside what each group costs
 REDIS_RETRY_CAP_S = 5.0  # while Redis is away items wait here; they are bounded by the slots
 SHOWN_CHARS = 80  # of an id that a stranger chose
 
@@ -57,7 +56,7 @@ class Starts:
         self._hot = hot
         self._outcomes = outcomes
         self._jobs = jobs
-        self._begins: Gatherer[_Asked] = Gatherer(self._ask, group_max=GROUP_MAX, linger_s=0, gap_s=GAP_S)
+        self._begins: Gatherer[_Asked] = Gatherer(self._ask, group_max=GROUP_MAX, linger_s=0)
         self._returns: Gatherer[tuple[ItemKey, asyncio.Future[None]]] = Gatherer(
             self._take_back, group_max=GROUP_MAX, linger_s=0
         )

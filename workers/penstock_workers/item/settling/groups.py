@@ -27,19 +27,14 @@ R = TypeVar("R")
 class Gatherer(Generic[T]):
     """Groups of at most ``group_max`` things, each flushed at most ``linger_s`` after its first thing arrived.
 
-    A group also waits until ``gap_s`` after the one before it was begun: where many things come, groups are fewer and larger.
     What waits here is bounded by the caller: every waiting thing is an item in flight, and those are bounded by prefetch.
     ``flush`` must not raise; it owns its retries. All methods belong to the event loop that ``start`` was called on.
     """
 
-    def __init__(
-        self, flush: Callable[[Sequence[T]], Awaitable[None]], *, group_max: int, linger_s: float, gap_s: float = 0.0
-    ) -> None:
+    def __init__(self, flush: Callable[[Sequence[T]], Awaitable[None]], *, group_max: int, linger_s: float) -> None:
         self._flush = flush
         self._group_max = group_max
         self._linger_s = linger_s
-        self._gap_s = gap_s
-        self._next_at = 0.0  # by the event loop's clock
         self._waiting: list[T] = []
         self._arrived = asyncio.Event()
         self._full = asyncio.Event()
@@ -80,13 +75,10 @@ class Gatherer(Generic[T]):
             await self._loop_task
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
-            pause_s = max(self._linger_s, self._next_at - loop.time())
-            if pause_s > 0 and not (self._closing or self._hurried):
-                await self._linger(pause_s)
-            self._next_at = loop.time() + self._gap_s
+            if self._linger_s and not (self._closing or self._hurried):
+                await self._linger()
             group = self._take()
             if group:
                 await self._flush(group)
@@ -95,9 +87,9 @@ class Gatherer(Generic[T]):
                 if self._closing:
                     return
 
-    async def _linger(self, pause_s: float) -> None:
+    async def _linger(self) -> None:
         try:
-            async with asyncio.timeout(pause_s):
+            async with asyncio.timeout(self._linger_s):
                 await self._full.wait()
         except TimeoutError:
             pass
