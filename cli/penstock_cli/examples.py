@@ -28,7 +28,11 @@ RESUME: Final = _examples("penstock resume tickets")
 CANCEL: Final = _examples("penstock cancel tickets")
 PURGE: Final = _examples("penstock purge tickets")
 MIGRATE: Final = _examples("PENSTOCK_DATABASE_URL=postgresql://penstock@db/penstock penstock migrate --wait 120")
-WORKER: Final = _examples("penstock worker --lane api -c 256", "penstock worker --lane gpu --model /models/llama")
+WORKER: Final = _examples(
+    "penstock worker --lane api -c 256",
+    "penstock worker --lane gpu --model /models/llama",
+    "penstock worker --lane gpu --model /models/llama --gpus all --tensor-parallel 2",
+)
 CONTROL: Final = _examples("penstock control")
 FLOWER: Final = _examples("penstock flower --port 5555")
 LIMITS: Final = _examples("penstock limits --watch", "penstock limits --lift default")

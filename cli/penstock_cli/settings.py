@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from penstock_cli.run.orphan import PARENT_PID_VARIABLE
 
@@ -31,6 +31,16 @@ def chosen_redis_server() -> str | None:
 
 def variable_is_set(name: str) -> bool:
     return bool(os.environ.get(name))
+
+
+def first_set(names: Sequence[str]) -> tuple[str, str] | None:
+    """The first of these variables that is set, if only to nothing."""
+    return next(((name, os.environ[name]) for name in names if name in os.environ), None)
+
+
+def own_environment() -> dict[str, str]:
+    """All of it, settings included, for a process that is to read them as this one did."""
+    return dict(os.environ)
 
 
 def flower_variables() -> dict[str, str]:

@@ -1,13 +1,20 @@
-"""`penstock worker`: one worker process of the fleet."""
+"""`penstock worker`: one worker process of the fleet, or one for each card of this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock_producer.job.lanes import lanes_in_words
+
+if TYPE_CHECKING:
+    from penstock_workers.settings import WorkerSettings
+
+TENSOR_PARALLEL = "tensor_parallel_size"
 
 
 def worker(
@@ -19,13 +26,20 @@ def worker(
     model: Annotated[str | None, typer.Option(help="gpu, embed: the model to host, a folder or a name.")] = None,
     engine: Annotated[
         list[str] | None,
-        typer.Option(help="gpu: one of vLLM's own arguments, e.g. tensor_parallel_size=2. Repeatable."),
+        typer.Option(help="gpu: one of vLLM's own arguments, e.g. max_model_len=8k. Repeatable."),
     ] = None,
     lora: Annotated[
         list[str] | None, typer.Option(help="gpu: an adapter that requests may name, NAME=FOLDER. Repeatable.")
     ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(help="gpu: a worker for each card: all, how many (2), or which (0,1). They are kept running."),
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(min=1, help="gpu: cards that share one model. With --gpus: a worker for each T cards.")
+    ] = None,
 ) -> None:
-    """Run one worker process; SIGTERM lets it finish what it holds.
+    """Run one worker process, or with --gpus one for each card; SIGTERM lets it finish what it holds.
 
     Everything else is read from penstock.toml and PENSTOCK_* variables.
     """
@@ -44,13 +58,81 @@ def worker(
     check_lane(lane)
     given = {
         "model": model,
-        "engine": parse_pairs("--engine", engine or []),
+        "engine": _with_tensor_parallel(parse_pairs("--engine", engine or []), tensor_parallel),
         "lora": parse_pairs("--lora", lora or []),
     }
     hosted = {key: value for key, value in given.items() if value}
     _refuse_foreign_flags(lane, hosted)
-    check(WorkerSettings.load(lane=lane, concurrency=concurrency, **({lane: hosted} if hosted else {})))
+    settings = WorkerSettings.load(lane=lane, concurrency=concurrency, **({lane: hosted} if hosted else {}))
+    if gpus is not None:
+        sys.exit(_serve_cards(gpus, settings, _flags(lane, concurrency, hosted), name))
+    check(settings)
     run_worker(lane, concurrency=concurrency, name=name, hosted=hosted)
+
+
+def _serve_cards(gpus: str, settings: WorkerSettings, flags: list[str], name: str | None) -> int:
+    from penstock_cli.cards.choose import Visible, groups
+    from penstock_cli.cards.serve import CardWorkers, check_ports, serve
+    from penstock_cli.doctor.worker import check
+    from penstock_cli.settings import first_set
+    from penstock_workers.lanes.cards import VARIABLES, cards_seen
+    from penstock_workers.settings import process_name
+
+    each = _cards_per_engine(settings)
+    seen = cards_seen()
+    variables = VARIABLES[seen.make]
+    inherited = first_set(variables)
+    chosen = groups(gpus, seen, None if inherited is None else Visible(*inherited), each)
+    workers = CardWorkers(
+        chosen,
+        seen.make,
+        variables,
+        [sys.executable, "-m", "penstock_cli", "worker", *flags],
+        name or f"{settings.lane}-{process_name()}@%h",
+        settings,
+    )
+    check_ports(workers)
+    check(settings)
+    return serve(workers, visible_given=inherited is not None)
+
+
+def _flags(lane: str, concurrency: int | None, hosted: Mapping[str, Any]) -> list[str]:
+    """The same command line for one worker, without its cards and its name."""
+    flags = ["--lane", lane]
+    if concurrency is not None:
+        flags += ["--concurrency", str(concurrency)]
+    for name, value in hosted.items():
+        pairs = [f"{key}={json.dumps(one)}" for key, one in value.items()] if isinstance(value, dict) else [value]
+        flags += [f"--{name}={pair}" for pair in pairs]
+    return flags
+
+
+def _with_tensor_parallel(engine: dict[str, Any], tensor_parallel: int | None) -> dict[str, Any]:
+    """Raises UsageProblem where both flags give another number."""
+    from penstock_cli.errors import UsageProblem
+
+    if tensor_parallel is None:
+        return engine
+    before = engine.get(TENSOR_PARALLEL)
+    if before is not None and str(before) != str(tensor_parallel):
+        raise UsageProblem(
+            f"--tensor-parallel {tensor_parallel} and --engine {TENSOR_PARALLEL}={before} differ: give one of them"
+        )
+    return engine | {TENSOR_PARALLEL: tensor_parallel}
+
+
+def _cards_per_engine(settings: WorkerSettings) -> int:
+    """Raises UsageProblem where no engine of this machine's cards is meant."""
+    from penstock_cli.errors import UsageProblem
+
+    own = settings.of_lane(settings.lane)
+    each = None if own is None else own.cards_per_engine()
+    if each is None:
+        raise UsageProblem(
+            f"--gpus: a worker of lane {settings.lane} with these settings hosts no engine on cards that can be divided "
+            "(a server beside it has its own): leave --gpus out"
+        )
+    return each
 
 
 def _refuse_foreign_flags(lane: str, given: Iterable[str]) -> None:

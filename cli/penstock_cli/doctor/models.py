@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import redis
 
 from penstock_cli.doctor.finding import Finding, Verdict
+from penstock_cli.show.cards import cards_in_words
 from penstock_cli.show.reasons import unserved_model
 from penstock_cli.show.text import safe
 from penstock_ledger import LiveJobs, RedisAddress, RedisLedger, open_database
@@ -43,6 +44,8 @@ def _models(hot: RedisLedger, live: LiveJobs) -> Iterator[Finding]:
         serving = serving_of(workers, lane)
         if serving.workers:
             yield Finding(Verdict.GOOD, SUBJECT, f"lane {lane} serves {safe(serving.in_words())}")
+        if (cards := cards_in_words(workers, lane)) is not None:
+            yield Finding(Verdict.GOOD, SUBJECT, f"lane {lane}: {safe(cards)}")
     waiting = [
         (job, why)
         for job, _ in live.look()

@@ -1,5 +1,6 @@
-"""Worker processes of one-machine mode: started, logged, started again when they crash, ended with their parent.
+"""Worker processes of one machine: started, logged, started again when they crash, ended with their parent.
 
+`penstock run` keeps those of its job by it, and `penstock worker --gpus` one for each card.
 No thread of its own: the fleet calls ``tick`` a few times a second. The other half, how a worker notices
 that its parent is gone, is ``orphan.py``.
 """
@@ -9,53 +10,23 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from penstock_cli.errors import WorkersKeepCrashing
 from penstock_cli.run.orphan import PARENT_PID_VARIABLE
+from penstock_cli.run.worker_process import ONE_MACHINE, Policy, Take, Worker, describe, exit_status
 from penstock_cli.show.text import last_lines
 
 MAX_LOG_BYTES = 10_000_000  # per worker; one older log of the same size is kept beside it
 HEALTHY_AFTER_S = 30.0  # a worker that lived this long has started well: its next crash counts as the first
 MAX_QUICK_CRASHES = 5  # crashes in a row, each within HEALTHY_AFTER_S of its start, before the fleet gives up
-BACKOFF_BASE_S = 0.5
 BACKOFF_CAP_S = 15.0
 POLL_S = 0.05
-
-
-class Process(Protocol):
-    """What we use of a worker's process: ``subprocess.Popen`` and ``ForkedWorker`` have it."""
-
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def returncode(self) -> int | None: ...
-    def poll(self) -> int | None: ...
-    def wait(self) -> int: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
-
-
-@dataclass
-class Worker:
-    """One place in the fleet. ``process`` is None while it waits for its next start."""
-
-    number: int
-    log: Path
-    process: Process | None = None
-    started_at: float = 0.0  # on the supervisor's clock
-    start_again_at: float = 0.0
-    quick_crashes: int = 0
-
-
-Take = Callable[[int, Path], Process | None]
-"""Forks the worker of this number, with this log; None where nothing can be forked."""
 
 
 class Supervisor:
@@ -70,17 +41,21 @@ class Supervisor:
         count: int,
         *,
         environment: Mapping[str, str],
-        logs: Path,
+        logs: Path | None,
         take: Take = lambda _number, _log: None,
         tell: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        policy: Policy = ONE_MACHINE,
     ) -> None:
+        self._policy = policy
         self._command = command
         self._environment = {**environment, PARENT_PID_VARIABLE: str(os.getpid())}
         self._tell = tell
         self._take = take
         self._clock = clock
-        self.workers = [Worker(number, logs / f"worker-{number}.log") for number in range(1, count + 1)]
+        self.workers = [
+            Worker(number, None if logs is None else logs / f"worker-{number}.log") for number in range(1, count + 1)
+        ]
         self.restarts = 0
 
     def start(self) -> None:
@@ -90,13 +65,35 @@ class Supervisor:
     def tick(self) -> None:
         """Notice crashes, start again what is due, keep logs bounded. Raises WorkersKeepCrashing."""
         for worker in self.workers:
+            if worker.over:
+                continue
             if worker.process is None:
                 if self._clock() >= worker.start_again_at:
                     self.restarts += 1
                     self._spawn(worker)
             elif (status := worker.process.poll()) is not None:
-                self._crashed(worker, status)
-            _bound_log(worker.log)
+                self._ended(worker, status)
+            else:
+                self._note_up(worker)
+            if worker.log is not None:
+                _bound_log(worker.log)
+
+    def kill(self, number: int, why: str) -> None:
+        """End a worker that is of no use; ``tick`` then takes it as crashed."""
+        worker = self.workers[number - 1]
+        if worker.process is not None:
+            self._tell(f"{self._policy.name(number)} is killed: {why}")
+            worker.process.kill()
+
+    @property
+    def over(self) -> bool:
+        """No worker runs, and none will be started again."""
+        return all(worker.over for worker in self.workers)
+
+    @property
+    def worst_status(self) -> int:
+        """Of how each worker has ended last, as an exit status."""
+        return max((exit_status(worker.status) for worker in self.workers if worker.status is not None), default=0)
 
     @property
     def alive(self) -> int:
@@ -126,53 +123,68 @@ class Supervisor:
                 process.kill()
             process.wait()
         for worker in self.workers:
+            if worker.process is not None:
+                worker.status = worker.process.returncode
             worker.process = None
 
     def _spawn(self, worker: Worker) -> None:
-        worker.process = self._take(worker.number, worker.log) or self._started(worker)
-        worker.started_at = self._clock()
+        taken = None if worker.log is None else self._take(worker.number, worker.log)
+        worker.process = taken or self._started(worker)
+        worker.up_since = None
+        self._note_up(worker)
+
+    def _note_up(self, worker: Worker) -> None:
+        if worker.up_since is None and self._policy.is_up(worker.number):
+            worker.up_since = self._clock()
 
     def _started(self, worker: Worker) -> subprocess.Popen[bytes]:
         with _opened(worker.log) as log:
             return subprocess.Popen(  # noqa: S603 -- our own interpreter and command line
                 self._command(worker.number),
-                env=self._environment,
+                env={**self._environment, **self._policy.variables(worker.number)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the parent, which then decides
             )
 
-    def _crashed(self, worker: Worker, status: int) -> None:
-        lived = self._clock() - worker.started_at
-        worker.process = None
+    def _ended(self, worker: Worker, status: int) -> None:
+        worker.process, worker.status = None, status
+        name = self._policy.name(worker.number)
+        if status == 0 and self._policy.each_alone:
+            worker.over = True
+            self._tell(f"{name} has ended by itself with {describe(status)}: it is not started again")
+            return
+        lived = 0.0 if worker.up_since is None else self._clock() - worker.up_since
         worker.quick_crashes = worker.quick_crashes + 1 if lived < HEALTHY_AFTER_S else 1
         if worker.quick_crashes >= MAX_QUICK_CRASHES:
-            raise WorkersKeepCrashing(
-                f"worker {worker.number} ended {worker.quick_crashes} times in a row within {HEALTHY_AFTER_S:.0f} s "
-                f"of its start, the last time with {describe(status)}. "
-                f"Its log, {worker.log}, ends with:\n{last_lines(worker.log)}"
-            )
-        pause = min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** (worker.quick_crashes - 1))
+            self._give_up(worker, name, status)
+            return
+        pause = min(BACKOFF_CAP_S, self._policy.pause_base_s * 2 ** (worker.quick_crashes - 1))
         worker.start_again_at = self._clock() + pause
         self._tell(
-            f"worker {worker.number} ended with {describe(status)}; starting it again in {pause:.1f} s "
-            f"(what it held goes to the others). Log: {worker.log}"
+            f"{name} ended with {describe(status)}; starting it again in {pause:.1f} s "
+            f"(what it held goes to the others){'' if worker.log is None else f'. Log: {worker.log}'}"
         )
 
+    def _give_up(self, worker: Worker, name: str, status: int) -> None:
+        """Raises WorkersKeepCrashing where the others would do no better."""
+        why = (
+            f"{name} ended {worker.quick_crashes} times in a row within {HEALTHY_AFTER_S:.0f} s "
+            f"of its start, the last time with {describe(status)}"
+        )
+        if self._policy.each_alone:
+            worker.over = True
+            self._tell(f"{why}: it is given up until this command is started again; its own log lines say why it ends")
+            return
+        ending = "" if worker.log is None else f" Its log, {worker.log}, ends with:\n{last_lines(worker.log)}"
+        raise WorkersKeepCrashing(f"{why}.{ending}")
 
-def describe(status: int) -> str:
-    """``signal SIGKILL`` or ``status 3``."""
-    if status >= 0:
-        return f"status {status}"
-    try:
-        return f"signal {signal.Signals(-status).name}"
-    except ValueError:
-        return f"signal {-status}"
 
-
-def _opened(log: Path) -> IO[bytes]:
+def _opened(log: Path | None) -> IO[bytes]:
     """For appending, so that the file may be emptied while a worker writes to it. On a full disk there is no log."""
+    if log is None:
+        return os.fdopen(os.dup(sys.stderr.fileno()), "ab")
     try:
         return log.open("ab")
     except OSError:

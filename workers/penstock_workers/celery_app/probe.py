@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+__all__ = ["ALIVE", "READY", "STARTED", "ProbeFiles", "check", "note_of"]
+
 ALIVE, READY, STARTED = "alive", "ready", "started"
 NOTE = "note"  # what the process waits for, in words; `penstock-probe` prints it
 NOTE_CHARS = 500
@@ -126,12 +128,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n{USAGE}\n")
         return 2
     no = check(folder, state, max_age_s)
-    note = _note(folder)
+    note = note_of(folder)
     sys.stdout.write(f"{no or state}{'; ' + note if note else ''}\n")
     return 0 if no is None else 1
 
 
-def _note(folder: str) -> str:
+def note_of(folder: str) -> str:
     """The note of the living process, on one line; "" when it has none."""
     try:
         with open(os.path.join(folder, NOTE), encoding="utf-8", errors="replace") as file:

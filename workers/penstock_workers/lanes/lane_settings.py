@@ -16,6 +16,10 @@ class LaneSettings(BaseModel):
         """Items that a worker should hold where `concurrency` is not given; None = as many as any lane's."""
         return None
 
+    def cards_per_engine(self) -> int | None:
+        """Cards of this machine that one engine uses; None where the lane's workers compute on none of their choosing."""
+        return None
+
     def hosting(self, model: str) -> Self:
         """The same with the model that a command line names. For lanes that host a model themselves."""
         raise NotImplementedError(f"{type(self).__name__} hosts no model")

@@ -62,17 +62,18 @@ class SentenceTransformersClassifier(SentenceTransformersEncoder):
 
     def trim(self, text: Text) -> TokenIds:
         """Of a pair, the longer side is cut: as the library cuts."""
-        return self._columns([text], truncation="longest_first", max_length=self.max_tokens)[0]
+        trimmed: TokenIds = self._columns([text], truncation="longest_first", max_length=self.max_tokens)[0]
+        return trimmed
 
     def build(self, ids: Sequence[TokenIds]) -> dict[str, Any]:
         import numpy
 
-        rows = [numpy.asarray(row, numpy.int32) for row in ids]
+        rows: list[Any] = [numpy.asarray(row, numpy.int32) for row in ids]
         tokens = [row if row.ndim == 1 else row[:, 0] for row in rows]
         cells, mask = rectangle(tokens, pad=self._pad, pad_left=self._pad_left)
         built = {"input_ids": self._on_device(cells), "attention_mask": self._on_device(mask)}
         if self._has_sides:
-            sides = [numpy.zeros_like(row) if row.ndim == 1 else row[:, 1] for row in rows]
+            sides: list[Any] = [numpy.zeros_like(row) if row.ndim == 1 else row[:, 1] for row in rows]
             built["token_type_ids"] = self._on_device(rectangle(sides, pad=0, pad_left=self._pad_left)[0])
         return built
 

@@ -38,9 +38,9 @@ def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
 
 
 def _hosted(gpu: GpuSettings) -> Iterator[LaneFinding]:
-    found, cards_used = machine.cards(), _cards_used(gpu)
+    found, cards_used = machine.cards(), gpu.cards_per_replica
     yield from machine.find_cards(found)
-    yield from machine.find_shared_memory(processes=cards_used * _number(gpu.engine.get("data_parallel_size")))
+    yield from machine.find_shared_memory(processes=gpu.cards_per_engine() or 1)
     folder = Path(gpu.model or "")
     if folder.is_dir():
         yield from machine.find_model("gpu.model", folder)
@@ -51,7 +51,7 @@ def _hosted(gpu: GpuSettings) -> Iterator[LaneFinding]:
         seen = f"gpu.model is {gpu.model}, no folder: vLLM resolves it when it starts, so its files could not be seen"
         yield LaneFinding(True, seen)
     for name, adapter in gpu.lora.items():
-        yield _adapter(name, Path(adapter), _number(gpu.engine.get("max_lora_rank"), default=0))
+        yield _adapter(name, Path(adapter), _rank(gpu.engine.get("max_lora_rank")))
 
 
 def _version() -> Iterator[LaneFinding]:
@@ -89,12 +89,7 @@ def _adapter(name: str, folder: Path, most: int) -> LaneFinding:
     return LaneFinding(True, f"{setting} has rank {rank}, in {folder}")
 
 
-def _cards_used(gpu: GpuSettings) -> int:
-    """By one engine."""
-    return _number(gpu.engine.get("tensor_parallel_size")) * _number(gpu.engine.get("pipeline_parallel_size"))
-
-
-def _number(value: Any, default: int = 1) -> int:
-    """vLLM's own arguments come as they were written: what is no number is left for vLLM to refuse."""
+def _rank(value: Any) -> int:
+    """As it was written; 0 for what is no number, which vLLM refuses."""
     text = str(value)
-    return int(text) if text.isdecimal() and 0 < len(text) < 10 else default
+    return int(text) if text.isdecimal() and 0 < len(text) < 10 else 0

@@ -49,7 +49,7 @@ class SidecarLane:
         self.queue = EngineQueue()
         self._url = settings.gpu.upstream_url
         self._wait_s = settings.gpu.upstream_wait_s
-        self._max_seqs = settings.gpu.max_num_seqs
+        self._max_seqs = settings.gpu.sequences
         self._give_up = give_up
         providers = {
             SERVER: ProviderSettings(base_url=self._url),
@@ -62,6 +62,7 @@ class SidecarLane:
         )
         self._models = Target.of(self._url + "/models")
         self._asking: HttpClient | None = None
+        self.sequences: int | None = None  # that it runs at once: no server of vLLM says it
         self.served = Served(settings.gpu.names)  # with all that the server lists, once it is up
         self._names = settings.gpu.names
         self._model = b""  # as JSON: what the server calls the model that it serves
