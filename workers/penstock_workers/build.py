@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
 from penstock_producer.feed.queues import queue_name
-from penstock_producer.feed.served import HOME, SERVES, Served
+from penstock_producer.feed.served import HOME, LOADS, SERVES, Served
 from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
 from penstock_workers.failpoints import Failpoints
@@ -60,6 +60,7 @@ class WorkerEngine:
     def __init__(self, settings: WorkerSettings, lane: Lane | None = None, *, consume: Consume | None = None) -> None:
         self._settings = settings
         self._consume = consume
+        self._slots = settings.concurrency  # items that run at once; an engine that is up may say more
         self._served: Served | None = None  # in lanes that host a model, once it is up
         self._row = lane_row(settings.lane)
         self._lane = lane or self._row.make(settings)
@@ -127,15 +128,19 @@ class WorkerEngine:
         self._host = ItemHost(runner, settler, waits)
         for part in (self._lane, causes, admission, code, starts, settler):  # closed in the opposite order
             self._parts.push_async_callback(part.close)
+        self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe, self._note_queues)
+        if models is not None:  # a model may load for minutes, and status shows how far it is
+            self._heartbeat.beat()
         await self._lane.start()
+        self._slots = self._suitable_slots()
+        waits.slots.resize(self._slots)
         if models is not None:
             models.open(self._take_up_model())
             await asyncio.to_thread(self._note_queues)  # before the first claim: what is held there must be found
         starts.start()
         settler.start()
         causes.start()
-        self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe, self._note_queues)
-        self._heartbeat.start()
+        self._heartbeat.beat()
         if settings.control:
             from penstock_workers.control import start_control
 
@@ -160,7 +165,11 @@ class WorkerEngine:
         await self._parts.aclose()
         self._closing.close()
 
+    def slots(self) -> int:
+        return self._slots
+
     def resize(self, concurrency: int) -> None:
+        self._slots = concurrency
         self._running.resize(concurrency)
 
     def stats(self) -> Mapping[str, int | float | str]:
@@ -173,6 +182,9 @@ class WorkerEngine:
         return next((why for backlog in self._backlogs if (why := backlog.overdue()) is not None), None)
 
     def trouble(self) -> str | None:
+        loading = self._lane.gauges().get("loading")
+        if loading is not None:
+            return f"the model loads: {loading}"
         return next((what for backlog in self._backlogs if (what := backlog.trouble()) is not None), None)
 
     def figures(self) -> Iterator[Sample]:
@@ -201,6 +213,10 @@ class WorkerEngine:
             return admission
         return PricedAdmission(admission, self._settings.cost, self._computing)
 
+    def _suitable_slots(self) -> int:
+        found = None if self._row.slots is None else self._row.slots(self._settings, self._lane)
+        return self._settings.concurrency if found is None else found
+
     def _take_up_model(self) -> Served:
         """What the lane serves, now that it is up; its queues are consumed from here on."""
         served = self._row.announces(self._lane) if self._row.announces is not None else served_by(self._settings)
@@ -211,10 +227,11 @@ class WorkerEngine:
         return served
 
     def _announcement(self) -> dict[str, str]:
-        """What others must know of the model, in each heartbeat."""
-        if self._served is None:
-            return {}
-        return {SERVES: self._served.to_text(), HOME: home_queue(self._settings)}
+        """What others must know of the model, in each heartbeat. A worker whose model loads takes and keeps nothing yet."""
+        if self._served is not None:
+            return {SERVES: self._served.to_text(), HOME: home_queue(self._settings)}
+        loads = served_by(self._settings)
+        return {} if loads is None else {LOADS: loads.to_text(), "concurrency": "0"}
 
     def _note_queues(self) -> None:
         """In a thread, now and with each heartbeat: the control loop looks after the queues that are noted."""
@@ -247,7 +264,7 @@ class WorkerEngine:
         return {
             **hooks,
             "lane": self._settings.lane,
-            "concurrency": str(self._settings.concurrency),
+            "concurrency": str(self._slots),
             "in_flight": str(self.stats().get("in-flight", 0)),
             **self._announcement(),
         } | {

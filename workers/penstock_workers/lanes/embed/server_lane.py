@@ -36,6 +36,7 @@ from penstock_workers.lanes.embed.bodies import (
 )
 from penstock_workers.lanes.embed.buckets import Vector
 from penstock_workers.lanes.embed.numbers import NotRepresentable
+from penstock_workers.lanes.engine_life.loading import ServerWait
 from penstock_workers.lanes.scoring import asks
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -67,6 +68,7 @@ class EmbedServerLane:
         self._asking: HttpClient | None = None
         self._model = ""
         self.served = self._named = embed.served()  # with the server's own name, once it is up
+        self._loading = ServerWait(self._url)
         self._up = asyncio.Event()
         self._in_flight = 0
         self._returning: asyncio.Task[None] | None = None
@@ -113,7 +115,8 @@ class EmbedServerLane:
         return self._stored(prepared.input, tried) if tried.status == 200 else _named(tried)
 
     def gauges(self) -> Mapping[str, float | str]:
-        return {"running": float(self._in_flight), "bound": "engine" if self._up.is_set() else "starting"}
+        bound = "engine" if self._up.is_set() else "starting"
+        return {"running": float(self._in_flight), "bound": bound, **self._loading.gauges()}
 
     def drain(self) -> None:
         self._ending = True
@@ -180,6 +183,7 @@ class EmbedServerLane:
 
     async def _await_model(self) -> None:
         began = time.monotonic()
+        self._loading.begin()
         log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
         while (model := await self._serves()) is None:
             if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
@@ -187,6 +191,7 @@ class EmbedServerLane:
             await asyncio.sleep(ASK_AGAIN_S)
         self._model = model
         self.served = replace(self._named, names=tuple(dict.fromkeys((*self._named.names, model))))
+        self._loading.end()
         self._up.set()
         log.warning("%s serves %s after %.0f s", self._url, model, time.monotonic() - began)
 

@@ -25,6 +25,7 @@ from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.api_lane import ApiLane
 from penstock_workers.lanes.api.gauges import GaugeWatch
+from penstock_workers.lanes.engine_life.loading import ServerWait
 from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.engine.figures import bound
@@ -49,7 +50,7 @@ class SidecarLane:
         self.queue = EngineQueue()
         self._url = settings.gpu.upstream_url
         self._wait_s = settings.gpu.upstream_wait_s
-        self._max_seqs = settings.gpu.max_num_seqs
+        self._max_seqs = settings.gpu.sequences
         self._give_up = give_up
         providers = {
             SERVER: ProviderSettings(base_url=self._url),
@@ -60,8 +61,10 @@ class SidecarLane:
         self._gauges = GaugeWatch(
             {SERVER: _metrics_url(self._url)}, self._hear, every_s=LISTEN_EACH_S, http_client=settings.http_client
         )
+        self._loading = ServerWait(self._url)
         self._models = Target.of(self._url + "/models")
         self._asking: HttpClient | None = None
+        self.sequences: int | None = None  # that it runs at once: no server of vLLM says it
         self.served = Served(settings.gpu.names)  # with all that the server lists, once it is up
         self._names = settings.gpu.names
         self._model = b""  # as JSON: what the server calls the model that it serves
@@ -101,6 +104,7 @@ class SidecarLane:
             "running": float(self._state.running),
             "waiting": float(self._state.waiting + lined_up),
             "bound": bound(self._state, max_seqs=self._max_seqs if self._is_up else 0, lined_up=lined_up),
+            **self._loading.gauges(),
         }
 
     def drain(self) -> None:
@@ -122,12 +126,14 @@ class SidecarLane:
     async def _await_model(self) -> None:
         """The queue opens when the server has its model."""
         began = time.monotonic()
+        self._loading.begin()
         log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
         while (served := await self._serves()) is None:
             if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
                 raise EngineAway(self._url, self._wait_s, "gpu")
             await asyncio.sleep(ASK_AGAIN_S)
         self.served = Served(tuple(dict.fromkeys((*self._names, *served.names))), served.adapters, served.context)
+        self._loading.end()
         self._model, self._is_up = orjson.dumps(served.names[0]), True
         self.queue.open(self._max_seqs, 0)
         log.warning("%s serves %s after %.0f s", self._url, ", ".join(served.every_name), time.monotonic() - began)
