@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -18,6 +19,7 @@ class PlayedVllm:
     def __init__(self, model: str, *adapters: str) -> None:
         self.model = model
         self.adapters = adapters
+        self.delay_s = 0.0  # of each answer
         self.answered: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -62,6 +64,7 @@ class PlayedVllm:
 
     def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         model = body.get("model", "")
+        time.sleep(self.delay_s)
         with self._lock:
             if model not in (self.model, *self.adapters):
                 self.refused[model] += 1

@@ -174,6 +174,35 @@ def test_commands_say_what_is_served_and_what_waits(house: House) -> None:
     assert "name one with --model" in refused.stderr
 
 
+def test_a_server_that_gets_another_model_is_followed(house: House) -> None:
+    """Whatever a server serves while its worker runs is announced and answered; what names a model that it had waits uncounted,
+    and is answered when that one is back."""
+    fleet, server = house.fleet, house.server("before", "old")
+    server.delay_s = 0.05
+    worker = house.worker(server)
+    fleet.ready(worker)
+    torn = house.submit("torn-apart", "before", 150)
+    fleet.wait_for_outcomes(torn, 20)
+    server.model, server.adapters = "after", ("new",)
+    for name in ("after", "new"):
+        fleet.wait_for(house.submit(f"of-{name}", name, 50), JobState.COMPLETED, WORK_S)
+    assert "no worker serves before; served here: after (1 worker)" in fleet.penstock("status", "torn-apart")
+    assert 20 <= fleet.finished(torn) < 150
+
+    server.model = "before"
+    fleet.wait_for(torn, JobState.COMPLETED, WORK_S)
+    fleet.account(torn, 150)
+    assert house.answers(torn) == {"before answers": 150}
+    assert {result.attempts for result in fleet.producer.results(torn.job_id)} == {1}
+    worker.popen.terminate()
+    assert worker.popen.wait(30) == 0
+    until(
+        lambda: "before" not in fleet.penstock("doctor", "--accept", "database", "--accept", "aof"),
+        30,
+        "it is forgotten",
+    )
+
+
 def test_strangers_in_the_heartbeats_harm_no_reader(house: House) -> None:
     """Whatever stands where workers announce themselves, the fleet is fed, and `status` and its sentences stay right."""
     fleet = house.fleet

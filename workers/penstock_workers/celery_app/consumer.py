@@ -44,6 +44,7 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
     def start(self) -> None:
         """By now the pool knows how many items it holds: an engine that is up may run more than the settings say."""
         if isinstance(self.pool, ItemPool):
+            self.app.parts.consumer = self
             self.initial_prefetch_count = self.max_prefetch_count
         super().start()
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import orjson
 from msgspec import structs
 
+from penstock_producer.feed.routes import model_of
 from penstock_producer.feed.served import NAMES_MAX, Served
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings, EngineAway
@@ -39,7 +40,11 @@ SERVER = "server"  # a provider of the HTTP client: items of all providers go to
 ROOT = "server root"  # the same server: it has /classify, /rerank and /score beside its /v1
 ASK_AGAIN_S = 1.0  # while the model loads, which takes half a minute at least
 ASK_TIMEOUT_S = 5.0
+MODELS_EACH_S = (
+    5.0  # how often the server is asked what it serves: it may be started with another model, or get adapters
+)
 LISTEN_EACH_S = 1.0  # its gauges: the server is near, and its own queue must not grow long between two looks
+SHOWN_CHARS = 200  # of a model's name in an error
 
 
 class SidecarLane:
@@ -71,6 +76,9 @@ class SidecarLane:
         self._state = EngineState()
         self._is_up = self._draining = False
         self._returning: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()  # at what it serves: one look, however many items ask for one at once
+        self._looked_at = 0.0
 
     async def start(self) -> None:
         """Returns once the model is loaded. Raises EngineAway when that takes longer than ``gpu.upstream_wait_s``."""
@@ -78,6 +86,7 @@ class SidecarLane:
         self._asking = make_client(self._http_client)
         await self._await_model()
         self._gauges.start()
+        self._following = asyncio.create_task(self._follow_models(), name="server models")
 
     async def prepare(self, request: Request) -> Prepared:
         """Jobs of this lane need not name a model; a server may insist."""
@@ -86,10 +95,13 @@ class SidecarLane:
             body = b'{"model":' + self._model + b"," + body[1:]
         place = SERVER if request.endpoint.startswith("/v1/") else ROOT
         request = structs.replace(request, provider=place, body=body)
-        return Prepared(request, refused=_refused(body) if b"chat_template" in body or b"\\u" in body else None)
+        refused = _refused(body) if b"chat_template" in body or b"\\u" in body else None
+        return Prepared(request, refused=refused, input=self.served)
 
     async def infer(self, prepared: Prepared) -> Tried:
         tried = await self._client.infer(prepared)
+        if isinstance(tried, Answer) and tried.status == 404:
+            return await self._not_found(prepared, tried)
         if not isinstance(tried, NoAnswer) or tried.failure not in ("connect_failed", "connection_lost"):
             return tried
         if tried.failure == "connection_lost" and await self._serves() is None:
@@ -113,9 +125,10 @@ class SidecarLane:
     async def close(self) -> None:
         self._draining = True
         self.queue.close()
-        if self._returning is not None:
-            self._returning.cancel()
-            await asyncio.gather(self._returning, return_exceptions=True)
+        for task in (self._returning, self._following):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._gauges.close()
         await self._client.close()
         if self._asking is not None:
@@ -132,11 +145,48 @@ class SidecarLane:
             if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
                 raise EngineAway(self._url, self._wait_s, "gpu")
             await asyncio.sleep(ASK_AGAIN_S)
-        self.served = Served(tuple(dict.fromkeys((*self._names, *served.names))), served.adapters, served.context)
+        self._note_models(served)
         self._loading.end()
-        self._model, self._is_up = orjson.dumps(served.names[0]), True
+        self._is_up = True
         self.queue.open(self._max_seqs, 0)
         log.warning("%s serves %s after %.0f s", self._url, ", ".join(served.every_name), time.monotonic() - began)
+
+    def _note_models(self, served: Served) -> None:
+        self.served = Served(tuple(dict.fromkeys((*self._names, *served.names))), served.adapters, served.context)
+        self._model = orjson.dumps(served.names[0])
+
+    async def _follow_models(self) -> None:
+        while True:
+            await asyncio.sleep(MODELS_EACH_S)
+            if self._is_up:
+                await self._look_at_models()
+
+    async def _look_at_models(self) -> None:
+        """Changes nothing while the server does not answer: its items notice that."""
+        asked_at = time.monotonic()
+        async with self._looking:
+            if self._looked_at >= asked_at:
+                return
+            self._looked_at = time.monotonic()
+            try:
+                served = await self._serves()
+            except BadEngineSettings as error:
+                log.warning("%s", error)
+                return
+            if served is not None:
+                self._note_models(served)
+
+    async def _not_found(self, prepared: Prepared, answer: Answer) -> Tried:
+        """An item whose model the server had when it came in waits for another worker, uncounted."""
+        await self._look_at_models()
+        before: Served = prepared.input
+        model = model_of(prepared.request.body)
+        if model is None or model not in before.every_name or model in self.served.every_name:
+            return answer
+        if answer.room is not None:
+            answer.room.release()
+        now = f"{self._url} serves {self.served.shown} now, and not {model[:SHOWN_CHARS]}"
+        return NoAnswer("engine_busy", now, answer.latency_ms, sent=False)
 
     async def _serves(self) -> Served | None:
         """What the server lists; None while no model is loaded. Raises BadEngineSettings for another kind of server."""
