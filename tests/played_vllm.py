@@ -20,6 +20,7 @@ class PlayedVllm:
         self.model = model
         self.adapters = adapters
         self.delay_s = 0.0  # of each answer
+        self.loads = False
         self.answered: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -29,7 +30,9 @@ class PlayedVllm:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                if self.path == "/v1/models":
+                if played.loads:
+                    self._say(503, {})
+                elif self.path == "/v1/models":
                     self._say(200, {"data": played.listed()})
                 else:  # /metrics: vLLM's gauges, of an idle server
                     self._say(200, {}, b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")

@@ -13,9 +13,11 @@ from metrics_page import scrape, value
 from played_vllm import PlayedVllm
 from servers import free_port
 
+from penstock_ledger import RedisLedger
 from penstock_ledger.keys import unacked, unacked_index
 from penstock_ledger.model import ItemKey, Job, JobState
 from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.served import serving_of
 from penstock_producer.feed.wire import encode_item
 
 DOCUMENTS = 300
@@ -41,6 +43,13 @@ class House:
 
     def submit(self, key: str, model: str | None, documents: int = DOCUMENTS) -> Job:
         return self.fleet.submit(documents, key=key, lane="gpu", model=model)
+
+    def ended(self, worker: Process, model: str) -> None:
+        """End a worker, and wait until no one believes that its model is served."""
+        worker.popen.terminate()
+        assert worker.wait(30) == 0
+        hot = RedisLedger(self.fleet.store.client(), "")
+        until(lambda: not serving_of(hot.workers(), "gpu").serves(model), 30, "its heartbeat is too old")
 
     def answers(self, job: Job) -> dict[str, int]:
         """How many of a job's documents each model has answered, by what the answers say."""
@@ -86,6 +95,32 @@ def test_a_model_that_comes_late_is_waited_for(house: House) -> None:
     assert house.answers(unnamed.job) == {"tiny1 answers": 2}
     assert house.answers(late) == {"org/tiny2 answers": DOCUMENTS}
     assert "no worker serves" not in fleet.penstock("status", "late")
+
+
+def test_a_model_that_loads_is_shown_and_not_served(house: House) -> None:
+    """Such a worker is no worker of that model yet: `status` and `doctor` say that it loads, and its items wait for it (H14)."""
+    fleet, server = house.fleet, house.server("slow")
+    server.loads = True
+    worker = house.worker(server, gpu__names='["slow"]')
+    job = house.submit("slow", "slow", 20)
+    place = server.url.removeprefix("http://").removesuffix("/v1")
+    until(
+        lambda: f"loading in 1 worker: waiting for the model of {place}" in fleet.penstock("status", "slow"),
+        30,
+        "shown",
+    )
+    assert "no worker serves slow yet, and a worker loads it; served here: org/tiny2" in fleet.penstock(
+        "status", "slow"
+    )
+    assert "loading in 1 worker" in fleet.penstock("doctor", "--accept", "database", "--accept", "aof")
+    assert worker.popen.pid not in fleet.heard_of()
+    assert fleet.finished(job) == 0
+
+    server.loads = False
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    assert house.answers(job) == {"slow answers": 20}
+    assert "loading in" not in fleet.penstock("status", "slow")
+    house.ended(worker, "slow")
 
 
 def test_each_job_is_answered_by_its_model(house: House) -> None:
@@ -194,13 +229,7 @@ def test_a_server_that_gets_another_model_is_followed(house: House) -> None:
     fleet.account(torn, 150)
     assert house.answers(torn) == {"before answers": 150}
     assert {result.attempts for result in fleet.producer.results(torn.job_id)} == {1}
-    worker.popen.terminate()
-    assert worker.popen.wait(30) == 0
-    until(
-        lambda: "before" not in fleet.penstock("doctor", "--accept", "database", "--accept", "aof"),
-        30,
-        "it is forgotten",
-    )
+    house.ended(worker, "before")
 
 
 def test_strangers_in_the_heartbeats_harm_no_reader(house: House) -> None:

@@ -144,6 +144,7 @@ async def test_a_hung_engine_is_killed_and_its_items_are_given_back(house: House
     assert house.engines[0].killed
     await rebuilt(house)
     assert len(house.engines) == 2
+    assert house.lane.gauges()["deaths"] == 1
     assert isinstance(await house.ask(), Answer)
     assert house.gave_up == []
 

@@ -201,7 +201,7 @@ def _change_queues(app: PenstockApp, queues: Sequence[Queue], no_longer: Sequenc
             consumer.add_task_queue(queue.name)
         for name in dropped:
             consumer.cancel_task_queue(name)
-    except consumer.connection_errors as error:
+    except (*consumer.connection_errors, *consumer.channel_errors) as error:
         log.debug("the queues are changed with the next connection: %s", error)
 
 

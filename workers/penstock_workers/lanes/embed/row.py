@@ -62,6 +62,7 @@ EMBED: LaneRow[EmbedLane | EmbedServerLane] = LaneRow(
     gauges={
         "load_bytes": Gauge(catalogue.LOAD_READ),
         "load_total_bytes": Gauge(catalogue.LOAD_TOTAL),
+        "deaths": Gauge(catalogue.ENGINE_DEATHS),
         "running": Gauge(catalogue.ENGINE_RUNNING),
         "waiting": Gauge(catalogue.ENGINE_WAITING),
         "queue_wait_ms": Gauge(catalogue.QUEUE_WAIT, 0.001),

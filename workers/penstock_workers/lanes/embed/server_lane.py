@@ -79,6 +79,7 @@ class EmbedServerLane:
         self._loading = ServerWait(self._url)
         self._up = asyncio.Event()
         self._in_flight = 0
+        self._deaths = 0  # times that the server went away
         self._returning: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._ending = False
@@ -130,7 +131,8 @@ class EmbedServerLane:
 
     def gauges(self) -> Mapping[str, float | str]:
         bound = "engine" if self._up.is_set() else "starting"
-        return {"running": float(self._in_flight), "bound": bound, **self._loading.gauges()}
+        figures = {"deaths": float(self._deaths), "running": float(self._in_flight)}
+        return {**figures, "bound": bound, **self._loading.gauges()}
 
     def drain(self) -> None:
         self._ending = True
@@ -187,6 +189,7 @@ class EmbedServerLane:
         if not self._up.is_set() or self._ending:
             return
         self._up.clear()
+        self._deaths += 1
         log.error("%s does not answer (%s); items wait here until its model is loaded again", self._url, why)
         self._returning = asyncio.create_task(self._await_return(), name="server return")
 

@@ -65,6 +65,7 @@ class EngineHost:
         self._failing = FailureRun()
         self._loading = LoadWatch("gpu.model", settings.model or "")
         self.max_seqs = 0  # requests that it runs at once, all its replicas together; known once an engine is up
+        self._deaths = 0
         self._built: deque[float] = deque()  # when engines were built anew; bounded by rebuilds_max
         self._rebuilding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -92,7 +93,7 @@ class EngineHost:
         max_seqs = self.max_seqs if self.engine is not None else 0
         cards: Mapping[str, str] = {"cards": self._settings.cards} if self._settings.cards else {}
         figures = self._figures.gauges(max_seqs=max_seqs, lined_up=self._queue.waiting)
-        return {**figures, **cards, **self._loading.gauges()}
+        return {**figures, "deaths": float(self._deaths), **cards, **self._loading.gauges()}
 
     # -- what its requests tell of it ------------------------------------------------------------------------------
 
@@ -161,6 +162,7 @@ class EngineHost:
             return
         if not engine.kill():
             self.engine = None
+            self._deaths += 1
             self._queue.close()
             self._give_up(f"the engine in this process is of no use any more: {why}")
         self.note_death(engine, why)
@@ -171,6 +173,7 @@ class EngineHost:
         if engine is not self.engine:
             return
         self.engine = None
+        self._deaths += 1
         self._queue.close()
         self._figures.forget()
         log.error("the engine died (%s); what was in it goes back to the queue", why)

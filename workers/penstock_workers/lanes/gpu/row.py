@@ -79,6 +79,7 @@ GPU: LaneRow[GpuLane | SidecarLane] = LaneRow(
     gauges={
         "load_bytes": Gauge(catalogue.LOAD_READ),
         "load_total_bytes": Gauge(catalogue.LOAD_TOTAL),
+        "deaths": Gauge(catalogue.ENGINE_DEATHS),
         "running": Gauge(catalogue.ENGINE_RUNNING),
         "waiting": Gauge(catalogue.ENGINE_WAITING),
         "kv_usage": Gauge(catalogue.KV_USAGE),

@@ -75,6 +75,7 @@ class SidecarLane:
         self._model = b""  # as JSON: what the server calls the model that it serves
         self._state = EngineState()
         self._is_up = self._draining = False
+        self._deaths = 0  # times that the server went away
         self._returning: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._looking = asyncio.Lock()  # at what it serves: one look, however many items ask for one at once
@@ -113,6 +114,7 @@ class SidecarLane:
     def gauges(self) -> Mapping[str, float | str]:
         lined_up = self.queue.waiting
         return {
+            "deaths": float(self._deaths),
             "running": float(self._state.running),
             "waiting": float(self._state.waiting + lined_up),
             "bound": bound(self._state, max_seqs=self._max_seqs if self._is_up else 0, lined_up=lined_up),
@@ -210,6 +212,7 @@ class SidecarLane:
         if not self._is_up or self._draining:
             return
         self._is_up, self._state = False, EngineState()
+        self._deaths += 1
         self.queue.close()
         log.error("%s does not answer (%s); items wait here until its model is loaded again", self._url, why)
         self._returning = asyncio.create_task(self._await_return(), name="server return")
