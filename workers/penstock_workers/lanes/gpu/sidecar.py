@@ -44,6 +44,7 @@ MODELS_EACH_S = (
     5.0  # how often the server is asked what it serves: it may be started with another model, or get adapters
 )
 LISTEN_EACH_S = 1.0  # its gauges: the server is near, and its own queue must not grow long between two looks
+GONE_MAX = 4 * NAMES_MAX  # names that are remembered
 SHOWN_CHARS = 200  # of a model's name in an error
 
 
@@ -72,6 +73,7 @@ class SidecarLane:
         self.sequences: int | None = None  # that it runs at once: no server of vLLM says it
         self.served = Served(settings.gpu.names)  # with all that the server lists, once it is up
         self._names = settings.gpu.names
+        self._gone: tuple[str, ...] = ()  # names that the server had, and has no more
         self._model = b""  # as JSON: what the server calls the model that it serves
         self._state = EngineState()
         self._is_up = self._draining = False
@@ -96,13 +98,12 @@ class SidecarLane:
             body = b'{"model":' + self._model + b"," + body[1:]
         place = SERVER if request.endpoint.startswith("/v1/") else ROOT
         request = structs.replace(request, provider=place, body=body)
-        refused = _refused(body) if b"chat_template" in body or b"\\u" in body else None
-        return Prepared(request, refused=refused, input=self.served)
+        return Prepared(request, refused=_refused(body) if b"chat_template" in body or b"\\u" in body else None)
 
     async def infer(self, prepared: Prepared) -> Tried:
         tried = await self._client.infer(prepared)
         if isinstance(tried, Answer) and tried.status == 404:
-            return await self._not_found(prepared, tried)
+            return await self._not_found(prepared.request.body, tried)
         if not isinstance(tried, NoAnswer) or tried.failure not in ("connect_failed", "connection_lost"):
             return tried
         if tried.failure == "connection_lost" and await self._serves() is None:
@@ -154,8 +155,11 @@ class SidecarLane:
         log.warning("%s serves %s after %.0f s", self._url, ", ".join(served.every_name), time.monotonic() - began)
 
     def _note_models(self, served: Served) -> None:
+        before = self.served.every_name
         self.served = Served(tuple(dict.fromkeys((*self._names, *served.names))), served.adapters, served.context)
         self._model = orjson.dumps(served.names[0])
+        gone = [name for name in (*self._gone, *before) if name not in self.served.every_name]
+        self._gone = tuple(dict.fromkeys(gone))[-GONE_MAX:]
 
     async def _follow_models(self) -> None:
         while True:
@@ -178,12 +182,11 @@ class SidecarLane:
             if served is not None:
                 self._note_models(served)
 
-    async def _not_found(self, prepared: Prepared, answer: Answer) -> Tried:
-        """An item whose model the server had when it came in waits for another worker, uncounted."""
+    async def _not_found(self, body: bytes, answer: Answer) -> Tried:
+        """An item whose model the server had when it was let in waits for another worker, uncounted."""
         await self._look_at_models()
-        before: Served = prepared.input
-        model = model_of(prepared.request.body)
-        if model is None or model not in before.every_name or model in self.served.every_name:
+        model = model_of(body)
+        if model is None or model not in self._gone:
             return answer
         if answer.room is not None:
             answer.room.release()
