@@ -59,7 +59,7 @@ GAUGE_EVERY_S: Final = 5.0
 QUEUEING: Final = 3.0
 """Times the best seconds per token: the engine's own slowing down under load stays below."""
 QUEUEING_FROM_S: Final = 0.25
-"""An answer that takes less has not waited long in any queue. A worker with hundreds in flight looks at each so late by itself."""
+"""An answer that takes less has not waited long in any queue. A worker with hundreds in flight reads each so late by itself."""
 SERVER_PART: Final = 0.5
 """Of the limit, that the server must have had on average before its goodput is asked."""
 FORGET: Final = 1.01
