@@ -8,7 +8,7 @@ import time
 
 from aiohttp import web
 
-from penstock_simulate.answers.reply import Manner, Reply
+from penstock_simulate.reply import Manner, Reply
 
 DRIP_S = 0.5  # between two bytes
 

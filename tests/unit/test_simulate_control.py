@@ -10,10 +10,10 @@ import pytest
 from penstock_ratelimit.provider.refusals import Signal, classify
 from penstock_simulate.answers.calls import CHAT
 from penstock_simulate.answers.refusals import BY_NAME
-from penstock_simulate.answers.reply import Reply
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.errors import BadSetting
 from penstock_simulate.provider import Provider
+from penstock_simulate.reply import Reply
 
 BODY = json.dumps(
     {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "Read it. " * 40}]}

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
 from penstock_simulate.answers.calls import CHAT
-from penstock_simulate.answers.reply import Manner, Reply
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.errors import BadSetting
 from penstock_simulate.hostile import KINDS, sizes
 from penstock_simulate.provider import Provider
+from penstock_simulate.reply import Manner, Reply
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Read the file."}]}).encode()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock_simulate.answers.reply import Manner, Reply
 from penstock_simulate.hostile.kinds import JSON, Asked, Kind
+from penstock_simulate.reply import Manner, Reply
 
 HUGE_HEADER_BYTES = 1_000_000
 
