@@ -13,7 +13,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from penstock_ledger import HEAD, Database, DatabaseUnusable, JobStore, SchemaMissing, SchemaTooNew, open_database
-from penstock_ledger.migrations import alembic_config, upgrade
+from penstock_ledger.migrations import alembic_config
+from penstock_ledger.sql.database import upgrade
 from penstock_ledger.sql.tables import metadata
 
 MIGRATE = "import sys; from penstock_ledger import open_database; open_database(sys.argv[1]).migrate()"

@@ -35,10 +35,17 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, SchemaMissing, SchemaTooNew
-from penstock_ledger.sql.postgres import COUNT_CONNECTIONS, POOL_SIZE, Connections, Waits, open_engine
+from penstock_ledger.sql import fresh
+from penstock_ledger.sql.postgres import (
+    COUNT_CONNECTIONS,
+    POOL_SIZE,
+    Connections,
+    Waits,
+    open_engine,
+    wait_for_other_migrations,
+)
 from penstock_ledger.sql.sqlite_lock import WriteLock, is_busy
-from penstock_ledger.sql.tables import HEAD
-from penstock_ledger.stores import fresh
+from penstock_ledger.sql.tables import HEAD, metadata
 
 T = TypeVar("T")
 
@@ -113,8 +120,6 @@ class Database:
     def migrate(self) -> None:
         """Create or upgrade the tables. Safe when several processes do it at once. Raises SchemaTooNew."""
         if self.revision() != HEAD and not (self.is_sqlite and self.write_unchecked(fresh.create)):
-            from penstock_ledger.migrations import upgrade  # alembic costs 100 ms and only this needs it
-
             self.write_unchecked(upgrade)
         self._schema_ok = True
 
@@ -176,6 +181,18 @@ class Database:
         if found != HEAD:
             raise SchemaMissing(found, HEAD)
         self._schema_ok = True
+
+
+def upgrade(connection: Connection) -> None:
+    """Bring the schema to the newest revision inside the transaction of ``connection``.
+
+    SQLite's write lock is held already; on PostgreSQL the others wait, and then find nothing to do.
+    """
+    from penstock_ledger import migrations  # alembic costs 100 ms and only this needs it
+
+    if connection.dialect.name == "postgresql":
+        wait_for_other_migrations(connection)
+    migrations.upgrade(connection, metadata)
 
 
 # Every handle of this process, for the child of a fork: two processes on one socket would read each other's answers.
