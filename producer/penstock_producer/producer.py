@@ -211,7 +211,7 @@ class Producer:
         """
         found = self._jobs.get(job)
         spec = JobSpec.accepted({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
-        check_acceptable(spec, self._settings)
+        check_acceptable(spec, self._settings.prices(spec.provider))
         return self._jobs.amend(found.job_id, spec.to_json(), _digest(spec, found.source), expect=found.digest)
 
     def cancel(self, job: str) -> bool:
@@ -246,7 +246,7 @@ class Producer:
         refused_endpoint = self._settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
         if refused_endpoint is not None:
             raise SpecError([Problem("invalid_value", "/endpoint", refused_endpoint, "")])
-        check_acceptable(spec, self._settings)
+        check_acceptable(spec, self._settings.prices(spec.provider))
         if self._borders is not None:
             self._borders.check(spec)
         return spec

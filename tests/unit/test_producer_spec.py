@@ -7,9 +7,9 @@ import pytest
 
 from penstock_producer.errors import SpecError
 from penstock_producer.job.acceptance import check_acceptable
+from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.request_body import BodyBuilder
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.settings import ProducerSettings
 
 
 def refusal(**fields: Any) -> SpecError:
@@ -21,10 +21,10 @@ def refusal(**fields: Any) -> SpecError:
 def test_only_lanes_that_make_vectors_take_their_type() -> None:
     """`embedding_dtype` goes with each request as output_dtype; elsewhere it would be ignored, and is refused."""
     spec = JobSpec(lane="embed", endpoint="/v1/embeddings", prompt="{text}", embedding_dtype="int8")
-    check_acceptable(spec, ProducerSettings())
+    check_acceptable(spec, ProviderFacts())
     assert json.loads(BodyBuilder(spec)("a")) == {"input": "a", "output_dtype": "int8"}
     with pytest.raises(SpecError, match="/embedding_dtype"):
-        check_acceptable(JobSpec(model="m", prompt="{text}", embedding_dtype="int8"), ProducerSettings())
+        check_acceptable(JobSpec(model="m", prompt="{text}", embedding_dtype="int8"), ProviderFacts())
     with pytest.raises(SpecError, match="float32"):
         JobSpec.from_json({"embedding_dtype": "int4"})
 

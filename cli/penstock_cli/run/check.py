@@ -56,7 +56,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     )
     settings = _with_hooks(settings, spec)
     try:
-        check_acceptable(spec, settings)
+        check_acceptable(spec, settings.prices(spec.provider))
     except SpecError as error:
         raise in_flags(error) from error
     if asks_a_provider(spec):

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock_producer.errors import BadReference, SourceError, seen
+from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import BadRow, Cursor, Document
-from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.blob import Blob
 from penstock_producer.sources.convert import refuse_content
 from penstock_producer.sources.forms import RowForm, form_of

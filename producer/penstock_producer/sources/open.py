@@ -8,8 +8,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SourceError, seen
+from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, ProducerSettings
+from penstock_producer.settings import ProducerSettings
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import local, s3
 from penstock_producer.sources.blob import Blob, TimedBlob
