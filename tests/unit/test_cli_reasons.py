@@ -13,7 +13,7 @@ from penstock_cli.show.figures import JobFigures, retried_by_reason
 from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel, reason_lines
 from penstock_cli.show.quota import QuotaSeen, lines, troubles
 from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, in_hooks, latest_cause, retried_line, unserved
-from penstock_cli.show.watch import STALL_NOTICE_S, Stall
+from penstock_cli.watching.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Cause, WorkerSeen
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.watch import QuotaView

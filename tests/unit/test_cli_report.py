@@ -13,7 +13,7 @@ from penstock_cli.files import write_report
 from penstock_cli.show.figures import COUNT_SHARE, Counter, JobFigures, KeptFigures, Speed
 from penstock_cli.show.progress import LINE_EVERY_S, Lines, line, panel
 from penstock_cli.show.report import build, show
-from penstock_cli.show.watch import STALL_NOTICE_S, Stall
+from penstock_cli.watching.watch import STALL_NOTICE_S, Stall
 from penstock_ledger.model import Counts, Job, JobState
 
 FIELDS = [

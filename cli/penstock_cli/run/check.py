@@ -8,8 +8,8 @@ from penstock_cli import files
 from penstock_cli.job.hooks import check_hooks
 from penstock_cli.job.jobspec import in_flags, job_spec, with_own_model, with_provider
 from penstock_cli.run.request import Plan, RunRequest
-from penstock_cli.run.state import StateFolder
 from penstock_cli.show.text import count
+from penstock_cli.state import StateFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
