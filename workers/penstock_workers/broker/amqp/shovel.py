@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock_ledger import RedisAddress, keys
 from penstock_ratelimit import full_jitter
-from penstock_workers.broker.amqp.address import AmqpAddress
+from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.broker.amqp.connect import AMQP_ERRORS, connect
 from penstock_workers.broker.amqp.fleet_queues import FleetQueues
 from penstock_workers.broker.amqp.lane_shovel import LaneShovel
