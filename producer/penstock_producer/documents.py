@@ -51,6 +51,6 @@ def _as_json(given: Mapping[str, Any] | bytes | str) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidDocument(
             "invalid_json",
-            f"{seen(given)} is no JSON object ({error}); pass plain values",
-            public="it is no JSON object; pass plain values",
+            f"{seen(given)} is not a JSON object ({error}); pass plain values",
+            public="it is not a JSON object; pass plain values",
         ) from error

@@ -1,4 +1,4 @@
-"""How a reply leaves over HTTP: whole, late, in pieces, broken off, or as bytes that are no HTTP."""
+"""How a reply leaves over HTTP: whole, late, in pieces, broken off, or as bytes that are not HTTP."""
 
 from __future__ import annotations
 

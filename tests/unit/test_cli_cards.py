@@ -215,7 +215,7 @@ def test_two_tensor_parallel_sizes_are_refused() -> None:
     ],
 )
 def test_an_engine_uses_as_many_cards_as_its_sizes_say(engine: dict[str, Any], cards: int) -> None:
-    """Tensor, pipeline and data parallel sizes multiply; what is no number is left for vLLM to refuse."""
+    """Tensor, pipeline and data parallel sizes multiply; what is not a number is left for vLLM to refuse."""
     assert WorkerSettings(lane="gpu", gpu={"engine": engine}).gpu.cards_per_engine() == cards  # type: ignore[arg-type]  # as read
 
 

@@ -86,7 +86,7 @@ def test_the_stall_notice_says_why() -> None:
     clock[0] = STALL_NOTICE_S
     notice = stall.notice(JobFigures(total=10, retries=10, cause=cause_line(CAUSE, NOW)))
     assert notice is not None
-    assert "10 tries have failed since" in notice
+    assert "10 attempts have failed since" in notice
     assert "connect_failed" in notice
     assert "certificate verify failed" in notice
 

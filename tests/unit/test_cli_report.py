@@ -161,7 +161,7 @@ def test_a_stall_is_told_once_and_only_when_tries_fail() -> None:
     assert stall.notice(JobFigures(total=10, succeeded=1, retries=5)) is None
     told = stall.notice(JobFigures(total=10, succeeded=1, retries=25))
     assert told is not None
-    assert "20 tries have failed" in told
+    assert "20 attempts have failed" in told
     assert stall.notice(JobFigures(total=10, succeeded=1, retries=99)) is None
     assert stall.notice(JobFigures(total=10, succeeded=2, retries=99)) is None
     now[0] = 2 * STALL_NOTICE_S

@@ -157,9 +157,9 @@ def test_specs_are_frozen() -> None:
         ({"temperature": 2.5}, "give a number from 0 to 2"),
         ({"top_p": "0.5"}, "give a number from 0 to 1"),
         ({"stop": 5}, "give text or a list"),
-        ({"x.": 1}, "names no parameter"),
+        ({"x.": 1}, "is not the name of a parameter"),
         ({"x.stream": True}, "remove it"),
-        ({"messages": []}, "messages is no parameter"),
+        ({"messages": []}, "messages is not a parameter"),
     ],
 )
 def test_request_parameters_are_checked_by_the_table(params: dict[str, Any], told: str) -> None:

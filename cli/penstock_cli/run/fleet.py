@@ -304,7 +304,7 @@ class Fleet:
 
     def _no_room(self) -> str:
         short = next(filter(None, map(shortage, self._places)), None)
-        return f" Their answers have no room, {short}: free some space now." if short else ""
+        return f" There is no room for their answers: {short}: free some space now." if short else ""
 
     def _calls_held(self) -> int | None:
         """None when Redis does not say."""

@@ -221,7 +221,9 @@ def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise DatabaseUnusable(f"database URL {url[:80]!r} is no URL: use sqlite:///file or postgresql://…") from error
+        raise DatabaseUnusable(
+            f"database URL {url[:80]!r} is not a URL: use sqlite:///file or postgresql://…"
+        ) from error
     if parsed.port is not None and not 0 < parsed.port < 65536:
         raise DatabaseUnusable(f"the database URL names port {parsed.port}; write one from 1 to 65535")
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):

@@ -34,7 +34,7 @@ def schema_problems(schema: dict[str, Any]) -> tuple[Problem, ...]:
     try:
         dumped = orjson.dumps(schema)
     except TypeError as error:
-        return (Problem("invalid_type", _AT, f"the schema is no JSON: {error}", "give a JSON schema"),)
+        return (Problem("invalid_type", _AT, f"the schema is not JSON: {error}", "give a JSON schema"),)
     if len(dumped) > SCHEMA_BYTES_MAX:
         fix = f"at most {SCHEMA_BYTES_MAX} are allowed; leave out descriptions and examples"
         return (Problem("invalid_value", _AT, f"the schema has {len(dumped)} bytes", fix),)
@@ -132,7 +132,7 @@ def _pattern_problems(pattern: str, at: str) -> Iterator[Problem]:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        yield Problem("invalid_value", at, f"{seen(pattern)} is no regular expression", str(error))
+        yield Problem("invalid_value", at, f"{seen(pattern)} is not a regular expression", str(error))
 
 
 def _against_its_rules(schema: dict[str, Any]) -> Iterator[Problem]:

@@ -97,7 +97,7 @@ def cannot_open(path: str, error: OSError) -> SourceError:
         )
     if isinstance(error, FileNotFoundError) and Path(path).name == "-":
         return SourceError(
-            "no_such_file", "- is no source: it is read more than once; keep it as a file: cat > documents.jsonl"
+            "no_such_file", "- is not a source: it is read more than once; keep it as a file: cat > documents.jsonl"
         )
     if isinstance(error, FileNotFoundError):
         return SourceUnavailable(f"{path}: there is no such file; check the path, or name an object as s3://bucket/key")

@@ -62,7 +62,7 @@ class JsonlSource:
         """Raises BadReference for a position that the survey cannot have given: the pinned bytes have not changed."""
         span = _POSITION.fullmatch(position)
         if span is None or int(span[2]) > self._max_line_bytes:
-            raise BadReference(f"{seen(position)} is no position of a document in {self.uri}")
+            raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
         offset, length = int(span[1]), int(span[2])
         data = self._blob.read(offset, length)
         try:

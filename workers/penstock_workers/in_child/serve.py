@@ -120,7 +120,7 @@ class Serving:
     async def _run(self, number: int, what: ImportHook | Preprocess | Postprocess | Infer) -> None:
         try:
             answer = await (self._infer(what) if isinstance(what, Infer) else self._hooks.answer(number, what))
-        except Exception as error:  # an error of Penstock: a hook's exceptions come back as values
+        except Exception as error:  # an error in Penstock: a hook's exceptions come back as values
             answer = CallFault(f"{type(error).__name__}: {error}")
         finally:
             self._tasks.pop(number, None)

@@ -71,6 +71,6 @@ class GpuSettings(LaneSettings):
 
 
 def _number(value: Any) -> int:
-    """vLLM's own arguments come as they were written: what is no number is left for vLLM to refuse."""
+    """vLLM's own arguments come as they were written: what is not a number is left for vLLM to refuse."""
     text = str(value)
     return int(text) if text.isdecimal() and 0 < len(text) < 10 and int(text) else 1
