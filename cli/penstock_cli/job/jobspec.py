@@ -102,7 +102,7 @@ def _schema_file(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_SCHEMA_BYTES:
             raise UsageProblem(
-                f"--response-schema {path}: a schema has at most {MAX_SCHEMA_BYTES} bytes, and this file has more; name another file"
+                f"--response-schema {path}: a schema has at most {MAX_SCHEMA_BYTES} bytes; name a smaller file"
             )
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
