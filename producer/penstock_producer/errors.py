@@ -245,7 +245,7 @@ class WireError(ProducerError):
 
 
 class BadMessage(WireError):
-    """The message is no item message, or it is damaged."""
+    """The message is not an item message, or it is damaged."""
 
 
 class UnknownMessageVersion(WireError):

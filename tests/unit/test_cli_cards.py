@@ -88,7 +88,7 @@ def test_a_divided_card_is_used_by_its_slices() -> None:
         ("9" * 5000, None, 1, "no card"),
         ("all", "", 1, "CUDA_VISIBLE_DEVICES='' leaves none of them"),
         ("all", "-1", 1, "to run on the CPU leave --gpus out"),
-        ("all", "0,9", 1, "CUDA_VISIBLE_DEVICES='0,9': '9' is no card of this machine"),
+        ("all", "0,9", 1, "CUDA_VISIBLE_DEVICES='0,9': '9' is not a card of this machine"),
         ("all", "GPU-", 1, "names several cards"),
         ("all", "1,GPU-bbbb", 1, "twice"),
         ("2,", "0,1", 1, "2 cards may be used here"),

@@ -61,7 +61,7 @@ def test_unknown_fields_are_refused_with_a_hint(name: str, hint: str) -> None:
 
 @pytest.mark.parametrize("value", [True, 0, -1, 1.5, "3", None, 101, [4]])
 def test_attempts_are_a_strict_positive_integer(value: Any) -> None:
-    """Booleans, floats, text, zero and negative numbers are no number of attempts."""
+    """Booleans, floats, text, zero and negative numbers are not a number of attempts."""
     assert refusal(max_attempts=value).problems[0].pointer == "/max_attempts"
 
 

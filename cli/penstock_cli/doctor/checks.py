@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
 MINIMUM_PYTHON = (3, 11)
-MAX_CLOCK_SKEW_S = 5.0  # leases are judged by Redis's clock; a worker this far off reports nonsense times
+MAX_CLOCK_SKEW_S = 5.0  # leases are counted by Redis's clock; a worker this far off reports nonsense times
 LOW_DISK_BYTES = 1_000_000_000  # a job of 100,000 documents with 10 kB answers fills this
 REDIS_TIMEOUT_S = 5.0
 

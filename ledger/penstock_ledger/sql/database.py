@@ -147,7 +147,7 @@ class Database:
         return cast(literal_column(seconds), Double)  # one of two constants
 
     def now(self, connection: Connection) -> float:
-        """The database server's clock, Unix seconds: leases are never judged by a client's clock."""
+        """The database server's clock, Unix seconds: leases are never measured by a client's clock."""
         return float(connection.execute(select(self.clock())).scalar_one())
 
     def connections(self) -> Connections | None:

@@ -1,4 +1,4 @@
-"""What to do about a source that is no JSON Lines file: its kind, and one command that makes such a file of it."""
+"""What to do about a source that is not a JSON Lines file: its kind, and one command that makes such a file of it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def refuse_unreadable(path: str) -> None:
 
 
 def refuse_kind(path: str, mode: int) -> None:
-    """Raises SourceError for what is no regular file, each kind in its own words."""
+    """Raises SourceError for what is not a regular file, each kind in its own words."""
     if stat.S_ISREG(mode):
         return
     quoted = shlex.quote(path)

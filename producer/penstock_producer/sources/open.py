@@ -36,7 +36,7 @@ def open_source(
 
     With ``timeout_s`` reading it raises SourceError once that many seconds are over. ``remote`` confines a path or URI to
     the setting `source_roots`; of a pin, its own word counts. Raises SourceError for
-    what is no JSONL file, and SpecError when the spec cannot make requests of its rows.
+    what is not a JSONL file, and SpecError when the spec cannot make requests of its rows.
     """
     chosen = settings or _DEFAULTS
     if isinstance(where, Mapping):

@@ -25,7 +25,7 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that is no result. ``wait_s``: when to come back, None where the answer names no wait."""
+    """An answer that is not a result. ``wait_s``: when to come back, None where the answer names no wait."""
 
     status: int
     message: str
