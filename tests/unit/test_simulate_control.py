@@ -32,7 +32,7 @@ def change(provider: Provider, now: float = 0.0, **settings: Any) -> None:
 
 
 def test_a_limit_can_be_lowered_while_running() -> None:
-    """The next answer shows the new limit and is judged by it; what is used stays used."""
+    """The next answer shows the new limit and keeps to it; what is used stays used."""
     provider = Provider(SimulatorConfig(rpm=600, depth_s=10))
     assert ask(provider).headers["x-ratelimit-limit-requests"] == "600"
     change(provider, rpm=60)

@@ -182,7 +182,7 @@ async def test_postprocess_changes_what_is_stored(at_work: JobCode, module: str)
 
 @pytest.mark.parametrize(("name", "final"), [("refuse", False), ("refuse_for_good", True)])
 async def test_invalid_is_a_failure_of_its_own(at_work: JobCode, module: str, name: str, final: bool) -> None:
-    """It is retried unless the hook says that this is of no use."""
+    """It is retried unless the hook says that this does not help."""
     said = await after(at_work, f"{module}:{name}")
     assert isinstance(said, Failure)
     assert (said.name, said.final, said.status) == ("invalid_result", final, 200)

@@ -79,7 +79,7 @@ class Supervisor:
                 _bound_log(worker.log)
 
     def kill(self, number: int, why: str) -> None:
-        """End a worker that is of no use; ``tick`` then takes it as crashed."""
+        """End a worker that does no work; ``tick`` then takes it as crashed."""
         worker = self.workers[number - 1]
         if worker.process is not None:
             self._tell(f"{self._policy.name(number)} is killed: {why}")

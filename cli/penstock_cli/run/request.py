@@ -1,4 +1,4 @@
-"""What `penstock run` was asked to do, and the plan that comes of it."""
+"""What `penstock run` was asked to do, and the plan made of it."""
 
 from __future__ import annotations
 

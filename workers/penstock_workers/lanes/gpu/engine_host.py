@@ -1,4 +1,4 @@
-"""The life of a worker's engine: built with its adapters, watched, ended when it is of no use, and built anew.
+"""The life of a worker's engine: built with its adapters, watched, ended when it cannot be used any more, and built anew.
 
 An engine is dead when it says so, when it hangs, when its device is lost, and when it fails at everything.
 """
