@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -73,23 +74,13 @@ HEAVY = (
 )  # fmt: skip
 
 
-def imported_names(file: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.add(node.module.split(".")[0])
-    return names
-
-
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_imports_point_one_way(package: str) -> None:
     """A package imports only those below it, and never through a role folder (a second identity of the same module)."""
     files = sorted(PACKAGES[package].rglob("*.py"))
     assert files, f"no files found for {package}: the test would prove nothing"
     for file in files:
-        ours = imported_names(file) & (set(PACKAGES) | ROLE_FOLDERS)
+        ours = {module.partition(".")[0] for module, _ in imports(file)} & (set(PACKAGES) | ROLE_FOLDERS)
         assert ours <= MAY_IMPORT[package] | {package}, f"{file.relative_to(ROOT)} imports {sorted(ours)}"
 
 
@@ -102,13 +93,16 @@ def modules(package: str) -> dict[str, Path]:
     return found
 
 
-def imports(file: Path) -> Iterator[tuple[str, str]]:
+@cache
+def imports(file: Path) -> Sequence[tuple[str, str]]:
     """Every (module, name) that a file imports, under TYPE_CHECKING and inside functions too; "" for a whole module."""
+    found: list[tuple[str, str]] = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
+            found += ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield from ((node.module, alias.name) for alias in node.names)
+            found += ((node.module, alias.name) for alias in node.names)
+    return found
 
 
 def behind_the_face(module: str, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,9 +22,10 @@ VALUES = (ItemKey("job_a", 1, "doc-1"), 200, b'{"ok":true}', "req-1", "m", "stop
 def test_a_result_is_made_by_position_or_by_name_and_read_by_attribute() -> None:
     """Field names and their order stay, so that programs written for earlier builds make and read the same result."""
     made = Result(*VALUES)
-    assert made == Result(**dict(zip(FIELDS, VALUES, strict=True)))
+    named: dict[str, Any] = dict(zip(FIELDS, VALUES, strict=True))
+    assert made == Result(**named)
     assert tuple(getattr(made, name) for name in FIELDS) == VALUES
-    assert msgspec.structs.asdict(made) == dict(zip(FIELDS, VALUES, strict=True))
+    assert msgspec.structs.asdict(made) == named
     match made:
         case Result(key=ItemKey(doc_id=doc_id), calls=calls):
             assert (doc_id, calls) == ("doc-1", 2)
