@@ -124,7 +124,7 @@ def test_a_downgrade_leaves_nothing_behind(empty_url: str) -> None:
         ("mysql://x/y", "mysql"),
         ("sqlite://", "file"),
         ("sqlite:///:memory:", "file"),
-        ("not a url", "no URL"),
+        ("not a url", "is not a URL"),
         ("sqlite:////no/such/folder/x.db", "/no/such/folder"),
     ],
 )
