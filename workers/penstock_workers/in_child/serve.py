@@ -68,7 +68,7 @@ class Options(msgspec.Struct, frozen=True):
 _number: ContextVar[int] = ContextVar("number of the call")
 
 
-class Serving:
+class ChildServer:
     """One connection to the worker."""
 
     def __init__(self, writer: asyncio.StreamWriter, running_calls: RunningCalls, options: Options) -> None:
@@ -193,7 +193,7 @@ def _record_tasks(loop: asyncio.AbstractEventLoop, running_calls: RunningCalls) 
 async def _main(fd: int, running_calls: RunningCalls, options: Options) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
     _record_tasks(asyncio.get_running_loop(), running_calls)
-    serving = Serving(writer, running_calls, options)
+    serving = ChildServer(writer, running_calls, options)
     gc.freeze()
     await serving.serve(reader)
 
