@@ -16,6 +16,7 @@ from penstock_producer.feed.routes import Routes, model_of
 from penstock_producer.feed.served import (
     NAMES_MAX,
     SERVES,
+    TASKS_MAX,
     TEXT_BYTES,
     Served,
     Serving,
@@ -154,6 +155,16 @@ def test_what_a_worker_says_is_read_back() -> None:
     assert Served.read(FULL.to_text()) == FULL
     assert FULL.queues("gpu")[1:] == ["penstock.gpu.tiny1", "penstock.gpu.legal"]
     assert FULL.home("gpu") == FULL.queues("gpu")[0]
+
+
+def test_what_a_model_does_is_said_and_shown() -> None:
+    """Its tasks travel in the heartbeat, a bounded number of them, and stand beside its name."""
+    ranker = Served(("ranker",), tasks=("rerank", "score", "classify"))
+    assert Served.read(ranker.to_text()) == ranker
+    assert Serving("embed", (ranker,)).in_words() == "ranker (1 worker: rerank, score, classify)"
+    found = Served.read(Served(("m",), tasks=("x",) * 100).to_text())
+    assert found is not None
+    assert len(found.tasks) == TASKS_MAX
 
 
 def test_what_a_worker_says_is_bounded() -> None:

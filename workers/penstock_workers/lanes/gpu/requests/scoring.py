@@ -13,8 +13,6 @@ from penstock_workers.lanes.gpu.engine.upstream import upstream
 from penstock_workers.lanes.scoring.answers import answer_body
 from penstock_workers.lanes.scoring.asks import Ask, BadAsk, Task, Text, read_ask, wrong_model
 
-__all__ = ["PARTS_AT_ONCE", "Classes", "ScoringFacts", "ask_of", "classes_of", "is_finite", "pooling_params", "run_parts", "scored", "tokens_of"]
-
 PARTS_AT_ONCE: Final = 64
 """Of one request in the engine: a long list must not fill its line before other items."""
 CLASSIFIER: Final = "ForSequenceClassification"
@@ -39,10 +37,13 @@ class ScoringFacts:
 
 def classes_of(model_config: Any) -> Classes:
     """None of a model that embeds or generates."""
+    if model_config.runner_type != "pooling":
+        return Classes()
     config = model_config.hf_config
     named = getattr(config, "architectures", None) or []
-    is_one = getattr(model_config, "convert_type", "") == "classify" or any(name.endswith(CLASSIFIER) for name in named)
-    if model_config.runner_type != "pooling" or not is_one:
+    converted = getattr(model_config, "convert_type", "") == "classify"
+    is_one = converted or any(name.endswith(CLASSIFIER) for name in named)
+    if not is_one:
         return Classes()
     names = getattr(config, "id2label", None) or {}
     labels = tuple(str(names.get(place, place)) for place in range(getattr(config, "num_labels", 0)))
