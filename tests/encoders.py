@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock_workers.lanes.embed.buckets import TokenIds, Vector
 from penstock_workers.lanes.embed.encoder import OutOfMemory
+from penstock_workers.lanes.scoring.asks import Text
 
 POISON = 666  # a token that makes the encoder fail
 
@@ -29,16 +30,16 @@ class FakeEncoder:
         self.memory = memory  # padded tokens that fit
         self.batches: list[list[TokenIds]] = []
         self.built: list[list[TokenIds]] = []
-        self.calls: list[list[str]] = []  # texts tokenised together
+        self.calls: list[list[Text]] = []  # texts tokenised together
 
-    def tokenise(self, texts: Sequence[str]) -> list[TokenIds]:
+    def tokenise(self, texts: Sequence[Text]) -> list[TokenIds]:
         self.calls.append(list(texts))
         if any("\0" in text for text in texts):
             raise ValueError("no such character")
-        return [[len(word) + 1 for word in text.split()] for text in texts]
+        return [[len(word) + 1 for word in _words(text)] for text in texts]
 
-    def trim(self, text: str) -> TokenIds:
-        return [len(word) + 1 for word in text.split()][: self.max_tokens]
+    def trim(self, text: Text) -> TokenIds:
+        return [len(word) + 1 for word in _words(text)][: self.max_tokens]
 
     def build(self, ids: Sequence[TokenIds]) -> list[TokenIds]:
         self.built.append(list(ids))
@@ -64,15 +65,14 @@ class FakeClassifier(FakeEncoder):
         super().__init__(memory=memory)
         self.labels, self.dimensions = labels, len(labels)
 
-    def tokenise(self, texts: Sequence[str | tuple[str, str]]) -> list[TokenIds]:
-        return super().tokenise([" ".join(text) if isinstance(text, tuple) else text for text in texts])
-
-    def trim(self, text: str | tuple[str, str]) -> TokenIds:
-        return super().trim(" ".join(text) if isinstance(text, tuple) else text)
-
     def encode(self, ids: list[TokenIds]) -> list[Vector]:
         numbers = [[row[0] - place for place in range(self.dimensions)] for row in super().encode(ids)]
         return [(row, [2 * number for number in row]) for row in numbers]
+
+
+def _words(text: Text) -> list[str]:
+    """Of a pair, those of both sides."""
+    return (text if isinstance(text, str) else " ".join(text)).split()
 
 
 class AtOnce(Executor):

@@ -65,7 +65,7 @@ def ask_of(task: Task, body: bytes, classes: Classes) -> Ask:
 
 def tokens_of(tokenizer: Any, text: Text, *, cut_at: int | None) -> tuple[list[int], list[int]]:
     """Token ids, and the side of the pair that each belongs to (none where the model reads no sides)."""
-    options = {} if cut_at is None else {"truncation": "longest_first", "max_length": cut_at}
+    options: dict[str, Any] = {} if cut_at is None else {"truncation": "longest_first", "max_length": cut_at}
     said = tokenizer(*((text,) if isinstance(text, str) else text), **options)
     return list(said["input_ids"]), list(said.get("token_type_ids") or ())
 
