@@ -50,7 +50,7 @@ def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"{" * (MAX_BYTES + 1))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for name in ("missing.jinja", "weights", "binary", "."):
-        with pytest.raises(BadEngineSettings, match="gpu.chat_template: ") as caught:
+        with pytest.raises(BadEngineSettings, match=r"gpu\.chat_template: ") as caught:
             read_template(str(tmp_path / name))
         assert str(tmp_path) in str(caught.value)
 

@@ -35,7 +35,9 @@ def _played_params(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "upstream", lambda *_: SimpleNamespace)
 
 
-def build(endpoint: str, body: dict[str, Any], classes: Classes, *, pools: bool = True, **more: Any) -> tuple[EngineCall, int]:
+def build(
+    endpoint: str, body: dict[str, Any], classes: Classes, *, pools: bool = True, **more: Any
+) -> tuple[EngineCall, int]:
     facts = ModelFacts(frozenset({"m"}), context=8, defaults={}, pools=pools, classes=classes)
     builder = CallBuilder(GpuSettings(model="m"), Tokenizer(), facts, Adapters({}, "m"))
     return builder.build(Request("tag", "default", endpoint, orjson.dumps(body), 10.0, **more))
@@ -121,7 +123,9 @@ async def test_one_part_that_fails_ends_the_others() -> None:
 
 
 def config(**more: Any) -> Any:
-    hf = SimpleNamespace(**({"architectures": ["BertForSequenceClassification"], "num_labels": 2, "id2label": {0: "a"}} | more))
+    hf = SimpleNamespace(
+        **({"architectures": ["BertForSequenceClassification"], "num_labels": 2, "id2label": {0: "a"}} | more)
+    )
     return SimpleNamespace(runner_type="pooling", convert_type="none", use_sep_token=False, hf_config=hf)
 
 

@@ -56,9 +56,7 @@ class SidecarLane:
             ROOT: ProviderSettings(base_url=self._url.removesuffix("/v1")),
         }
         self._http_client: ClientName = settings.http_client
-        self._client = ApiLane(
-            providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client
-        )
+        self._client = ApiLane(providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client)
         self._gauges = GaugeWatch(
             {SERVER: _metrics_url(self._url)}, self._hear, every_s=LISTEN_EACH_S, http_client=settings.http_client
         )

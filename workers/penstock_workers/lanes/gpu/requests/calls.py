@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -45,7 +45,7 @@ class ModelFacts:
     context: int  # tokens, prompt and answer together
     defaults: Mapping[str, Any]  # sampling parameters that the model's makers recommend
     pools: bool  # whether it embeds or classifies instead of generating
-    classes: Classes = Classes()
+    classes: Classes = field(default_factory=Classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +234,8 @@ class CallBuilder:
     def _embedding(self, request: Request, body: dict[str, Any], model: str, lora: Any) -> tuple[EngineCall, int]:
         if not self._facts.pools:
             raise RequestRefused(f"{self._model} generates and does not embed: set gpu.engine.runner to 'pooling'")
+        if self._facts.classes.labels:
+            raise RequestRefused(f"{self._model} classifies and does not embed: send items to /classify")
         token_ids = self._prompt_tokens(body.get("input"), "input")
         if len(token_ids) > self._facts.context:
             if request.on_overflow == "fail":
@@ -242,13 +244,10 @@ class CallBuilder:
                     f"{len(token_ids)}; shorten it, or submit with on_overflow"
                 )
             token_ids = token_ids[: self._facts.context]
-        if self._facts.classes.labels:
-            raise RequestRefused(f"{self._model} classifies and does not embed: send items to /classify")
         params = upstream("vllm", "PoolingParams")(task="embed", dimensions=body.get("dimensions"))
         facts = Facts(model, chat=False, base64=body.get("encoding_format") == "base64")
         call = EngineCall(self._id(request), token_ids, params, lora, PRIORITIES[request.priority], facts)
         return call, len(token_ids)
-
 
     # -- scores and classes ----------------------------------------------------------------------------------------
 

@@ -42,7 +42,9 @@ def _compile(template: str, place: str) -> None:
     except Exception as error:  # templates are programs: they raise what they like
         if any(kind.__name__ == "TemplateSyntaxError" for kind in type(error).__mro__):
             line = getattr(error, "lineno", "?")
-            raise BadEngineSettings(f"gpu.chat_template: {place}, line {line}: {error}; correct the template") from error
+            raise BadEngineSettings(
+                f"gpu.chat_template: {place}, line {line}: {error}; correct the template"
+            ) from error
 
 
 def _bare_tokenizer() -> Any:

@@ -73,7 +73,9 @@ def tokens_of(tokenizer: Any, text: Text, *, cut_at: int | None) -> tuple[list[i
 def pooling_params(ask: Ask | None = None, sides: Sequence[int] = ()) -> Any:
     """Of one text or pair. vLLM wants the place where the second side begins."""
     extra = {"compressed_token_type_ids": sides.index(1) if 1 in sides else len(sides)} if sides else None
-    return upstream("vllm", "PoolingParams")(task="classify", use_activation=ask is None or ask.activated, extra_kwargs=extra)
+    return upstream("vllm", "PoolingParams")(
+        task="classify", use_activation=ask is None or ask.activated, extra_kwargs=extra
+    )
 
 
 async def run_parts(engine: Engine, parts: Sequence[EngineCall]) -> list[Any]:
