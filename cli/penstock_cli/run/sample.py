@@ -99,9 +99,11 @@ def _results(ledger: Books, path: Path, source: str, spec: JobSpec, positions: M
 
 
 def _of(job: Job, result: Result) -> Result:
+    from msgspec import structs
+
     from penstock_ledger.model import ItemKey
 
-    return dataclasses.replace(result, key=ItemKey(job.job_id, 1, result.key.doc_id))
+    return structs.replace(result, key=ItemKey(job.job_id, 1, result.key.doc_id))
 
 
 def _spread(

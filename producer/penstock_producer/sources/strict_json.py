@@ -97,7 +97,7 @@ def _classify(line: bytes, reason: str, *, last: bool) -> NoReturn:
     _check_encoding(line)
     _check_depth(line)
     with contextlib.suppress(json.JSONDecodeError):
-        _check_strings(json.loads(line, parse_constant=_refuse_constant, parse_int=_integer, parse_float=_finite))
+        _check_strings(json.loads(line.decode(), parse_constant=_refuse_constant, parse_int=_integer, parse_float=_finite))
     hint = " The file may be truncated." if last else ""
     raise RowFault(
         "invalid_json_line",
