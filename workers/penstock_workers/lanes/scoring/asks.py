@@ -125,7 +125,7 @@ def _texts(given: object, name: str) -> list[str]:
         raise BadAsk(f"'{name}' is empty: give a text, or a list of texts", name)
     if len(many) > MAX_TEXTS:
         raise BadAsk(f"'{name}' has {len(many)} entries, and at most {MAX_TEXTS} are allowed: make it several", name)
-    texts = [each.get("text") if isinstance(each, dict) else each for each in many]
+    texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in many]
     for place, text in enumerate(texts):
         if not isinstance(text, str) or not text:
             at = f"{name}[{place}]" if isinstance(given, list) else name
