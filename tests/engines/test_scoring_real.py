@@ -16,6 +16,9 @@ from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed.classifier import SentenceTransformersClassifier
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
 from penstock_workers.lanes.embed.settings import EmbedSettings
+from penstock_workers.lanes.gpu.gpu_lane import GpuLane
+from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.settings import WorkerSettings
 
 QUERY = "how is a file opened"
 DOCUMENTS = [
@@ -34,7 +37,7 @@ async def lane(tiny_ranker: Path) -> AsyncIterator[EmbedLane]:
     await made.close()
 
 
-async def body_of(lane: EmbedLane, endpoint: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+async def body_of(lane: EmbedLane | GpuLane, endpoint: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
     request = Request("tag", "default", endpoint, json.dumps(body).encode(), 60.0, **more)
     prepared = await lane.prepare(request)
     assert prepared.refused is None, prepared.refused
@@ -96,3 +99,25 @@ def test_a_reranker_that_generates_is_refused_at_the_start(tiny_llama: Path) -> 
     """A model that would judge by the words that it generates is refused by name."""
     with pytest.raises(ModelUnusable, match=r"gpu\.upstream_url|'yes'"):
         SentenceTransformersClassifier(tiny_llama, EmbedSettings(device="cpu"))
+
+
+async def test_vllm_scores_as_the_library_does(tiny_ranker: Path) -> None:
+    """The gpu lane gives pairs the scores of the library, ranks and classifies, and refuses what the model cannot do."""
+    engine = {"max_model_len": 512, "enforce_eager": True, "dtype": "float32", "gpu_memory_utilization": 0.5}
+    gpu = GpuSettings(model=str(tiny_ranker), in_process=True, max_num_seqs=8, engine=engine)
+    lane = GpuLane(WorkerSettings(lane="gpu", gpu=gpu), give_up=pytest.fail)
+    await lane.start()
+    try:
+        expected = library(tiny_ranker).predict([(QUERY, document) for document in DOCUMENTS]).tolist()
+        scored = await body_of(lane, "/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS})
+        assert [entry["score"] for entry in scored["data"]] == pytest.approx(expected, abs=1e-4)
+        ranked = await body_of(lane, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 1})
+        assert [entry["index"] for entry in ranked["results"]] == [expected.index(max(expected))]
+        classes = await body_of(lane, "/classify", {"input": DOCUMENTS})
+        assert [entry["num_classes"] for entry in classes["data"]] == [1] * len(DOCUMENTS)
+        for endpoint, body in (("/v1/embeddings", {"input": "a"}), ("/v1/rerank", {"query": "a", "documents": []})):
+            asked = Request("tag", "default", endpoint, json.dumps(body).encode(), 60.0)
+            assert (await lane.prepare(asked)).refused is not None
+        assert lane.served.tasks == ("rerank", "score", "classify")
+    finally:
+        await lane.close()

@@ -27,7 +27,9 @@ from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ModelFacts
 from penstock_workers.lanes.gpu.requests.chat_template import read_template
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
 from penstock_workers.lanes.gpu.requests.replies import why_unanswered
+from penstock_workers.lanes.gpu.requests.scoring import classes_of
 from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.scoring.asks import TASKS, wrong_model
 
 log = logging.getLogger(__name__)
 
@@ -250,6 +252,7 @@ def _facts(settings: GpuSettings, config: Any) -> ModelFacts:
         context=model_config.max_model_len,
         defaults={name: value for name, value in defaults.items() if name != "max_tokens"},
         pools=model_config.runner_type == "pooling",
+        classes=classes_of(model_config),
     )
 
 
@@ -271,7 +274,17 @@ def _served(settings: GpuSettings, config: Any) -> Served:
     model = settings.model or ""
     names = tuple(dict.fromkeys((model, Path(model).name, *settings.names)))
     dtype = str(config.model_config.dtype).removeprefix("torch.")
-    return Served(names, tuple(settings.lora), config.model_config.max_model_len, dtype)
+    return Served(names, tuple(settings.lora), config.model_config.max_model_len, dtype, _tasks(config.model_config))
+
+
+def _tasks(model_config: Any) -> tuple[str, ...]:
+    if model_config.runner_type != "pooling":
+        return ("generate",)
+    classes = classes_of(model_config)
+    if not classes.labels:
+        return ("embed",)
+    able = [task for task in TASKS if wrong_model(task, len(classes.labels)) is None]
+    return tuple(task for task in able if classes.joins or task == "classify")
 
 
 def _kv_tokens(config: Any) -> int:

@@ -19,6 +19,7 @@ NEWEST: Final = (0, 33)
 TRIES: Final = (
     ("/v1/completions", b'{"prompt":"doctor","max_tokens":1}'),
     ("/v1/embeddings", b'{"input":"doctor"}'),
+    ("/classify", b'{"input":"doctor"}'),
 )
 
 
