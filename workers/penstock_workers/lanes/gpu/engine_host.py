@@ -112,12 +112,12 @@ class EngineHost:
         engine = await self._started()
         config = engine.config
         self._max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        facts = _facts(self._settings, config)
         if self.calls is None:
-            facts = _facts(self._settings, config)
             self.calls = CallBuilder(
                 self._settings, engine.tokenizer(), facts, self._adapters, chat_template=self._chat_template
             )
-        self.served = _served(self._settings, config)
+        self.served = _served(self._settings, config, facts)
         self._on_built(config)
         self.steps = StepWatch(self._settings.stall_s or stall_s(config))
         self._failing.answered()
@@ -252,7 +252,7 @@ def _facts(settings: GpuSettings, config: Any) -> ModelFacts:
         context=model_config.max_model_len,
         defaults={name: value for name, value in defaults.items() if name != "max_tokens"},
         pools=model_config.runner_type == "pooling",
-        classes=classes_of(model_config),
+        classes=classes_of(model_config, templated=settings.chat_template is not None),
     )
 
 
@@ -270,17 +270,17 @@ def _parameters(text: Any) -> float:
     return float(layers * (4 * hidden * hidden + 3 * hidden * inner) + hidden * getattr(text, "vocab_size", 0))
 
 
-def _served(settings: GpuSettings, config: Any) -> Served:
+def _served(settings: GpuSettings, config: Any, facts: ModelFacts) -> Served:
     model = settings.model or ""
     names = tuple(dict.fromkeys((model, Path(model).name, *settings.names)))
     dtype = str(config.model_config.dtype).removeprefix("torch.")
-    return Served(names, tuple(settings.lora), config.model_config.max_model_len, dtype, _tasks(config.model_config))
+    return Served(names, tuple(settings.lora), facts.context, dtype, _tasks(facts))
 
 
-def _tasks(model_config: Any) -> tuple[str, ...]:
-    if model_config.runner_type != "pooling":
+def _tasks(facts: ModelFacts) -> tuple[str, ...]:
+    if not facts.pools:
         return ("generate",)
-    classes = classes_of(model_config)
+    classes = facts.classes
     if not classes.labels:
         return ("embed",)
     able = [task for task in TASKS if wrong_model(task, len(classes.labels)) is None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ from penstock_workers.lanes.gpu.requests.calls import ContextOverflow, UnknownMo
 from penstock_workers.lanes.gpu.requests.grammars import GrammarCheck
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
 from penstock_workers.lanes.gpu.requests.replies import reply, why_unanswered
-from penstock_workers.lanes.gpu.requests.scoring import is_finite, run_parts, scored
+from penstock_workers.lanes.gpu.requests.scoring import run_parts
 from penstock_workers.settings import WorkerSettings
 
 SECONDS_PER_TOKEN: Final = 0.25  # of an answer, on a slow engine that is full: what the default of `timeout_s` allows
@@ -128,8 +128,6 @@ class GpuLane:
                 self._limits.discard(limit)
 
     def _answer(self, engine: Engine, call: EngineCall, output: Any, took_ms: int) -> Tried:
-        if call.parts:
-            return self._scored(call, output, took_ms)
         missing = why_unanswered(call, output)
         if missing is None:
             self._host.answered()
@@ -137,13 +135,6 @@ class GpuLane:
         if missing.failure in ENGINES_FAULT:
             self._host.failed(engine)
         return NoAnswer(missing.failure, missing.detail, took_ms)
-
-    def _scored(self, call: EngineCall, outputs: Sequence[Any], took_ms: int) -> Tried:
-        self._host.answered()
-        if not is_finite(outputs):
-            words = "a score is not finite; another dtype may do where this one overflows (gpu.engine.dtype)"
-            return NoAnswer("invalid_answer", words, took_ms)
-        return Answer(200, _HEADERS, scored(call, outputs), took_ms)
 
     def _failed(self, engine: Engine, error: EngineFault, took_ms: int) -> NoAnswer:
         if is_lost(error):

@@ -18,7 +18,7 @@ from penstock_workers.lanes.gpu.engine.upstream import upstream
 from penstock_workers.lanes.gpu.requests.documents import check_named_tokens, check_tokens, refuse_templates
 from penstock_workers.lanes.gpu.requests.fields import check_types, shown
 from penstock_workers.lanes.gpu.requests.sampling import asked_tokens, sampling_params
-from penstock_workers.lanes.gpu.requests.scoring import Classes, ScoringFacts, ask_of, pooling_params, tokens_of
+from penstock_workers.lanes.gpu.requests.scoring import Classes, ScoringFacts, ask_of, occupied, pooling_params, tokens_of
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.scoring.asks import Task, task_of
 
@@ -265,10 +265,13 @@ class CallBuilder:
                         "shorten it, or submit with on_overflow"
                     )
                 ids, sides = tokens_of(self._own_tokenizer(), text, cut_at=context)
-            parts.append(EngineCall(f"{call_id}.{place}", ids, pooling_params(ask, sides), lora, priority))
+            if not ids:
+                raise RequestRefused(f"entry {place} has no token: give a text that is not blank")
+            params = pooling_params(ask, sides if classes.reads_sides else ())
+            parts.append(EngineCall(f"{call_id}.{place}", ids, params, lora, priority))
         facts = ScoringFacts(ask, model, classes.labels)
         call = EngineCall(call_id, [], parts[0].params, lora, priority, facts, parts)
-        return call, sum(len(part.token_ids) for part in parts)
+        return call, occupied(parts)
 
 
 def _read(body: bytes) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,10 +20,15 @@ CLASSIFIER: Final = "ForSequenceClassification"
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """What the loaded model tells apart. ``joins``: its tokenizer makes one text of a pair."""
+    """What the loaded model tells apart.
+
+    ``joins``: its tokenizer makes one text of a pair, and no template. ``reads_sides``: its layers are told which token is of
+    which side; one that has no such layer ends the engine when it is.
+    """
 
     labels: tuple[str, ...] = ()
     joins: bool = True
+    reads_sides: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,8 @@ class ScoringFacts:
     labels: Sequence[str]
 
 
-def classes_of(model_config: Any) -> Classes:
-    """None of a model that embeds or generates."""
+def classes_of(model_config: Any, *, templated: bool = False) -> Classes:
+    """None of a model that embeds or generates. ``templated``: the operator gave a chat template, which is for its pairs."""
     if model_config.runner_type != "pooling":
         return Classes()
     config = model_config.hf_config
@@ -47,7 +52,8 @@ def classes_of(model_config: Any) -> Classes:
         return Classes()
     names = getattr(config, "id2label", None) or {}
     labels = tuple(str(names.get(place, place)) for place in range(getattr(config, "num_labels", 0)))
-    return Classes(labels, bool(getattr(model_config, "use_sep_token", True)))
+    joins = bool(model_config.use_sep_token) and not model_config.is_multimodal_model and not templated
+    return Classes(labels, joins, reads_sides=getattr(config, "type_vocab_size", 0) > 1)
 
 
 def ask_of(task: Task, body: bytes, classes: Classes) -> Ask:
@@ -64,18 +70,23 @@ def ask_of(task: Task, body: bytes, classes: Classes) -> Ask:
 
 
 def tokens_of(tokenizer: Any, text: Text, *, cut_at: int | None) -> tuple[list[int], list[int]]:
-    """Token ids, and the side of the pair that each belongs to (none where the model reads no sides)."""
+    """Token ids, and the side of the pair that each belongs to (none where its tokenizer does not say)."""
     options: dict[str, Any] = {} if cut_at is None else {"truncation": "longest_first", "max_length": cut_at}
     said = tokenizer(*((text,) if isinstance(text, str) else text), **options)
     return list(said["input_ids"]), list(said.get("token_type_ids") or ())
 
 
 def pooling_params(ask: Ask | None = None, sides: Sequence[int] = ()) -> Any:
-    """Of one text or pair. vLLM wants the place where the second side begins."""
+    """Of one text or pair. vLLM wants the place where the second side begins. Without ``ask``: of a probe."""
     extra = {"compressed_token_type_ids": sides.index(1) if 1 in sides else len(sides)} if sides else None
     return upstream("vllm", "PoolingParams")(
         task="classify", use_activation=ask is None or ask.activated, extra_kwargs=extra
     )
+
+
+def occupied(parts: Sequence[EngineCall]) -> int:
+    """Tokens that they may come to occupy: those of the longest that may be in the engine together."""
+    return sum(heapq.nlargest(PARTS_AT_ONCE, (len(part.token_ids) for part in parts)))
 
 
 async def run_parts(engine: Engine, parts: Sequence[EngineCall]) -> list[Any]:
@@ -98,18 +109,11 @@ def _unheard() -> None:
     """A score comes whole: that its computing began is known at its end."""
 
 
-def _rows(outputs: Sequence[Any]) -> list[list[float]]:
-    return [output.outputs.data.float().flatten().tolist() for output in outputs]
-
-
-def is_finite(outputs: Sequence[Any]) -> bool:
-    return all(math.isfinite(number) for row in _rows(outputs) for number in row)
-
-
 def scored(call: EngineCall, outputs: Sequence[Any]) -> bytes:
     """The body of a good answer."""
     facts: ScoringFacts = call.facts
     tokens = sum(len(part.token_ids) for part in call.parts)
+    rows = [output.outputs.data.float().flatten().tolist() for output in outputs]
     return answer_body(
-        facts.ask, _rows(outputs), labels=facts.labels, tag=call.request_id, model=facts.model, tokens=tokens
+        facts.ask, rows, labels=facts.labels, tag=call.request_id, model=facts.model, tokens=tokens
     )
