@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied, RequestRefused
 from penstock_workers.lanes.gpu.requests import scoring
 from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ContextOverflow, ModelFacts
+from penstock_workers.lanes.gpu.requests.replies import why_unanswered
 from penstock_workers.lanes.gpu.requests.scoring import PARTS_AT_ONCE, Classes, classes_of, run_parts
 from penstock_workers.lanes.gpu.settings import GpuSettings
 
@@ -44,12 +46,25 @@ def build(
 
 
 def test_each_pair_is_a_call_of_its_own() -> None:
-    """With its tokens, where its second side begins, and an id of its own; together they count as the item's tokens."""
+    """With its tokens and an id of its own; together they count as the item's tokens."""
     call, tokens = build("/v1/rerank", {"query": "a b", "documents": ["c", "d e"]}, Classes(("relevance",)))
     assert [len(part.token_ids) for part in call.parts] == [3, 4]
     assert tokens == 7
-    assert [part.params.extra_kwargs for part in call.parts] == [{"compressed_token_type_ids": 2}] * 2
+    assert [part.params.extra_kwargs for part in call.parts] == [None, None]
     assert len({part.request_id for part in call.parts} | {call.request_id}) == 3
+
+
+def test_only_a_model_that_reads_sides_is_told_of_them() -> None:
+    """It gets the place where the second side begins; a model without such a layer would end the engine."""
+    body = {"query": "a b", "documents": ["c", "d e"]}
+    call, _ = build("/v1/rerank", body, Classes(("relevance",), reads_sides=True))
+    assert [part.params.extra_kwargs for part in call.parts] == [{"compressed_token_type_ids": 2}] * 2
+
+
+def test_a_list_counts_as_what_may_be_in_the_engine_together() -> None:
+    """The longest parts of it, so that a long list is not kept out by a room that it never fills."""
+    _, tokens = build("/v1/rerank", {"query": "a", "documents": ["b"] * 200 + ["b c"]}, Classes(("relevance",)))
+    assert tokens == 2 * (PARTS_AT_ONCE - 1) + 3
 
 
 @pytest.mark.parametrize(
@@ -62,12 +77,13 @@ def test_each_pair_is_a_call_of_its_own() -> None:
         ("/v1/embeddings", Classes(("a",)), True, "does not embed"),
         ("/v1/completions", Classes(("a",)), True, "does not generate"),
         ("/v1/score", Classes(("a",)), True, "'text_1' is missing"),
+        ("/classify", Classes(("a",)), True, "entry 0 has no token"),
     ],
 )
 def test_what_the_model_cannot_do_is_refused_by_name(endpoint: str, classes: Classes, pools: bool, why: str) -> None:
     """The refusal says what the model does, or which field is wrong."""
     with pytest.raises(RequestRefused, match=why):
-        build(endpoint, {"input": "a", "prompt": "a"}, classes, pools=pools)
+        build(endpoint, {"input": " ", "prompt": "a"}, classes, pools=pools)
 
 
 def test_a_pair_that_is_too_long_is_refused_or_cut() -> None:
@@ -126,11 +142,61 @@ def config(**more: Any) -> Any:
     hf = SimpleNamespace(
         **({"architectures": ["BertForSequenceClassification"], "num_labels": 2, "id2label": {0: "a"}} | more)
     )
-    return SimpleNamespace(runner_type="pooling", convert_type="none", use_sep_token=False, hf_config=hf)
+    return SimpleNamespace(
+        runner_type="pooling", convert_type="none", use_sep_token=True, is_multimodal_model=False, hf_config=hf
+    )
 
 
 def test_classes_are_what_the_models_files_name() -> None:
     """A class without a name has its number; a model that embeds, or generates, has none."""
-    assert classes_of(config()) == Classes(("a", "1"), joins=False)
+    assert classes_of(config()) == Classes(("a", "1"))
+    assert classes_of(config(type_vocab_size=2)).reads_sides
     assert classes_of(config(architectures=["BertModel"])) == Classes()
     assert classes_of(SimpleNamespace(runner_type="generate")) == Classes()
+
+
+def test_pairs_that_want_a_template_are_not_joined() -> None:
+    """By the model's files, or since the operator gave one: scores of other texts would look right and not be."""
+    joined = config()
+    joined.use_sep_token = False
+    assert not classes_of(joined).joins
+    assert not classes_of(config(), templated=True).joins
+
+
+class Numbers:
+    """What a tensor says of itself, as far as it is asked here."""
+
+    def __init__(self, *numbers: float) -> None:
+        self._numbers = numbers
+
+    def numel(self) -> int:
+        return len(self._numbers)
+
+    def isfinite(self) -> Numbers:
+        return Numbers(*map(math.isfinite, self._numbers))
+
+    def all(self) -> bool:
+        return all(self._numbers)
+
+
+def pooled(*numbers: float, error: str | None = None) -> Any:
+    problem = None if error is None else SimpleNamespace(message=error)
+    return SimpleNamespace(outputs=SimpleNamespace(data=Numbers(*numbers)), error=problem)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "failure"),
+    [
+        ([pooled(0.5), pooled(0.1)], None),
+        ([pooled(0.5), pooled()], "engine_aborted"),
+        ([pooled(0.5), pooled(math.nan)], "invalid_answer"),
+        ([pooled(0.5), pooled(1.0, error="cache miss")], "engine_failed"),
+    ],
+)
+def test_one_part_without_an_answer_is_none_of_the_item(outputs: list[Any], failure: str | None) -> None:
+    """An aborted part is empty, one that overflowed has no number: neither is stored as a score, nor as a vector."""
+    in_parts = EngineCall("a", [], None, parts=parts(2))
+    missing = why_unanswered(in_parts, outputs)
+    assert (missing and missing.failure) == failure
+    alone = why_unanswered(EngineCall("a", [1], None), outputs[1])
+    assert (alone and alone.failure) == failure

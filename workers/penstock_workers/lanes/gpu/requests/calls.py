@@ -270,7 +270,7 @@ class CallBuilder:
             params = pooling_params(ask, sides if classes.reads_sides else ())
             parts.append(EngineCall(f"{call_id}.{place}", ids, params, lora, priority))
         facts = ScoringFacts(ask, model, classes.labels)
-        call = EngineCall(call_id, [], parts[0].params, lora, priority, facts, parts)
+        call = EngineCall(call_id, [], parts[0].params, lora, priority, facts, parts=parts)
         return call, occupied(parts)
 
 
