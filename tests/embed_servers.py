@@ -1,7 +1,7 @@
-"""Servers with an encoder or a classifier, for tests of the embed lane: one keeps text-embeddings-inference's contract, one vLLM's.
+"""Servers with a model, for tests of the embed lane: one keeps text-embeddings-inference's contract, one vLLM's.
 
-text-embeddings-inference's is from its documentation (docs/openapi.json) and its sources, 1.8 and 1.9: paths, field names, statuses
-and words. A token is a word; a score is the number of words, a class more for each label.
+text-embeddings-inference's is from its documentation (docs/openapi.json) and its sources, 1.8 and 1.9: paths, field names,
+statuses and words. A token is a word; a score is the number of words, a class more for each label.
 """
 
 from __future__ import annotations

@@ -127,7 +127,9 @@ async def test_a_model_that_embeds_gives_the_models_own_vectors(tiny_bert: Path,
     model = transformers.AutoModel.from_pretrained(tiny_bert).eval()
     with torch.inference_mode():
         states = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in DOCUMENTS]
-    expected = [torch.nn.functional.normalize(state[0], dim=-1) for state in states]  # vLLM pools the first token's of a BERT
+    expected = [
+        torch.nn.functional.normalize(state[0], dim=-1) for state in states
+    ]  # vLLM pools the first token's of a BERT
     with VllmServer(tiny_bert, tmp_path) as server:
         async with lane(server) as one:
             prepared = await one.prepare(request("/v1/embeddings", {"input": DOCUMENTS}))

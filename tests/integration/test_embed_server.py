@@ -1,4 +1,4 @@
-"""An embed worker over a server with an encoder: one that keeps text-embeddings-inference's contract, and one that is as vLLM's."""
+"""An embed worker over a server that embeds: one that keeps text-embeddings-inference's contract, and one that is as vLLM's."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from penstock_workers.lanes.embed import server_lane as module
 from penstock_workers.lanes.embed.admission import WhileUp
 from penstock_workers.lanes.embed.server_lane import EmbedServerLane
 from penstock_workers.settings import WorkerSettings
+
 
 def request(body: dict[str, Any], **more: Any) -> Request:
     return Request("job:doc", "elsewhere", "/v1/embeddings", orjson.dumps(body), 10.0, **more)

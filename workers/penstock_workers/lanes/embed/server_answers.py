@@ -15,7 +15,7 @@ from penstock_workers.lanes.embed.buckets import Vector
 
 __all__ = ["Unusable", "VectorAnswer", "message", "read_vectors", "refused"]
 
-# How text-embeddings-inference says it, with 413 up to 1.8 and with 422 since 1.9: core/src/tokenization.rs, router/src/http/server.rs
+# How text-embeddings-inference says it (core/src/tokenization.rs, router/src/http/server.rs), with 413 up to 1.8, 422 since 1.9.
 TOO_LONG: Final = "`inputs` must have less than"
 TOO_MANY: Final = "maximum allowed batch size"
 NO_PATH: Final = "Not Found"

@@ -239,7 +239,7 @@ class EmbedServerLane:
         )
 
     async def _is_healthy(self) -> bool:
-        """Both have the page, and say 503 there when the model is gone and the server is not; what stands before one may lack it."""
+        """Both say 503 there when the model is gone and the server is not; what stands before one may lack the page."""
         status, _ = await self._get(urlsplit(self._url)._replace(path="/health").geturl())
         return status is not None and status < 500
 

@@ -18,7 +18,14 @@ from penstock_workers.lanes.gpu.engine.upstream import upstream
 from penstock_workers.lanes.gpu.requests.documents import check_named_tokens, check_tokens, refuse_templates
 from penstock_workers.lanes.gpu.requests.fields import check_types, shown
 from penstock_workers.lanes.gpu.requests.sampling import asked_tokens, sampling_params
-from penstock_workers.lanes.gpu.requests.scoring import Classes, ScoringFacts, ask_of, occupied, pooling_params, tokens_of
+from penstock_workers.lanes.gpu.requests.scoring import (
+    Classes,
+    ScoringFacts,
+    ask_of,
+    occupied,
+    pooling_params,
+    tokens_of,
+)
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.scoring.asks import Task, task_of
 

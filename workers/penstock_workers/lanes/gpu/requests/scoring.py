@@ -114,6 +114,4 @@ def scored(call: EngineCall, outputs: Sequence[Any]) -> bytes:
     facts: ScoringFacts = call.facts
     tokens = sum(len(part.token_ids) for part in call.parts)
     rows = [output.outputs.data.float().flatten().tolist() for output in outputs]
-    return answer_body(
-        facts.ask, rows, labels=facts.labels, tag=call.request_id, model=facts.model, tokens=tokens
-    )
+    return answer_body(facts.ask, rows, labels=facts.labels, tag=call.request_id, model=facts.model, tokens=tokens)
