@@ -145,8 +145,8 @@ class Vllm(PlayedServer):
         return [*able, self._nothing()]
 
     def _nothing(self) -> web.RouteDef:
-        async def missing(request: web.Request) -> web.Response:
-            return self.error(request.path, 404, "Not Found", "Not Found")
+        async def missing(_: web.Request) -> web.Response:
+            return web.json_response({"detail": "Not Found"}, status=404)
 
         return web.post("/{path:.*}", missing)
 

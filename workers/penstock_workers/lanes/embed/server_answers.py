@@ -84,12 +84,13 @@ def refused(answer: Answer, does: str) -> Tried:
 
 
 def message(body: bytes) -> str:
-    """Of any of their error bodies: OpenAI's form, or text-embeddings-inference's two; cut."""
+    """Of any of their error bodies: OpenAI's form, text-embeddings-inference's two, or vLLM's of a path; cut."""
     try:
         said = orjson.loads(body)
     except orjson.JSONDecodeError:
         said = None
     if isinstance(said, dict) and isinstance(said.get("error"), dict):
         said = said["error"]
-    words = (said.get("message") or said.get("error")) if isinstance(said, dict) else None
+    names = ("message", "error", "detail")
+    words = next((said[name] for name in names if name in said), None) if isinstance(said, dict) else None
     return str(words if isinstance(words, str) else body[:SHOWN_CHARS].decode("utf-8", "replace"))[:SHOWN_CHARS]
