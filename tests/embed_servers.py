@@ -22,9 +22,9 @@ VECTOR = [0.6, 0.8, 0.0, 0.0]
 class PlayedServer:
     """What both have: `/health`, `/v1/embeddings`, and failures that a test asks for."""
 
-    def __init__(self, labels: Sequence[str] | None = None) -> None:
+    def __init__(self, labels: Sequence[str] | None = None, *, model: str) -> None:
         """``labels``: of a classifier's classes; None = it embeds."""
-        self.labels = labels
+        self.labels, self.model = labels, model
         self.asked: list[tuple[str, dict[str, Any]]] = []  # path and body
         self.fails: list[tuple[int, str, str]] = []  # of the next requests: status, message, type
         self.answer: bytes | None = None  # in place of its own
@@ -66,7 +66,7 @@ class Tei(PlayedServer):
     """`/info`, `/v1/embeddings` and `/predict`. What is wrong with a request was 413 up to 1.8 and is 422 since 1.9."""
 
     def __init__(self, labels: Sequence[str] | None = None, *, invalid: int = 422) -> None:
-        super().__init__(labels)
+        super().__init__(labels, model="BAAI/bge-small")
         self.invalid = invalid
 
     def routes(self) -> list[web.RouteDef]:
@@ -90,7 +90,7 @@ class Tei(PlayedServer):
             classes = {"id2label": names, "label2id": {label: int(place) for place, label in names.items()}}
             kind = {"reranker" if len(names) == 1 else "classifier": classes}
         return web.json_response({
-            "model_id": "BAAI/bge-small", "model_sha": None, "model_dtype": "float32", "model_type": kind,
+            "model_id": self.model, "model_sha": None, "model_dtype": "float32", "model_type": kind,
             "max_concurrent_requests": 512, "max_input_length": MAX_TOKENS, "max_batch_tokens": 16384,
             "max_batch_requests": None, "max_client_batch_size": MAX_BATCH, "auto_truncate": False,
             "tokenization_workers": 2, "version": "1.9.3",
@@ -102,7 +102,7 @@ class Tei(PlayedServer):
             return instead
         inputs = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
         wrong = self._wrong(request.path, inputs, truncate=False)
-        return wrong or embedded(inputs, asked, "BAAI/bge-small")
+        return wrong or embedded(inputs, asked, self.model)
 
     async def predict(self, request: web.Request) -> web.Response:
         asked, instead = await self.read(request)
@@ -135,6 +135,9 @@ class Tei(PlayedServer):
 class Vllm(PlayedServer):
     """`/v1/models`, and only the paths that its model can answer: the others are 404."""
 
+    def __init__(self, labels: Sequence[str] | None = None) -> None:
+        super().__init__(labels, model="tiny-bert")
+
     def routes(self) -> list[web.RouteDef]:
         able = [web.get("/v1/models", self.models)]
         if self.labels is None:
@@ -155,7 +158,7 @@ class Vllm(PlayedServer):
         return web.json_response({"error": error}, status=status)
 
     async def models(self, _: web.Request) -> web.Response:
-        said = {"object": "list", "data": [{"id": "tiny-bert", "max_model_len": MAX_TOKENS}]}
+        said = {"object": "list", "data": [{"id": self.model, "max_model_len": MAX_TOKENS}]}
         return web.json_response(said, status=200 if self.loaded else 503)
 
     async def embeddings(self, request: web.Request) -> web.Response:
@@ -172,7 +175,7 @@ class Vllm(PlayedServer):
         if wrong is not None:
             return wrong
         data = [{"index": at, "object": "score", "score": float(tokens_of(text))} for at, text in enumerate(texts)]
-        return web.json_response(listed(data[::-1], texts))
+        return web.json_response(listed(data[::-1], texts, self.model))
 
     async def classify(self, request: web.Request) -> web.Response:
         asked, instead = await self.read(request)
@@ -184,7 +187,7 @@ class Vllm(PlayedServer):
             numbers = numbers_of(text, labels)
             best = labels[numbers.index(max(numbers))]
             data.append({"index": at, "label": best, "probs": numbers, "num_classes": len(labels)})
-        return web.json_response(listed(data, asked["input"]))
+        return web.json_response(listed(data, asked["input"], self.model))
 
     def _wrong(self, path: str, texts: Sequence[str], asked: dict[str, Any]) -> web.Response | None:
         longest = max(map(tokens_of, texts))
@@ -202,10 +205,10 @@ def numbers_of(text: str, labels: Sequence[str]) -> list[float]:
     return [float(tokens_of(text) + place) for place in range(len(labels))]
 
 
-def listed(data: list[dict[str, Any]], texts: Sequence[str]) -> dict[str, Any]:
+def listed(data: list[dict[str, Any]], texts: Sequence[str], model: str) -> dict[str, Any]:
     tokens = sum(map(tokens_of, texts))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"id": "x", "object": "list", "created": 1, "model": "tiny-bert", "data": data, "usage": usage}
+    return {"id": "x", "object": "list", "created": 1, "model": model, "data": data, "usage": usage}
 
 
 def embedded(inputs: Sequence[str], asked: dict[str, Any], model: str) -> web.Response:

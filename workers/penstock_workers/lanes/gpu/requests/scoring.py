@@ -46,9 +46,8 @@ def classes_of(model_config: Any, *, templated: bool = False) -> Classes:
         return Classes()
     config = model_config.hf_config
     named = getattr(config, "architectures", None) or []
-    converted = getattr(model_config, "convert_type", "") == "classify"
-    is_one = converted or any(name.endswith(CLASSIFIER) for name in named)
-    if not is_one:
+    is_one = model_config.convert_type == "none" and any(name.endswith(CLASSIFIER) for name in named)
+    if not is_one and model_config.convert_type != "classify":
         return Classes()
     names = getattr(config, "id2label", None) or {}
     labels = tuple(str(names.get(place, place)) for place in range(getattr(config, "num_labels", 0)))
