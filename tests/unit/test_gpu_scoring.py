@@ -54,7 +54,7 @@ def test_each_pair_is_a_call_of_its_own() -> None:
     assert len({part.request_id for part in call.parts} | {call.request_id}) == 3
 
 
-def test_only_a_model_that_reads_sides_is_told_of_them() -> None:
+def test_only_a_model_that_reads_sides_gets_them() -> None:
     """It gets the place where the second side begins; a model without such a layer would end the engine."""
     body = {"query": "a b", "documents": ["c", "d e"]}
     call, _ = build("/v1/rerank", body, Classes(("relevance",), reads_sides=True))
@@ -96,7 +96,7 @@ def test_a_pair_that_is_too_long_is_refused_or_cut() -> None:
 
 
 class PlayedEngine:
-    """Answers when it is told to, and knows how many calls it has."""
+    """Answers each call at once, unless it dies at one; then no other is answered. It counts those that it has."""
 
     def __init__(self, *, dies_at: str = "") -> None:
         self.inside = self.most = self.left = 0

@@ -22,8 +22,8 @@ CLASSIFIER: Final = "ForSequenceClassification"
 class Classes:
     """What the loaded model tells apart.
 
-    ``joins``: its tokenizer makes one text of a pair, and no template. ``reads_sides``: its layers are told which token is of
-    which side; one that has no such layer ends the engine when it is.
+    ``joins``: its tokenizer makes one text of a pair, and no template. ``reads_sides``: it has a layer for which token is of
+    which side; one that has none ends the engine where that is given.
     """
 
     labels: tuple[str, ...] = ()
