@@ -163,6 +163,8 @@ def test_a_job_outlives_the_engine_of_its_server(ranker: VllmServer, tmp_path: P
         assert ranker.answered_with(500)
         ranker.start()
         fleet.wait_for(job, JobState.COMPLETED, START_S)
+        tries = fleet.counters(job).get("retries", 0)
+        assert tries <= ITEMS, "items wait for the server, and do not try again and again"
         account = fleet.account(job, ITEMS)
         assert (account.dead, len(account.results)) == ({}, ITEMS)
 

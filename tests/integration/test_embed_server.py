@@ -117,13 +117,15 @@ async def test_while_the_server_is_away_nothing_starts(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "ASK_AGAIN_S", 0.05)
     server = Tei()
     async with server.served() as url, lane(url) as one:
-        admission = WhileUp(one.up)
+        admission = WhileUp(one.is_up, one.up)
         prepared = await one.prepare(request({"input": "w"}))
-        await asyncio.wait_for(admission.turn(None, prepared), 1)  # type: ignore[arg-type]  # it looks at no attempt
+        assert admission.at_once(None) is not None  # type: ignore[arg-type]  # it looks at no attempt
+        await asyncio.wait_for(admission.turn(None, prepared), 1)  # type: ignore[arg-type]  # as above
         server.loaded = False
         async with asyncio.timeout(5):
             lost = await one._no_answer(NoAnswer("connection_lost", "reset", 1))
             assert lost.failure == "connect_failed"  # which costs no attempt
+            assert admission.at_once(None) is None  # type: ignore[arg-type]  # as above
             waiting = asyncio.create_task(admission.turn(None, prepared))  # type: ignore[arg-type]  # as above
             await asyncio.sleep(0.2)
             assert not waiting.done()

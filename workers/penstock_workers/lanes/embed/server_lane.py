@@ -78,6 +78,9 @@ class EmbedServerLane:
         self._asking = make_client(self._http_client)
         await self._await_model()
 
+    def is_up(self) -> bool:
+        return self._up.is_set()
+
     async def up(self) -> None:
         """Wait until the server has its model."""
         await self._up.wait()
