@@ -135,6 +135,26 @@ async def test_while_the_server_is_away_nothing_starts(monkeypatch: pytest.Monke
         assert isinstance(await one.infer(prepared), Answer)
 
 
+@pytest.mark.parametrize("server", [Tei(), Vllm()])
+async def test_a_server_with_another_model_gives_no_vectors_of_it(
+    server: PlayedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lane says what the server has now; an item that came in before waits, and is not sent: its job has another model."""
+    monkeypatch.setattr(module, "MODEL_EACH_S", 0.02)
+    async with server.served() as url, lane(url, names=("mine",)) as one:
+        early = await one.prepare(request({"input": "w"}))
+        server.model = "other"
+        async with asyncio.timeout(5):
+            while one.served.names != ("mine", "other"):  # noqa: ASYNC110 - the lane asks its server, and tells no one
+                await asyncio.sleep(0.01)
+        late = await one.infer(early)
+        answer = await tried(one, request({"input": "w"}))
+    assert isinstance(late, NoAnswer)
+    assert (late.failure, late.sent) == ("engine_busy", False)
+    assert isinstance(answer, Answer)
+    assert [asked["model"] for _, asked in server.asked] == ["other"]
+
+
 @pytest.mark.parametrize("path", ["", "/v1"])
 async def test_a_server_of_another_kind_is_refused_at_once(path: str) -> None:
     """Waiting would not make an encoder of it."""

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import orjson
@@ -35,6 +35,7 @@ from penstock_workers.lanes.embed.numbers import NotRepresentable
 from penstock_workers.lanes.embed.server_answers import Unusable, message, read_vectors, refused
 from penstock_workers.lanes.embed.server_model import ServerModel, model_of
 from penstock_workers.lanes.embed.server_scores import read_scores, scores_request
+from penstock_workers.lanes.engine_life.loading import ServerWait
 from penstock_workers.lanes.scoring import answers, asks
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -44,6 +45,14 @@ SERVER: Final = "server"  # the provider of the HTTP client: items of all provid
 ROOT: Final = "server root"  # the same server: its paths beside its /v1
 ASK_AGAIN_S: Final = 1.0  # while the model loads
 ASK_TIMEOUT_S: Final = 5.0
+MODEL_EACH_S: Final = 5.0  # how often the server is asked what it serves: it may be started with another model
+
+
+class Input(NamedTuple):
+    """What ``prepare`` leaves for ``infer``."""
+
+    ask: Ask | asks.Ask
+    server_model: ServerModel  # that the server had
 
 
 class EmbedServerLane:
@@ -67,9 +76,12 @@ class EmbedServerLane:
         self._asking: HttpClient | None = None
         self._model = ServerModel("")
         self.served = self._named = embed.served()  # with the server's own name, once it is up
+        self._loading = ServerWait(self._url)
         self._up = asyncio.Event()
         self._in_flight = 0
+        self._deaths = 0  # times that the server went away
         self._returning: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._ending = False
 
     async def start(self) -> None:
@@ -77,6 +89,7 @@ class EmbedServerLane:
         await self._client.start()
         self._asking = make_client(self._http_client)
         await self._await_model()
+        self._following = asyncio.create_task(self._follow_model(), name="server model")
 
     def is_up(self) -> bool:
         return self._up.is_set()
@@ -96,9 +109,13 @@ class EmbedServerLane:
         else:
             provider, (endpoint, body) = ROOT, scores_request(ask, self._model, trim=trim)
         sent = Request(request.tag, provider, endpoint, body, request.timeout_s, priority=request.priority)
-        return Prepared(sent, input=ask)
+        return Prepared(sent, input=Input(ask, self._model))
 
     async def infer(self, prepared: Prepared) -> Tried:
+        given: Input = prepared.input
+        if given.server_model != self._model:  # numbers of another one are of no use; the item waits, uncounted
+            now = f"{self._url} serves {self._model.name} now, and not {given.server_model.name}"
+            return NoAnswer("engine_busy", now, 0, sent=False)
         self._in_flight += 1
         try:
             tried = await self._client.infer(prepared)
@@ -106,25 +123,30 @@ class EmbedServerLane:
             self._in_flight -= 1
         if isinstance(tried, NoAnswer):
             return await self._no_answer(tried)
-        ask = prepared.input
+        ask = given.ask
         if tried.status != 200:
             return await self._refused(tried, "embed" if isinstance(ask, Ask) else ask.task)
         try:
-            return self._stored(ask, tried) if isinstance(ask, Ask) else self._scored(ask, tried, prepared.request.tag)
+            if isinstance(ask, Ask):
+                return self._stored(ask, tried)
+            return self._scored(ask, given.server_model, tried, prepared.request.tag)
         except Unusable as error:
             return NoAnswer("invalid_answer", str(error), tried.latency_ms)
 
     def gauges(self) -> Mapping[str, float | str]:
-        return {"running": float(self._in_flight), "bound": "engine" if self._up.is_set() else "starting"}
+        bound = "engine" if self._up.is_set() else "starting"
+        figures = {"deaths": float(self._deaths), "running": float(self._in_flight)}
+        return {**figures, "bound": bound, **self._loading.gauges()}
 
     def drain(self) -> None:
         self._ending = True
 
     async def close(self) -> None:
         self._ending = True
-        if self._returning is not None:
-            self._returning.cancel()
-            await asyncio.gather(self._returning, return_exceptions=True)
+        for task in (self._returning, self._following):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._client.close()
         if self._asking is not None:
             await self._asking.close()
@@ -170,11 +192,11 @@ class EmbedServerLane:
             return BadBody(str(error), param="output_dtype").answer()
         return Answer(200, answer.headers, body, answer.latency_ms, answer.room, packed=True)
 
-    def _scored(self, ask: asks.Ask, answer: Answer, tag: str) -> Answer:
+    def _scored(self, ask: asks.Ask, model: ServerModel, answer: Answer, tag: str) -> Answer:
         """Raises Unusable."""
-        read = read_scores(answer, ask, self._model)
-        model = ask.model or self._model.name
-        body = answers.answer_body(ask, read.rows, labels=read.labels, tag=tag, model=model, tokens=read.tokens)
+        read = read_scores(answer, ask, model)
+        name = ask.model or model.name
+        body = answers.answer_body(ask, read.rows, labels=read.labels, tag=tag, model=name, tokens=read.tokens)
         return Answer(200, answer.headers, body, answer.latency_ms, answer.room)
 
     # -- the server's life -----------------------------------------------------------------------------------------
@@ -204,6 +226,7 @@ class EmbedServerLane:
         if not self._up.is_set() or self._ending:
             return
         self._up.clear()
+        self._deaths += 1
         log.error("%s does not answer (%s); items wait here until its model is loaded again", self._url, why)
         self._returning = asyncio.create_task(self._await_return(), name="server return")
 
@@ -215,17 +238,34 @@ class EmbedServerLane:
 
     async def _await_model(self) -> None:
         began = time.monotonic()
+        self._loading.begin()
         log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
         while (model := await self._serves()) is None:
             if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
                 raise EngineAway(self._url, self._wait_s, "embed")
             await asyncio.sleep(ASK_AGAIN_S)
+        self._note_model(model)
+        self._loading.end()
+        self._up.set()
+        log.warning("%s serves %s after %.0f s", self._url, model.name, time.monotonic() - began)
+
+    def _note_model(self, model: ServerModel) -> None:
         self._model = model
         names = tuple(dict.fromkeys((*self._named.names, model.name)))
         context = self._named.context or model.context
         self.served = replace(self._named, names=names, context=context, tasks=model.tasks)
-        self._up.set()
-        log.warning("%s serves %s after %.0f s", self._url, model.name, time.monotonic() - began)
+
+    async def _follow_model(self) -> None:
+        """Changes nothing while the server does not answer: its items notice that."""
+        while True:
+            await asyncio.sleep(MODEL_EACH_S)
+            try:
+                model = await self._serves() if self._up.is_set() else None
+            except BadEngineSettings as error:
+                log.warning("%s", error)
+                continue
+            if model is not None:
+                self._note_model(model)
 
     async def _serves(self) -> ServerModel | None:
         """The model that is loaded; None while none is. Raises BadEngineSettings for another kind of server."""
