@@ -38,6 +38,7 @@ class ScoringFacts:
     ask: Ask
     model: str
     labels: Sequence[str]
+    parsed: None = None  # a score has no text that a parser of answers could read
 
 
 def classes_of(model_config: Any, *, templated: bool = False) -> Classes:
