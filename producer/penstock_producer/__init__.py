@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Result as Result
     from penstock_producer.async_producer import AsyncOpenJob as AsyncOpenJob
     from penstock_producer.async_producer import AsyncProducer as AsyncProducer
+    from penstock_producer.errors import ContentError as ContentError
     from penstock_producer.errors import InvalidDocument as InvalidDocument
     from penstock_producer.errors import JobCancelled as JobCancelled
     from penstock_producer.errors import Problem as Problem
@@ -66,8 +67,8 @@ else:
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
             "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
             "penstock_producer.errors": (
-                "InvalidDocument JobCancelled Problem ProducerError SettingsError SinkError SourceChanged "
-                "SourceError SourceForbidden SourceUnavailable SpecError TemplateError TooManyBadRows"
+                "ContentError InvalidDocument JobCancelled Problem ProducerError SettingsError SinkError "
+                "SourceChanged SourceError SourceForbidden SourceUnavailable SpecError TemplateError TooManyBadRows"
             ),
             "penstock_producer.open_job": "OpenJob",
             "penstock_producer.producer": "JobStatus Producer",
