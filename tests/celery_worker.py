@@ -149,6 +149,8 @@ class RecordingEngine:
             try:
                 self._bridge.started(delivery)
                 self._runs.write(f"{delivery.task_id}\n")
+                if change := _body(delivery).get("consume"):
+                    self._bridge.consume(*change)
                 await asyncio.sleep(self._settings.seconds)
                 self._settle(delivery)
             finally:
@@ -172,9 +174,12 @@ class RecordingEngine:
         self._bridge.conclude(settled)
 
 
+def _body(delivery: Delivery) -> dict[str, Any]:
+    return (delivery.kwargs.get("body") if isinstance(delivery.kwargs, dict) else None) or {}
+
+
 def _outcome(delivery: Delivery) -> Outcome:
-    body = delivery.kwargs.get("body") if isinstance(delivery.kwargs, dict) else None
-    wish = (body or {}).get("outcome")
+    wish = _body(delivery).get("outcome")
     if wish == "failed":
         return dead("the provider said no")
     if wish == "retried":

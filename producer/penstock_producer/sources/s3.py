@@ -117,7 +117,9 @@ class S3Prefix:
                 if path and not path.endswith("/"):  # consoles make such objects and show them as folders
                     found.append(Listed(path, entry["Size"], entry["ETag"], entry["LastModified"].timestamp()))
             if len(found) > most:
-                raise SourceError("too_many_objects", f"{self.uri} has more than {most:,} objects; name a prefix with fewer")
+                raise SourceError(
+                    "too_many_objects", f"{self.uri} has more than {most:,} objects; name a prefix with fewer"
+                )
             if not page.get("IsTruncated"):
                 return found
             given = {"ContinuationToken": page["NextContinuationToken"]}

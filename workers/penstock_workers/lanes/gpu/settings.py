@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock_producer.settings import check_url
+from penstock_producer.storage import check_destination
 from penstock_workers.lanes.lane_settings import LaneSettings
 
+GIB: Final = 1024**3
+TIB: Final = 1024**4
+BUCKET: Final = "s3://"
 SLOTS_PER_SEQUENCE: Final = 2  # items that its engine runs, and as many whose prompts are made meanwhile
 
 
@@ -21,6 +26,14 @@ class GpuSettings(LaneSettings):
     upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0  # for its model to be loaded: weights may travel
     names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
     lora: dict[str, str] = Field(default_factory=dict)  # adapter name, as requests give it for `model` -> folder
+    lora_from: str | None = (
+        None  # a folder or s3://bucket/prefix with a folder for each further adapter; they may change
+    )
+    lora_every_s: Annotated[float, Field(ge=1, le=3600)] = 30.0  # between two looks at it
+    lora_max_bytes: Annotated[int, Field(ge=1024, le=TIB)] = 2 * GIB  # of one adapter there
+    cache_dir: str | None = None  # what comes from elsewhere is kept here; None = ~/.cache/penstock/models
+    cache_bytes: Annotated[int, Field(ge=1024**2, le=1024 * TIB)] = 200 * GIB  # of the cache; the least used goes first
+    pickles: bool = False  # weights in *.bin and *.pt, of a model from s3://, which may hold programs
     chat_template: str | None = None  # Jinja, or a file with it; None = the model's own
     max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192  # tokens in one step of the engine; 16384 from 70 GiB
@@ -32,6 +45,17 @@ class GpuSettings(LaneSettings):
     stall_s: Annotated[float, Field(gt=0, le=3600)] | None = None
     rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 10  # engines built anew in an hour; a culprit takes four
 
+    @field_validator("model", "lora_from")
+    @classmethod
+    def _check_place(cls, place: str | None) -> str | None:
+        """One that a variable leaves empty is none."""
+        if not place or not place.startswith(BUCKET):
+            return place or None
+        try:
+            return check_destination(place).rstrip("/")
+        except ValueError:
+            raise ValueError(f"{place!r} is no place in a bucket; give s3://bucket/prefix") from None
+
     @model_validator(mode="after")
     def _check_upstream(self) -> Self:
         if self.upstream_url is None:
@@ -42,13 +66,19 @@ class GpuSettings(LaneSettings):
             raise ValueError(f"upstream_url: {error}") from None
         if not self.upstream_url.endswith("/v1"):
             raise ValueError("upstream_url: give a vLLM server's address with its /v1, as in http://127.0.0.1:8000/v1")
-        given = [name for name in ("model", "lora", "engine", "chat_template") if getattr(self, name)]
+        given = [name for name in ("model", "lora", "lora_from", "engine", "chat_template") if getattr(self, name)]
         if given:
             raise ValueError(f"with upstream_url the server has the model: leave out {', '.join(given)}")
         return self
 
     def suitable_concurrency(self) -> int:
         return SLOTS_PER_SEQUENCE * self.max_num_seqs
+
+    @property
+    def cache_folder(self) -> Path:
+        if self.cache_dir is not None:
+            return Path(self.cache_dir).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock" / "models"
 
     @property
     def data_parallel(self) -> int:
@@ -64,6 +94,8 @@ class GpuSettings(LaneSettings):
 
     def hosting(self, model: str) -> Self:
         folder = Path(model)
+        if model.startswith(BUCKET):
+            return self.model_copy(update={"model": model.rstrip("/"), "names": (*self.names, model)})
         if self.model is not None and not folder.is_dir():
             return self  # what is named is an adapter, or the model by another name
         hosted = str(folder.resolve()) if folder.is_dir() else model

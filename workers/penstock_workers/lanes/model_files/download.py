@@ -19,7 +19,10 @@ Noted = Callable[[int], None]
 
 
 def download(store: Store, files: Mapping[str, StoredFile], folder: Path, note: Noted) -> None:
-    """All of them, by their names in ``folder``, durable when this returns. Raises what ``store.read`` raises, and OSError of this machine's disk."""
+    """All of them, by their names in ``folder``, durable when this returns.
+
+    Raises what ``store.read`` raises, and OSError of this machine's disk.
+    """
     job = _Download(store, files, folder, note)
     threads = [
         threading.Thread(target=job.work, name=f"penstock-files-{number}", daemon=True)

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from penstock_workers.errors import BadEngineSettings
+from penstock_workers.errors import BadEngineSettings, PackageMissing
 from penstock_workers.lanes.gpu.engine.adapter_files import UnusableAdapter, read_adapter
 from penstock_workers.lanes.gpu.engine.upstream import upstream
 
@@ -84,7 +84,11 @@ class Adapters:
 
     def announced(self) -> tuple[str, ...]:
         """Names under which requests are taken. That of an unusable one of `gpu.lora` too: its requests are to hear why."""
-        return tuple(adapter.name for adapter in self._all.values() if adapter not in self._retired)
+        return tuple(
+            adapter.name
+            for adapter in self._all.values()
+            if adapter not in self._retired and (adapter.problem is None or not adapter.version)
+        )
 
     def usable(self) -> Iterator[Adapter]:
         return (adapter for adapter in self._all.values() if adapter.problem is None)
@@ -131,15 +135,11 @@ class Adapters:
         """Not announced any more; requests that are on their way still find it."""
         self._retired.add(adapter)
 
-    def restore(self, adapter: Adapter) -> None:
-        self._retired.discard(adapter)
-
     def drop_retired(self, adapter: Adapter) -> None:
-        """Requests that name it find it no more, unless it was restored meanwhile."""
-        if adapter in self._retired:
-            self._retired.discard(adapter)
-            if self._all.get(adapter.name) is adapter:
-                del self._all[adapter.name]
+        """Requests that name it find it no more, unless another has its name meanwhile."""
+        self._retired.discard(adapter)
+        if self._all.get(adapter.name) is adapter:
+            del self._all[adapter.name]
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -165,5 +165,5 @@ def _ranks() -> tuple[int, ...]:
     """What vLLM takes as `max_lora_rank`, ascending."""
     try:
         return tuple(sorted(get_args(upstream("vllm.config.lora", "MaxLoRARanks"))))
-    except BadEngineSettings:
+    except (BadEngineSettings, PackageMissing):
         return RANKS

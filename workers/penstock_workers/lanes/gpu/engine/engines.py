@@ -35,6 +35,7 @@ class EngineCall:
     token_ids: list[int]
     params: Any  # vLLM's SamplingParams or PoolingParams
     lora: Any = None  # vLLM's LoRARequest
+    adapter: Any = field(default=None, repr=False)  # whose it is: its files stay as long as a call has it
     priority: int = 0  # lower goes first
     facts: Any = field(default=None, repr=False)  # what the reply will need besides
 
