@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from penstock_producer.feed.served import NAMES_MAX
 from penstock_workers.errors import StoreAway
 from penstock_workers.lanes.gpu import adapter_watch
 from penstock_workers.lanes.gpu.adapter_watch import AdapterWatch
-from penstock_workers.lanes.gpu.engine.adapter_files import UnusableAdapter
+from penstock_workers.lanes.gpu.engine.adapter_files import UnusableAdapter, misfit, read_adapter
 from penstock_workers.lanes.gpu.engine.adapters import ROOM_KEPT, ROOM_RANK, Adapter, Adapters
 from penstock_workers.lanes.model_files.cache import FileCache
+from penstock_workers.lanes.model_files.file_lock import FileLock
 from penstock_workers.lanes.model_files.stores import FolderStore
 
 MIB = 1024**2
@@ -299,8 +301,29 @@ def test_a_new_engine_loads_what_no_engine_has_and_what_it_keeps(tmp_path: Path)
     assert [adapter.name for adapter in adapters.to_load(2)] == ["a4", "a0", "a1"]
 
 
-def is_free(lock: Path) -> bool:
-    from penstock_workers.lanes.model_files.file_lock import FileLock
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        ({"layers.0.self_attn.q_proj.lora_A": [8, 64], "layers.3.mlp.down_proj.lora_B": [64, 8]}, None),
+        ({"layers.0.self_attn.q_proj.lora_A": [8, 32]}, "it is for a model of width 32, and this one has 64"),
+        ({"layers.0.self_attn.o_proj.lora_B": [128, 8]}, "it is for a model of width 128, and this one has 64"),
+        ({"layers.4.self_attn.o_proj.lora_B": [64, 8]}, "it has weights for 5 layers, and this model has 4"),
+        ({"visual.layers.9.self_attn.q_proj.lora_A": [8, 32]}, None),
+        ({"layers.0.self_attn.q_proj.lora_A": "large", "layers.0.mlp.up_proj.lora_A": [8]}, None),
+    ],
+)
+def test_an_adapter_of_another_model_is_known_by_its_layers(
+    tmp_path: Path, tensors: dict[str, Any], why: str | None
+) -> None:
+    """vLLM takes layers that are too small, and answers without sense; layers of other parts of a model tell nothing."""
+    folder = write_adapter(
+        tmp_path / "legal", tensors={f"base_model.model.model.{k}.weight": v for k, v in tensors.items()}
+    )
+    model = SimpleNamespace(hidden_size=64, num_hidden_layers=4)
+    assert misfit(read_adapter(folder), model) == why
+    assert misfit(read_adapter(folder), SimpleNamespace()) is None
 
+
+def is_free(lock: Path) -> bool:
     with FileLock(lock) as own:
         return own.hold()

@@ -73,7 +73,7 @@ def test_a_place_that_names_no_bucket_is_refused(field: str, place: str) -> None
     """With the field, what was given, and what to give."""
     with pytest.raises(SettingsError, match="give s3://bucket/prefix"):
         WorkerSettings.load(lane="gpu", gpu={field: place})
-    assert getattr(GpuSettings(**{field: ""}), field) is None
+    assert getattr(GpuSettings.model_validate({field: ""}), field) is None
 
 
 def test_a_server_beside_the_worker_has_its_own_adapters() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from penstock_workers.lanes.gpu.engine.adapter_files import UnusableAdapter
+from penstock_workers.lanes.gpu.engine.adapter_files import UnusableAdapter, misfit
 from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters
 from penstock_workers.lanes.gpu.engine.engines import Engine, EngineDied
 
@@ -31,7 +31,10 @@ async def load_all(engine: Engine, adapters: Adapters) -> bool:
 
 
 async def load(engine: Engine, adapter: Adapter) -> None:
-    """Raises UnusableAdapter for what vLLM finds wrong with it, and EngineEnded."""
+    """Raises UnusableAdapter for what is wrong with it, and EngineEnded."""
+    why = misfit(adapter.facts, getattr(engine.config.model_config, "hf_text_config", None))
+    if why is not None:
+        raise UnusableAdapter(why)
     try:
         async with asyncio.timeout(LOAD_S):
             await engine.load(adapter.request())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from penstock_workers.errors import BadEngineSettings, PackageMissing
-from penstock_workers.lanes.gpu.engine.adapter_files import UnusableAdapter, read_adapter
+from penstock_workers.lanes.gpu.engine.adapter_files import AdapterFacts, UnusableAdapter, read_adapter
 from penstock_workers.lanes.gpu.engine.upstream import upstream
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,9 @@ ROOM_KEPT: Final = 32  # in the machine's memory; vLLM reads others again from t
 ROOM_RANK: Final = 64
 
 
+NOTHING_READ: Final = AdapterFacts(0)
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Adapter:
     """One adapter. ``problem`` says why requests that name it are refused; None while nothing is known against it."""
@@ -36,11 +39,15 @@ class Adapter:
     name: str
     number: int  # vLLM's, from 1, never given twice
     folder: str
-    rank: int = 0
+    facts: AdapterFacts = NOTHING_READ
     problem: str | None = None
     version: str = ""  # of its files, where they may be replaced; empty for those of `gpu.lora`
     setting: str = ""  # where it comes from, for people
     proved: bool = False  # an engine has loaded it
+
+    @property
+    def rank(self) -> int:
+        return self.facts.rank
 
     def request(self) -> Any:
         """vLLM's LoRARequest. Another version has another name: vLLM keeps computed prefixes by the name alone."""
@@ -144,7 +151,8 @@ class Adapters:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _read(self, adapter: Adapter) -> None:
-        adapter.rank, base = read_adapter(Path(adapter.folder))
+        adapter.facts = read_adapter(Path(adapter.folder))
+        base = adapter.facts.base
         if base is not None and self._model and Path(base).name != Path(self._model).name:
             log.warning(
                 "%s was made for the model %.200s, and this worker serves %s", adapter.setting, base, self._model
