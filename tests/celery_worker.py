@@ -149,8 +149,6 @@ class RecordingEngine:
             try:
                 self._bridge.started(delivery)
                 self._runs.write(f"{delivery.task_id}\n")
-                if change := _body(delivery).get("consume"):
-                    self._bridge.consume(*change)
                 await asyncio.sleep(self._settings.seconds)
                 self._settle(delivery)
             finally:
@@ -174,12 +172,9 @@ class RecordingEngine:
         self._bridge.conclude(settled)
 
 
-def _body(delivery: Delivery) -> dict[str, Any]:
-    return (delivery.kwargs.get("body") if isinstance(delivery.kwargs, dict) else None) or {}
-
-
 def _outcome(delivery: Delivery) -> Outcome:
-    wish = _body(delivery).get("outcome")
+    body = delivery.kwargs.get("body") if isinstance(delivery.kwargs, dict) else None
+    wish = (body or {}).get("outcome")
     if wish == "failed":
         return dead("the provider said no")
     if wish == "retried":

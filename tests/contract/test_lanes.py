@@ -194,9 +194,6 @@ class Outcomes:
         for _, outcome in pairs:
             self.first.set_result(outcome)
 
-    def consume(self, more: Sequence[str], fewer: Sequence[str]) -> None:
-        raise AssertionError("no queue comes or goes here")
-
 
 async def run_one(settings: WorkerSettings, delivery: Delivery) -> Outcome:
     """Through all that a worker has, stores included."""

@@ -31,7 +31,7 @@ TWO_KEPT = {"max_loras": 2, "max_cpu_loras": 2}
 
 
 class Place:
-    """A folder with adapters, and a worker's lane that looks at it when it is told to."""
+    """A folder with adapters, and a worker's lane that looks at it when it is asked to."""
 
     def __init__(self, folder: Path, lane: GpuLane) -> None:
         self.folder, self.lane = folder, lane

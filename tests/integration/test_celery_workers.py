@@ -33,36 +33,6 @@ def test_items_run_once_and_leave_nothing(fleet: Fleet) -> None:
     assert fleet.runs() == dict.fromkeys(tags, 1)
 
 
-def test_queues_of_a_worker_come_and_go_while_it_runs(fleet: Fleet) -> None:
-    """What waits in a queue that it takes up is run; from one that it leaves it takes nothing more, and that stays there."""
-    fleet.start()
-    client = fleet.server.client()
-    other = f"{QUEUE}.legal"
-
-    def put(name: str) -> str:
-        key = ItemKey("job", 1, name)
-        client.lpush(other, encode_item(key, queue=other, body=b'{"model":"m"}', ref=None))
-        return f"job:{name}"
-
-    waited = put("waited")
-    before = fleet.publish(20)
-    until(lambda: fleet.done() == set(before))
-    (more,) = fleet.publish(1, first=100, consume=[[other], []])
-    until(lambda: {waited, more} <= fleet.done())
-    (fewer,) = fleet.publish(1, first=101, consume=[[], [other]])
-    until(lambda: fewer in fleet.done())
-    last = fleet.publish(20, first=200)
-    until(lambda: set(last) <= fleet.done())
-    late = put("late")
-    beside = fleet.publish(200, first=300)
-    until(lambda: set(beside) <= fleet.done())
-    assert client.llen(other) == 1
-    assert late not in fleet.runs()
-    (again,) = fleet.publish(1, first=102, consume=[[other], []])
-    until(lambda: {late, again} <= fleet.done())
-    until(fleet.is_empty)
-
-
 def test_an_idle_worker_asks_quietly(fleet: Fleet) -> None:
     """With nothing to do a worker asks some twenty times a second by the server's own clock, and not much more."""
     fleet.start()

@@ -256,7 +256,7 @@ async def test_nothing_is_taken_up_while_there_is_no_engine(house: House) -> Non
     assert house.served() == {"legal"}
 
 
-async def test_a_full_cache_is_told_and_tried_again(tmp_path: Path, said: Any) -> None:
+async def test_a_full_cache_is_named_and_tried_again(tmp_path: Path, said: Any) -> None:
     """An adapter that has no room is not refused for good."""
     house = House(tmp_path, most=100)
     write_adapter(house.folder / "legal")

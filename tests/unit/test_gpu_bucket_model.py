@@ -83,7 +83,7 @@ def test_a_server_beside_the_worker_has_its_own_adapters() -> None:
 
 
 def test_weights_are_streamed_where_that_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where another format is asked for; and one that asks for the streamer in vain is told what to install."""
+    """Not where another format is asked for; and one that asks for the streamer in vain hears what to install."""
     plain, asking = GpuSettings(model=PLACE), GpuSettings(model=PLACE, engine={"load_format": "runai_streamer"})
     other = GpuSettings(model=PLACE, engine={"load_format": "safetensors"})
     monkeypatch.setattr(host_files, "find_spec", lambda _: None)

@@ -82,7 +82,7 @@ def test_what_a_killed_download_left_is_not_taken_for_whole(cache: FileCache, tm
 
 @pytest.mark.parametrize("error", [StoreAway("away"), FilesChanged("changed")])
 def test_a_download_that_fails_leaves_nothing(cache: FileCache, tmp_path: Path, error: FilesUnusable) -> None:
-    """Its error is told as it is, its files are gone, and its room is free for others."""
+    """Its error comes as it is, its files are gone, and its room is free for others."""
 
     def fail() -> None:
         raise error

@@ -89,9 +89,6 @@ class House:
     def conclude(self, pairs: Sequence[tuple[Delivery, Outcome]]) -> None:
         self.outcomes |= {delivery.task_id: outcome for delivery, outcome in pairs}
 
-    def consume(self, more: Sequence[str], fewer: Sequence[str]) -> None:
-        raise AssertionError("no queue comes or goes here")
-
     async def settle(self, *group: Settled) -> None:
         for settled in group:
             self.settler.put(settled)

@@ -61,8 +61,6 @@ class WorkerEngine:
         self._settings = settings
         self._consume = consume
         self._served: Served | None = None  # in lanes that host a model, once it is up
-        self._models: ModelGate | None = None  # in the same lanes
-        self._bridge: Bridge | None = None
         self._row = lane_row(settings.lane)
         self._lane = lane or self._row.make(settings)
         self._failpoints = Failpoints.parse(settings.failpoints)
@@ -84,7 +82,7 @@ class WorkerEngine:
     async def start(self, bridge: Bridge) -> None:
         settings = self._settings
         stores = self._closing.enter_context(open_stores(settings, "worker"))
-        self._hot, self._bridge = stores.hot, bridge
+        self._hot = stores.hot
         self._tracing = self._closing.enter_context(open_tracing(settings, settings.lane))
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         traces = None if self._tracing is None else self._tracing.of_items()
@@ -108,7 +106,7 @@ class WorkerEngine:
         self._code = code
         waits = ItemWaits(settings.concurrency)
         reads = Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others)
-        models = self._models = None if served_by(settings) is None else ModelGate(settings.lane, stores.hot, reads)
+        models = None if served_by(settings) is None else ModelGate(settings.lane, stores.hot, reads)
         runner = ItemRunner(
             bridge=bridge,
             lane=self._lane,
@@ -212,22 +210,6 @@ class WorkerEngine:
             self._consume(served.queues(self._settings.lane))
         return served
 
-    def _follow_model(self) -> None:
-        """Adapters come and go. Before each heartbeat: it must not announce what is not taken, nor leave out what is."""
-        before = self._served
-        if before is None or self._models is None or self._bridge is None or self._row.announces is None:
-            return
-        served = self._row.announces(self._lane)
-        if served == before:
-            return
-        self._served = served
-        self._models.open(served)
-        lane = self._settings.lane
-        had, has = before.queues(lane), served.queues(lane)
-        more, fewer = [name for name in has if name not in had], [name for name in had if name not in has]
-        log.info("this worker serves %s now", ", ".join(served.every_name))
-        self._bridge.consume(more, fewer)
-
     def _announcement(self) -> dict[str, str]:
         """What others must know of the model, in each heartbeat."""
         if self._served is None:
@@ -261,7 +243,6 @@ class WorkerEngine:
         return self._host
 
     def _describe(self) -> dict[str, str]:
-        self._follow_model()
         hooks = self._code.described() if self._code is not None else {}
         return {
             **hooks,

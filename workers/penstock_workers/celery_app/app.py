@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from celery import Celery, Task
 from celery.signals import after_setup_logger, after_setup_task_logger
+from kombu.entity import Queue
 
 from penstock_ledger import REDIS_CONNECT_TIMEOUT_S, REDIS_TIMEOUT_S, RedisAddress, keys
 from penstock_ledger.log_lines import make_safe
@@ -18,9 +19,9 @@ from penstock_producer.feed.wire import TASK_NAME, queue_name
 from penstock_workers.broker import transport
 from penstock_workers.broker.amqp import connect as amqp
 from penstock_workers.broker.amqp.address import AmqpAddress
+from penstock_workers.broker.amqp.publisher import QUORUM
 from penstock_workers.broker.lease_scripts import Keys
 from penstock_workers.broker.leases import Leases
-from penstock_workers.celery_app.queues import consume, queue_of
 from penstock_workers.doors.tasks import door_tasks
 from penstock_workers.item.deliveries import ItemEngine
 from penstock_workers.lanes.registry import home_queue, served_by
@@ -139,7 +140,7 @@ def _configuration(parts: Parts) -> dict[str, Any]:
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,  # outlive any outage of Redis
         "broker_pool_acquire_timeout": 30,
-        "task_queues": [queue_of(settings, name) for name in queues],
+        "task_queues": [_queue(settings, name) for name in queues],
         "task_default_queue": CONTROL_QUEUE,
         "task_serializer": "json",
         "accept_content": ["json"],
@@ -162,6 +163,18 @@ def _configuration(parts: Parts) -> dict[str, Any]:
         "event_queue_ttl": 5,
         "event_queue_expires": 60,
     }
+
+
+def _queue(settings: WorkerSettings, name: str) -> Queue:
+    return Queue(name, routing_key=name, queue_arguments=None if settings.broker_url is None else QUORUM)
+
+
+def consume(app: Celery, settings: WorkerSettings, queues: Sequence[str]) -> None:
+    """Add queues that the lane knows of only once it is up, as those of a server's models; before the consumer starts."""
+    known = app.amqp.queues
+    for name in queues:
+        if name not in known:
+            known.select_add(_queue(settings, name))
 
 
 def _transport_options(parts: Parts) -> dict[str, Any]:

@@ -97,15 +97,8 @@ class HandOver:
     """Implements ``bridge.Bridge``. Methods say which thread calls them."""
 
     def __init__(
-        self,
-        engine: EngineThread,
-        acks: Acks,
-        late: LateAcks,
-        sample: EventSample,
-        wake_hub: Callable[[], None],
-        change_queues: Callable[[Sequence[str], Sequence[str]], None],
+        self, engine: EngineThread, acks: Acks, late: LateAcks, sample: EventSample, wake_hub: Callable[[], None]
     ) -> None:
-        """``wake_hub`` and ``change_queues`` are called on the loop thread."""
         self.acks = acks
         self.commits = 0
         self.counts: dict[str, int] = dict.fromkeys(
@@ -116,7 +109,7 @@ class HandOver:
         self._engine = engine
         self._late = late
         self._sample = sample
-        self._wake_hub, self._change_queues = wake_hub, change_queues
+        self._wake_hub = wake_hub
         self._inbox: deque[Delivery] = deque()  # hub -> loop; bounded by prefetch
         self._outbox: deque[tuple[Delivery, Outcome | None]] = deque()  # loop -> hub; None = started; bounded likewise
         self._loop_is_called = False
@@ -180,9 +173,6 @@ class HandOver:
         self.commits += 1
         self._outbox.extend(pairs)
         self._call_hub()
-
-    def consume(self, more: Sequence[str], fewer: Sequence[str]) -> None:
-        self._change_queues(more, fewer)
 
     def _call_hub(self) -> None:
         if self._tell_starts is not None:

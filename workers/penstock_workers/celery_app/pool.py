@@ -23,7 +23,6 @@ from penstock_producer.feed.wire import TASK_NAME
 from penstock_workers.broker.acks import Acks
 from penstock_workers.broker.held import BrokerAction
 from penstock_workers.broker.leases import Leases
-from penstock_workers.celery_app import queues
 from penstock_workers.celery_app.drain import Drain
 from penstock_workers.celery_app.engine_thread import EngineThread
 from penstock_workers.celery_app.handover import HandOver, ItemPool
@@ -74,8 +73,7 @@ class AsyncioPool(ItemPool):
         self._leases: Leases = parts.leases
         late = LateAcks()
         acks = Acks(self._leases, late.add, hub.call_soon)
-        change_queues = partial(self._post, self._change_queues)
-        self.handover = HandOver(self._engine, acks, late, self.sample, self._wake, change_queues)
+        self.handover = HandOver(self._engine, acks, late, self.sample, self._wake)
         self._threads = TaskThreads(self._post, acks.give_back, hub.call_later)
         self._leases.serve(self)
         probes = ProbeFiles(settings.probe_dir)
@@ -178,12 +176,6 @@ class AsyncioPool(ItemPool):
     def _give_back_unless_acknowledged(self, item: RunningItem) -> None:
         if not item.request.acknowledged:
             self.handover.withdrawals.give_back(item)
-
-    def _change_queues(self, more: Sequence[str], fewer: Sequence[str]) -> None:
-        if self._consumer is None:
-            queues.consume(self.app, self.app.parts.settings, more)
-        elif self._drain is None:
-            queues.change(self._consumer, self.app.parts.settings, more, fewer)
 
     def _may_rest(self) -> bool:
         """Whether there is no room for messages, or an operator has cancelled every queue."""

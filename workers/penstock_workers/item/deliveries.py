@@ -40,9 +40,6 @@ class Bridge(Protocol):
     def conclude(self, pairs: Sequence[tuple[Delivery, Outcome]]) -> None:
         """What attempts ended in, durable by now. A second outcome of a delivery, or one after ``abort``, is ignored."""
 
-    def consume(self, more: Sequence[str], fewer: Sequence[str]) -> None:
-        """Take messages of these queues too, and no more of those. What was claimed from them already still comes."""
-
 
 class ItemEngine(Protocol):
     """What runs items. The number of deliveries without an outcome is bounded by the worker's prefetch."""
