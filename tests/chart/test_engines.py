@@ -102,7 +102,10 @@ def test_a_pinned_revision_reaches_the_engine(render: Render) -> None:
 
 def test_what_comes_from_a_bucket_is_cached_with_the_models(render: Render) -> None:
     """A model at s3:// and found adapters reach the worker, and its cache lies on the volume for models."""
-    asked = {"model": {"name": "s3://b/m", "revision": "", "prefetch": {"enabled": False}}, "vllm": {"loraFrom": "s3://b/l"}}
+    asked = {
+        "model": {"name": "s3://b/m", "revision": "", "prefetch": {"enabled": False}},
+        "vllm": {"loraFrom": "s3://b/l"},
+    }
     variables = env(container(pool(render("gpu", {"workerPools": {"gpu": asked}}), "gpu"), "penstock"))
     assert variables["PENSTOCK_GPU__MODEL"] == "s3://b/m"
     assert variables["PENSTOCK_GPU__LORA_FROM"] == "s3://b/l"

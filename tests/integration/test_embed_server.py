@@ -36,15 +36,16 @@ class Tei:
         self.asked: list[dict[str, Any]] = []
         self.fails: list[tuple[int, str, str]] = []  # of the next requests: status, message, type
         self.loaded = True
+        self.model = "tiny-bert" if is_vllm else "BAAI/bge-small"
         self.answer: bytes | None = None
 
     async def info(self, _: web.Request) -> web.Response:
         if not self.loaded:
             return web.Response(status=503, text="starting")
-        return web.json_response({"model_id": "BAAI/bge-small", "max_client_batch_size": MAX_BATCH})
+        return web.json_response({"model_id": self.model, "max_client_batch_size": MAX_BATCH})
 
     async def models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "tiny-bert"}]}, status=200 if self.loaded else 503)
+        return web.json_response({"object": "list", "data": [{"id": self.model}]}, status=200 if self.loaded else 503)
 
     async def embeddings(self, request: web.Request) -> web.Response:
         asked = orjson.loads(await request.read())
@@ -190,6 +191,27 @@ async def test_while_the_server_is_away_nothing_starts(monkeypatch: pytest.Monke
             server.loaded = True
             await waiting
         assert isinstance(await one.infer(prepared), Answer)
+
+
+@pytest.mark.parametrize("is_vllm", [False, True])
+async def test_a_server_with_another_model_gives_no_vectors_of_it(
+    is_vllm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lane says what the server has now; an item that came in before waits, and is not sent: its job has another model."""
+    monkeypatch.setattr(module, "MODEL_EACH_S", 0.02)
+    server = Tei(is_vllm=is_vllm)
+    async with server.served() as url, lane(url, names=("mine",)) as one:
+        early = await one.prepare(request({"input": "w"}))
+        server.model = "other"
+        async with asyncio.timeout(5):
+            while one.served.names != ("mine", "other"):  # noqa: ASYNC110 - the lane asks its server, and tells no one
+                await asyncio.sleep(0.01)
+        late = await one.infer(early)
+        answer = await tried(one, request({"input": "w"}))
+    assert isinstance(late, NoAnswer)
+    assert (late.failure, late.sent) == ("engine_busy", False)
+    assert isinstance(answer, Answer)
+    assert [asked["model"] for asked in server.asked] == ["other"]
 
 
 @pytest.mark.parametrize("path", ["", "/v1"])

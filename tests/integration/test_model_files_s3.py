@@ -17,6 +17,7 @@ from servers import S3Server
 
 from penstock_producer.sources import s3 as s3_source
 from penstock_workers.errors import FilesChanged, FilesUnusable, StoreAway
+from penstock_workers.lanes.engine_life.loading import LoadWatch
 from penstock_workers.lanes.gpu.adapter_watch import AdapterWatch
 from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters
 from penstock_workers.lanes.gpu.host_files import HostFiles
@@ -217,7 +218,7 @@ async def test_a_model_of_a_bucket_is_fetched_into_the_cache(bucket: Bucket, tmp
     settings = GpuSettings(
         model=bucket.place("llama"), cache_dir=str(tmp_path), engine={"load_format": "auto", "dtype": "float16"}
     )
-    hosted = await HostFiles(settings, bucket.server.url).hosted()
+    hosted = await HostFiles(settings, bucket.server.url).hosted(LoadWatch("gpu.model", settings.model or ""))
     assert hosted.engine == {"load_format": "auto", "dtype": "float16"}
     folder = Path(hosted.model or "")
     assert folder.parent == tmp_path

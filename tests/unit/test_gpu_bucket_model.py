@@ -10,6 +10,7 @@ import pytest
 
 from penstock_producer.errors import SettingsError
 from penstock_workers.errors import BadEngineSettings
+from penstock_workers.lanes.engine_life.loading import LoadWatch
 from penstock_workers.lanes.gpu import host_files
 from penstock_workers.lanes.gpu.bucket_model import choose
 from penstock_workers.lanes.gpu.host_files import HostFiles, can_stream
@@ -103,7 +104,7 @@ async def test_no_code_comes_from_a_bucket(tmp_path: Path, value: Any) -> None:
     """trust_remote_code and a bucket are refused together, before anything is asked of it."""
     settings = GpuSettings(model=PLACE, engine={"trust_remote_code": value}, cache_dir=str(tmp_path))
     with pytest.raises(BadEngineSettings, match="no code is read from a bucket"):
-        await HostFiles(settings, None).hosted()
+        await HostFiles(settings, None).hosted(LoadWatch("gpu.model", settings.model or ""))
 
 
 def test_the_cache_lies_where_caches_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

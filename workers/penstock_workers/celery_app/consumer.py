@@ -41,6 +41,13 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
                 broker["hostname"] = maybe_sanitize_url(broker.get("hostname"))
             return info
 
+    def start(self) -> None:
+        """By now the pool knows how many items it holds: an engine that is up may run more than the settings say."""
+        if isinstance(self.pool, ItemPool):
+            self.app.parts.consumer = self
+            self.initial_prefetch_count = self.max_prefetch_count
+        super().start()
+
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[..., None]:
         """What is called with each message. Celery makes two promises per message, for brokers that acknowledge one by one."""
         handle: Callable[..., None] = super().create_task_handler(*arguments, **options)

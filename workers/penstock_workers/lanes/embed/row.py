@@ -60,6 +60,9 @@ EMBED: LaneRow[EmbedLane | EmbedServerLane] = LaneRow(
     settings=EmbedSettings,
     modules=("penstock_workers.lanes.embed.embed_lane", "penstock_workers.lanes.embed.server_lane"),
     gauges={
+        "load_bytes": Gauge(catalogue.LOAD_READ),
+        "load_total_bytes": Gauge(catalogue.LOAD_TOTAL),
+        "deaths": Gauge(catalogue.ENGINE_DEATHS),
         "running": Gauge(catalogue.ENGINE_RUNNING),
         "waiting": Gauge(catalogue.ENGINE_WAITING),
         "queue_wait_ms": Gauge(catalogue.QUEUE_WAIT, 0.001),

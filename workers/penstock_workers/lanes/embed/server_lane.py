@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import orjson
@@ -36,6 +36,7 @@ from penstock_workers.lanes.embed.bodies import (
 )
 from penstock_workers.lanes.embed.buckets import Vector
 from penstock_workers.lanes.embed.numbers import NotRepresentable
+from penstock_workers.lanes.engine_life.loading import ServerWait
 from penstock_workers.lanes.scoring import asks
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -44,9 +45,17 @@ log = logging.getLogger(__name__)
 SERVER: Final = "server"  # the one provider of the HTTP client: items of all providers go to it
 ASK_AGAIN_S: Final = 1.0  # while the model loads
 ASK_TIMEOUT_S: Final = 5.0
+MODEL_EACH_S: Final = 5.0  # how often the server is asked what it serves: it may be started with another model
 FOR_SCORES: Final = "host the model in the worker (embed.model), or ask a vLLM server by lane gpu (gpu.upstream_url)"
 # How text-embeddings-inference begins the message of its 413 for a text that is too long, as of 1.8.
 TOO_LONG: Final = ("`inputs` must have less than", "inputs must have less than")
+
+
+class Input(NamedTuple):
+    """What ``prepare`` leaves for ``infer``."""
+
+    ask: Ask
+    server_model: str  # that the server had
 
 
 class EmbedServerLane:
@@ -67,9 +76,12 @@ class EmbedServerLane:
         self._asking: HttpClient | None = None
         self._model = ""
         self.served = self._named = embed.served()  # with the server's own name, once it is up
+        self._loading = ServerWait(self._url)
         self._up = asyncio.Event()
         self._in_flight = 0
+        self._deaths = 0  # times that the server went away
         self._returning: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._ending = False
 
     async def start(self) -> None:
@@ -77,6 +89,7 @@ class EmbedServerLane:
         await self._client.start()
         self._asking = make_client(self._http_client)
         await self._await_model()
+        self._following = asyncio.create_task(self._follow_model(), name="server model")
 
     async def up(self) -> None:
         """Wait until the server has its model."""
@@ -100,9 +113,13 @@ class EmbedServerLane:
             request.timeout_s,
             priority=request.priority,
         )
-        return Prepared(sent, input=ask)
+        return Prepared(sent, input=Input(ask, self._model))
 
     async def infer(self, prepared: Prepared) -> Tried:
+        given: Input = prepared.input
+        if given.server_model != self._model:  # vectors of another one are of no use; the item waits, uncounted
+            now = f"{self._url} serves {self._model} now, and not {given.server_model}"
+            return NoAnswer("engine_busy", now, 0, sent=False)
         self._in_flight += 1
         try:
             tried = await self._client.infer(prepared)
@@ -110,19 +127,22 @@ class EmbedServerLane:
             self._in_flight -= 1
         if isinstance(tried, NoAnswer):
             return await self._no_answer(tried)
-        return self._stored(prepared.input, tried) if tried.status == 200 else _named(tried)
+        return self._stored(given.ask, tried) if tried.status == 200 else _named(tried)
 
     def gauges(self) -> Mapping[str, float | str]:
-        return {"running": float(self._in_flight), "bound": "engine" if self._up.is_set() else "starting"}
+        bound = "engine" if self._up.is_set() else "starting"
+        figures = {"deaths": float(self._deaths), "running": float(self._in_flight)}
+        return {**figures, "bound": bound, **self._loading.gauges()}
 
     def drain(self) -> None:
         self._ending = True
 
     async def close(self) -> None:
         self._ending = True
-        if self._returning is not None:
-            self._returning.cancel()
-            await asyncio.gather(self._returning, return_exceptions=True)
+        for task in (self._returning, self._following):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._client.close()
         if self._asking is not None:
             await self._asking.close()
@@ -169,6 +189,7 @@ class EmbedServerLane:
         if not self._up.is_set() or self._ending:
             return
         self._up.clear()
+        self._deaths += 1
         log.error("%s does not answer (%s); items wait here until its model is loaded again", self._url, why)
         self._returning = asyncio.create_task(self._await_return(), name="server return")
 
@@ -180,15 +201,32 @@ class EmbedServerLane:
 
     async def _await_model(self) -> None:
         began = time.monotonic()
+        self._loading.begin()
         log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
         while (model := await self._serves()) is None:
             if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
                 raise EngineAway(self._url, self._wait_s, "embed")
             await asyncio.sleep(ASK_AGAIN_S)
-        self._model = model
-        self.served = replace(self._named, names=tuple(dict.fromkeys((*self._named.names, model))))
+        self._note_model(model)
+        self._loading.end()
         self._up.set()
         log.warning("%s serves %s after %.0f s", self._url, model, time.monotonic() - began)
+
+    def _note_model(self, model: str) -> None:
+        self._model = model
+        self.served = replace(self._named, names=tuple(dict.fromkeys((*self._named.names, model))))
+
+    async def _follow_model(self) -> None:
+        """Changes nothing while the server does not answer: its items notice that."""
+        while True:
+            await asyncio.sleep(MODEL_EACH_S)
+            try:
+                model = await self._serves() if self._up.is_set() else None
+            except BadEngineSettings as error:
+                log.warning("%s", error)
+                continue
+            if model is not None:
+                self._note_model(model)
 
     async def _serves(self) -> str | None:
         """The name of the model that is loaded; None while none is. Raises BadEngineSettings for another kind of server."""

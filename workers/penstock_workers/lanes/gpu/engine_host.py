@@ -17,6 +17,7 @@ from typing import Any, Final
 from penstock_producer.feed.served import Served
 from penstock_workers.lanes.engine_life import stall
 from penstock_workers.lanes.engine_life.failing import FailureRun
+from penstock_workers.lanes.engine_life.loading import LoadWatch
 from penstock_workers.lanes.engine_life.stall import StepWatch
 from penstock_workers.lanes.gpu import adapter_loads
 from penstock_workers.lanes.gpu.engine.adapter_files import UnusableAdapter
@@ -69,7 +70,9 @@ class EngineHost:
         self._chat_template: str | None = None  # read at the start
         self.steps = StepWatch(stall.MOST_S)  # of the engine that there is; another one has another
         self._failing = FailureRun()
-        self._max_seqs = 0
+        self._loading = LoadWatch("gpu.model", settings.model or "")
+        self.max_seqs = 0  # requests that it runs at once, all its replicas together; known once an engine is up
+        self._deaths = 0
         self._built: deque[float] = deque()  # when engines were built anew; bounded by rebuilds_max
         self._rebuilding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -79,7 +82,7 @@ class EngineHost:
     async def start(self) -> None:
         started = time.monotonic()
         self._chat_template = await asyncio.to_thread(read_template, self._settings.chat_template)
-        self._hosted = await self._files.hosted()
+        self._hosted = await self._files.hosted(self._loading)
         if self._adapter_watch is not None:
             await self._adapter_watch.look()
         await self._build()
@@ -105,9 +108,10 @@ class EngineHost:
         return replace(self._served, adapters=self._adapters.announced()) if self._served.names else self._served
 
     def gauges(self) -> Mapping[str, float | str]:
-        max_seqs = self._max_seqs if self.engine is not None else 0
+        max_seqs = self.max_seqs if self.engine is not None else 0
         cards: Mapping[str, str] = {"cards": self._settings.cards} if self._settings.cards else {}
-        return {**self._figures.gauges(max_seqs=max_seqs, lined_up=self._queue.waiting), **cards}
+        figures = self._figures.gauges(max_seqs=max_seqs, lined_up=self._queue.waiting)
+        return {**figures, "deaths": float(self._deaths), **cards, **self._loading.gauges()}
 
     # -- what its requests tell of it ------------------------------------------------------------------------------
 
@@ -127,7 +131,7 @@ class EngineHost:
     async def _build(self) -> None:
         engine = await self._started()
         config = engine.config
-        self._max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        self.max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         if self.calls is None:
             facts = _facts(self._settings, config)
             self.calls = CallBuilder(
@@ -138,7 +142,7 @@ class EngineHost:
         self.steps = StepWatch(self._settings.stall_s or stall_s(config))
         self._failing.answered()
         self.engine = engine
-        self._queue.open(self._max_seqs, _kv_tokens(config))
+        self._queue.open(self.max_seqs, _kv_tokens(config))
 
     def _make(self) -> Engine:
         make = InProcessEngine if self._settings.in_process else ChildEngine
@@ -148,7 +152,8 @@ class EngineHost:
         """An engine with all the adapters that can be loaded. One that ends it is left out of the next."""
         while True:
             engine = self._make()
-            await engine.start()
+            async with self._loading.during(engine.pids):
+                await engine.start()
             if await adapter_loads.load_all(engine, self._adapters):
                 return engine
             await engine.stop()
@@ -174,6 +179,7 @@ class EngineHost:
             return
         if not engine.kill():
             self.engine = None
+            self._deaths += 1
             self._queue.close()
             self._give_up(f"the engine in this process is of no use any more: {why}")
         self.note_death(engine, why)
@@ -184,6 +190,7 @@ class EngineHost:
         if engine is not self.engine:
             return
         self.engine = None
+        self._deaths += 1
         self._queue.close()
         self._figures.forget()
         log.error("the engine died (%s); what was in it goes back to the queue", why)
@@ -292,7 +299,12 @@ def _served(settings: GpuSettings, config: Any) -> Served:
 
 
 def _kv_tokens(config: Any) -> int:
-    """Tokens that the engine's KV cache holds; 0 where it does not say."""
+    """Tokens that the KV caches of all replicas hold; 0 where the engine does not say.
+
+    vLLM adds up the blocks of its replicas, but of their tokens it keeps those of one.
+    """
     cache = config.cache_config
     tokens = getattr(cache, "kv_cache_size_tokens", None)  # counts groups of layers right; older versions lack it
-    return int(tokens or (cache.num_gpu_blocks or 0) * (cache.block_size or 0))
+    if tokens:
+        return int(tokens) * int(config.parallel_config.data_parallel_size)
+    return int((cache.num_gpu_blocks or 0) * (cache.block_size or 0))

@@ -146,6 +146,11 @@ class GpuLane:
         """Known once an engine is up."""
         return self._host.served
 
+    @property
+    def sequences(self) -> int | None:
+        """Requests that the engine runs at once, all its replicas together; None before it is up."""
+        return self._host.max_seqs or None
+
     def gauges(self) -> Mapping[str, float | str]:
         return self._host.gauges()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.util import find_spec
@@ -13,21 +12,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock_workers.errors import BadEngineSettings
+from penstock_workers.lanes.engine_life.loading import LoadWatch
 from penstock_workers.lanes.gpu.adapter_watch import AdapterWatch
 from penstock_workers.lanes.gpu.bucket_model import SAFE_WEIGHTS, choose
 from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters
 from penstock_workers.lanes.gpu.engine.upstream import upstream
-from penstock_workers.lanes.gpu.settings import BUCKET, GIB, GpuSettings
+from penstock_workers.lanes.gpu.settings import BUCKET, GpuSettings
 from penstock_workers.lanes.model_files.cache import Entry, FileCache, Wanted
 from penstock_workers.lanes.model_files.in_thread import in_thread
 from penstock_workers.lanes.model_files.stores import open_store
 
 log = logging.getLogger(__name__)
 
-SAY_EACH_S: Final = 10.0  # how far a model has come, in the log
 STREAMER: Final = "runai_streamer"  # vLLM's `load_format`
 STREAMER_PACKAGE: Final = "runai_model_streamer"
-STREAMER_ENDPOINT: Final = "RUNAI_STREAMER_S3_ENDPOINT"  # its name for `s3_endpoint_url`
+# Its names for `s3_endpoint_url`: of what reads, and of what lists.
+STREAMER_ENDPOINTS: Final = ("RUNAI_STREAMER_S3_ENDPOINT", "AWS_ENDPOINT_URL")
 STREAMER_ADDRESSING: Final = "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"  # buckets as names of hosts: Amazon's own way
 
 
@@ -39,7 +39,7 @@ class HostFiles:
         self._cache = FileCache(settings.cache_folder, settings.cache_bytes)
         self._entry: Entry | None = None
 
-    async def hosted(self) -> GpuSettings:
+    async def hosted(self, loading: LoadWatch) -> GpuSettings:
         """The settings with the model as the engine finds it on this machine. Raises BadEngineSettings, FilesUnusable."""
         settings = self._settings
         if settings.model is None or not settings.model.startswith(BUCKET):
@@ -52,8 +52,9 @@ class HostFiles:
         found = choose(store.place, await in_thread(store.files), pickles=settings.pickles)
         streams = found.weights[0].path.endswith(SAFE_WEIGHTS) and can_stream(settings)
         wanted = Wanted(store, store.place, found.besides if streams else (*found.besides, *found.weights))
-        progress = Progress(store.place, wanted.size)
-        self._entry = await in_thread(partial(self._cache.take, wanted, progress.note))
+        with loading.fetching(wanted.size) as note:
+            self._entry = await in_thread(partial(self._cache.take, wanted, note))
+        loading.lies_in(str(self._entry.folder))
         arguments = self._streaming() if streams else {}
         return settings.model_copy(update={"model": str(self._entry.folder), "engine": arguments | settings.engine})
 
@@ -75,26 +76,13 @@ class HostFiles:
     def _streaming(self) -> dict[str, Any]:
         """vLLM's arguments for weights that go from the bucket to the card; its streamer has an environment of its own."""
         if self._endpoint_url is not None:
-            os.environ.setdefault(STREAMER_ENDPOINT, self._endpoint_url)
-            os.environ.setdefault(STREAMER_ADDRESSING, "0")
+            for name, value in (
+                *((name, self._endpoint_url) for name in STREAMER_ENDPOINTS),
+                (STREAMER_ADDRESSING, "0"),
+            ):
+                os.environ.setdefault(name, value)
         log.info("the weights of %s are streamed into the engine, without a copy on this machine", self._settings.model)
         return {"model_weights": self._settings.model, "load_format": STREAMER}
-
-
-class Progress:
-    """Of one download, in the log."""
-
-    def __init__(self, what: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what, self._total, self._clock = what, total, clock
-        self._began = self._said = clock()
-
-    def note(self, done: int) -> None:
-        """From several threads, one at a time."""
-        now = self._clock()
-        if now - self._said >= SAY_EACH_S:
-            self._said = now
-            took = now - self._began
-            log.info("fetching %s, %.1f of %.1f GiB after %.0f s", self._what, done / GIB, self._total / GIB, took)
 
 
 def can_stream(settings: GpuSettings) -> bool:

@@ -87,6 +87,9 @@ class ChildEngine:
     def tokenizer(self) -> Any:
         return self._llm.get_tokenizer()
 
+    def pids(self) -> list[int]:
+        return processes.marked(_mark())
+
     def is_alive(self) -> bool:
         return self._llm is not None and not self._llm.errored
 

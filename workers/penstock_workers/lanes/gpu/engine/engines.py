@@ -61,6 +61,10 @@ class Engine(Protocol):
 
     def tokenizer(self) -> Any: ...
 
+    def pids(self) -> list[int]:
+        """Its processes, also while it starts."""
+        ...
+
     def is_alive(self) -> bool: ...
 
     def compiles(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, NamedTuple
 
+from penstock_workers.lanes.engine_life.loading import this_process
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.engine.arguments import engine_arguments
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied
@@ -89,6 +90,9 @@ class InProcessEngine:
 
     def tokenizer(self) -> Any:
         return self._llm.get_tokenizer()
+
+    def pids(self) -> list[int]:
+        return this_process()
 
     def is_alive(self) -> bool:
         return self._dead is None and self._thread is not None and self._thread.is_alive()
