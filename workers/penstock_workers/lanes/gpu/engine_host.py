@@ -166,6 +166,8 @@ class EngineHost:
         try:
             await adapter_loads.load(engine, adapter)
         except adapter_loads.EngineEnded as error:
+            if engine is not self.engine:  # it was found dead meanwhile, for a reason of its own
+                return False
             self.end(engine, str(error))
             raise UnusableAdapter(str(error)) from error
         return True
