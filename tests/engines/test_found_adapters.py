@@ -23,6 +23,7 @@ from penstock_ledger.model import Job, JobState
 from penstock_workers.item.failures import Failure
 from penstock_workers.lanes.gpu.adapter_watch import AdapterWatch
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
+from penstock_workers.lanes.gpu.host_files import STREAMER, STREAMER_ADDRESSING, STREAMER_ENDPOINTS
 
 SHARED = (
     "This beginning is as long as several blocks of the cache, so that its keys and values would be found again. " * 3
@@ -142,9 +143,14 @@ async def test_a_withdrawn_adapter_is_found_by_what_is_on_its_way_and_not_after(
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the bucket."""
     for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
         monkeypatch.setenv(f"AWS_{name}", value)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, keys: None) -> Iterator[Fleet]:
     with Fleet(tmp_path) as running:
         yield running
 
@@ -177,23 +183,51 @@ def announced(worker: Process) -> str:
     return next(line for line in reversed(lines) if "this worker serves" in line)
 
 
-@pytest.mark.parametrize("way", ["streamed", "cached"])
-def test_a_fleet_serves_a_bucket(fleet: Fleet, s3_server: S3Server, tiny_llama: Path, tmp_path: Path, way: str) -> None:
-    """The model comes from the bucket, into the engine or by the cache; an adapter that is uploaded later answers the items
-    that waited for it, and its queue is left when it is removed: those that come then wait for a worker that has it."""
+@pytest.mark.usefixtures("keys")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_weights_are_streamed_from_a_bucket(
+    place: Place, s3_server: S3Server, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By vLLM's own loader, with no copy of them on this machine; the answers are those of the model in a folder."""
+    pytest.importorskip("runai_model_streamer", reason="pip install 'runai-model-streamer[s3]'")
+    for name in (*STREAMER_ENDPOINTS, STREAMER_ADDRESSING):
+        monkeypatch.setenv(name, s3_server.url)
+        monkeypatch.delenv(name)  # now the test takes back what the lane sets
+    bucket = Bucket(s3_server)
+    bucket.put("tiny-llama", tiny_llama)
+    gpu = {"cache_dir": str(tmp_path / "cache"), "engine": {"load_format": STREAMER}}
+    asked = settings(Path("x"), **gpu)
+    asked = asked.model_copy(
+        update={
+            "s3_endpoint_url": s3_server.url,
+            "gpu": asked.gpu.model_copy(update={"model": f"s3://{bucket.name}/tiny-llama"}),
+        }
+    )
+    lane = GpuLane(asked, give_up=pytest.fail)
+    await lane.start()
+    try:
+        assert lane.served.names == (f"s3://{bucket.name}/tiny-llama", "tiny-llama")
+        assert await Place(tmp_path, lane).says("tiny-llama") == await place.says()
+        assert {path.suffix for path in (tmp_path / "cache").glob("*/*")} == {".json", ".jinja"}
+    finally:
+        await lane.close()
+
+
+def test_a_fleet_serves_a_bucket(fleet: Fleet, s3_server: S3Server, tiny_llama: Path, tmp_path: Path) -> None:
+    """The model comes from the bucket by the cache; an adapter that is uploaded later answers the items that waited for it,
+    and its queue is left when it is removed: those that come then wait for a worker that has it."""
     bucket = Bucket(s3_server)
     bucket.put("tiny-llama", tiny_llama)
     bucket.put("loras/other", make_adapter(tmp_path / "other", rank=64))
     fleet.control()
     worker = gpu_worker(
-        fleet, f"s3://{bucket.name}/tiny-llama", in_process=way == "cached", s3_endpoint_url=s3_server.url,
-        engine={"load_format": "runai_streamer" if way == "streamed" else "auto"},
+        fleet, f"s3://{bucket.name}/tiny-llama", in_process=False, s3_endpoint_url=s3_server.url,
+        engine={"load_format": "auto"},
         gpu__lora_from=f"s3://{bucket.name}/loras", gpu__lora_every_s=1, gpu__cache_dir=tmp_path / "cache",
     )  # fmt: skip
     plain, legal = submit(fleet, "tiny-llama"), submit(fleet, "legal")
     fleet.wait_for(plain, JobState.COMPLETED, WORK_S)
-    weights = list((tmp_path / "cache").rglob("model.safetensors"))
-    assert len(weights) == (0 if way == "streamed" else 1)
+    assert len(list((tmp_path / "cache").glob("*/model.safetensors"))) == 1
     assert fleet.finished(legal) == 0
     bucket.put("loras/legal", make_adapter(tmp_path / "legal", rank=64))
     fleet.wait_for(legal, JobState.COMPLETED, WORK_S)

@@ -90,15 +90,18 @@ def _rank(file: Path, config: Mapping[str, Any]) -> int:
 
 def _read_header(file: Path) -> dict[str, Any]:
     """The header of a safetensors file says how long the file is: one that was cut has fewer bytes."""
+    size = length = 0
+    header: Any = None
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
-            header = json.loads(opened.read(length)) if length <= min(size, HEADER_BYTES_MAX) else None
+            if length <= min(size, HEADER_BYTES_MAX):
+                header = json.loads(opened.read(length))
     except OSError as error:
         raise UnusableAdapter(f"{file} cannot be read ({error.strerror})") from error
     except (struct.error, ValueError, RecursionError):
-        header = None
+        pass
     if not isinstance(header, dict):
         raise UnusableAdapter(f"{file} is no safetensors file, or only the beginning of one; copy it again")
     end = 8 + length + max((_end(tensor) for tensor in header.values()), default=0)
