@@ -55,7 +55,11 @@ async def test_it_beats_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while what it should note besides cannot be noted."""
     monkeypatch.setattr(subject, "INTERVAL_S", 0.0)
     hot = Hot()
-    heart = Heartbeat(hot.as_ledger(), "w", lambda: {"state": "lives"}, lambda: hot.said[10_000:].pop())
+
+    def besides() -> None:
+        raise ConnectionError("Redis is away")
+
+    heart = Heartbeat(hot.as_ledger(), "w", lambda: {"state": "lives"}, besides)
     heart.beat()
     await beats(hot, 3)
     await heart.stop()

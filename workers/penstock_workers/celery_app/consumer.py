@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
     """Messages that Celery would drop as unknown, unregistered or invalid are set aside by the transport."""
 
+    app: Any  # the PenstockApp
+
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # Celery is untyped
         """`inspect stats` would show the broker's password: kombu takes all that follows our scheme for a host name.
 
