@@ -189,7 +189,6 @@ async def test_weights_are_streamed_from_a_bucket(
     place: Place, s3_server: S3Server, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By vLLM's own loader, with no copy of them on this machine; the answers are those of the model in a folder."""
-    pytest.importorskip("runai_model_streamer", reason="pip install 'runai-model-streamer[s3]'")
     for name in (*STREAMER_ENDPOINTS, STREAMER_ADDRESSING):
         monkeypatch.setenv(name, s3_server.url)
         monkeypatch.delenv(name)  # now the test takes back what the lane sets
