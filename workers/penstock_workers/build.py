@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -43,13 +44,27 @@ from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.served_model import Consume, ServedModel
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
-from penstock_workers.stores import open_stores
+from penstock_workers.stores import Stores, open_stores
 from penstock_workers.tracing import Tracing, open_tracing
 
 if TYPE_CHECKING:
     from penstock_workers.control import Control
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the items of a worker go through."""
+
+    runner: ItemRunner
+    settler: Settler
+    starts: Starts
+    causes: Causes
+    admission: Admission
+    code: JobCode
+    waits: ItemWaits
+    models: ModelGate | None
 
 
 class WorkerEngine:
@@ -83,10 +98,44 @@ class WorkerEngine:
         stores = self._closing.enter_context(open_stores(settings, "worker"))
         self._hot = stores.hot
         self._tracing = self._closing.enter_context(open_tracing(settings, settings.lane))
+        parts = self._make_parts(bridge, stores)
+        self._code, self._settler = parts.code, parts.settler
+        self._backlogs = (parts.settler.backlog, parts.starts.backlog)
+        self._host = ItemHost(parts.runner, parts.settler, parts.waits)
+        # closed in the opposite order
+        for part in (self._lane, parts.causes, parts.admission, parts.code, parts.starts, parts.settler):
+            self._parts.push_async_callback(part.close)
+        self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe, self._note_queues)
+        loads = served_by(settings)
+        if loads is not None and parts.models is not None:  # it may load for minutes, and status shows how far it is
+            self._model = ServedModel(
+                settings, loads, stores.hot, parts.models, consume=self._consume, announce=self._heartbeat.beat
+            )
+            self._heartbeat.beat()
+        await self._lane.start()
+        self._slots = self._suitable_slots()
+        parts.waits.slots.resize(self._slots)
+        if self._model is not None:
+            await self._model.open(self._served)
+            self._parts.push_async_callback(self._model.close)
+        parts.starts.start()
+        parts.settler.start()
+        parts.causes.start()
+        self._heartbeat.beat()
+        if settings.control:
+            from penstock_workers.control import start_control
+
+            self._control = self._closing.enter_context(start_control(settings))
+
+    def _make_parts(self, bridge: Bridge, stores: Stores) -> _Parts:
+        """All that items go through, made and joined; nothing of it has started."""
+        settings = self._settings
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         traces = None if self._tracing is None else self._tracing.of_items()
         start_child = child_starter(settings)
         suspects = ChildPool(start_child, self._row.suspect_children)
+        hooks, schemas = (ChildPool(start_child, settings.hook_processes) for _ in range(2))
+        code = JobCode(hooks, schemas, suspects)
         settler = Settler(
             bridge,
             Records(jobs, outcomes, stores.hot),
@@ -96,17 +145,11 @@ class WorkerEngine:
             linger_s=settings.commit_linger_s,
             on_durable=partial(_after_settling, None if traces is None else traces.settled),
         )
-        starts = Starts(stores.hot, outcomes, jobs)
-        causes = Causes(stores.hot.failing.note)
+        starts, causes = Starts(stores.hot, outcomes, jobs), Causes(stores.hot.failing.note)
         admission = self._priced(self._row.admission(settings, self._lane))
-        code = JobCode(
-            ChildPool(start_child, settings.hook_processes), ChildPool(start_child, settings.hook_processes), suspects
-        )
-        self._code = code
         waits = ItemWaits(settings.concurrency)
         reads = Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others)
-        loads = served_by(settings)
-        models = None if loads is None else ModelGate(settings.lane, stores.hot, reads)
+        models = None if served_by(settings) is None else ModelGate(settings.lane, stores.hot, reads)
         runner = ItemRunner(
             bridge=bridge,
             lane=self._lane,
@@ -123,30 +166,7 @@ class WorkerEngine:
             runs=Runs(settings.pause_after_run),
             traced=traces is not None,
         )
-        self._settler, self._backlogs = settler, (settler.backlog, starts.backlog)
-        self._host = ItemHost(runner, settler, waits)
-        for part in (self._lane, causes, admission, code, starts, settler):  # closed in the opposite order
-            self._parts.push_async_callback(part.close)
-        self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe, self._note_queues)
-        if loads is not None and models is not None:  # it may load for minutes, and status shows how far it is
-            self._model = ServedModel(
-                settings, loads, stores.hot, models, consume=self._consume, announce=self._heartbeat.beat
-            )
-            self._heartbeat.beat()
-        await self._lane.start()
-        self._slots = self._suitable_slots()
-        waits.slots.resize(self._slots)
-        if self._model is not None:
-            await self._model.open(self._served)
-            self._parts.push_async_callback(self._model.close)
-        starts.start()
-        settler.start()
-        causes.start()
-        self._heartbeat.beat()
-        if settings.control:
-            from penstock_workers.control import start_control
-
-            self._control = self._closing.enter_context(start_control(settings))
+        return _Parts(runner, settler, starts, causes, admission, code, waits, models)
 
     def accept(self, delivery: Delivery) -> None:
         self._running.accept(delivery)

@@ -110,6 +110,6 @@ def _memory_share(value: Any) -> float:
 
 
 def _rank(value: Any) -> int:
-    """As it was written; 0 for what is no number, which vLLM refuses."""
+    """As it was written; 0 for what is not a number, which vLLM refuses."""
     text = str(value)
     return int(text) if text.isdecimal() and 0 < len(text) < 10 else 0
