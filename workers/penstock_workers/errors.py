@@ -115,7 +115,7 @@ class StoreAway(FilesUnusable):
 
 
 class FilesChanged(FilesUnusable):
-    """They were replaced while they were read: what was read so far is of no use."""
+    """They were replaced while they were read: what was read so far is thrown away."""
 
 
 class CacheFull(FilesUnusable):

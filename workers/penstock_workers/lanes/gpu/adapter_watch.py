@@ -71,7 +71,10 @@ class AdapterWatch:
             try:
                 await self.look()
             except Exception:
-                log.exception("%s was not looked through, by an error of Penstock; again later", self._store.place)
+                log.exception(
+                    "%s could not be looked through, by a bug in Penstock; it is looked at again later",
+                    self._store.place,
+                )
 
     async def look(self) -> None:
         """Take up what is new, and withdraw what is gone."""

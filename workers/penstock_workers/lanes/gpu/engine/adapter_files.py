@@ -36,7 +36,7 @@ class AdapterFacts(NamedTuple):
 
 
 def read_adapter(folder: Path) -> AdapterFacts:
-    """Raises UnusableAdapter. Weights of another format are left for vLLM to judge."""
+    """Raises UnusableAdapter. Weights of another format are left for vLLM to check."""
     facts = _read_config(folder / CONFIG)
     weights = folder / WEIGHTS
     if not weights.exists():
