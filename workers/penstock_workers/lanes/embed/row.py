@@ -35,7 +35,7 @@ def _admission(_settings: WorkerSettings, lane: EmbedLane | EmbedServerLane) -> 
     from penstock_workers.lanes.embed.admission import Unpaced, WhileUp
     from penstock_workers.lanes.embed.server_lane import EmbedServerLane
 
-    return WhileUp(lane.up) if isinstance(lane, EmbedServerLane) else Unpaced()
+    return WhileUp(lane.is_up, lane.up) if isinstance(lane, EmbedServerLane) else Unpaced()
 
 
 def _engine_url(settings: WorkerSettings) -> str | None:

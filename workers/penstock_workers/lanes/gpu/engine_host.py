@@ -32,7 +32,9 @@ from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ModelFacts
 from penstock_workers.lanes.gpu.requests.chat_template import read_template
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
 from penstock_workers.lanes.gpu.requests.replies import why_unanswered
+from penstock_workers.lanes.gpu.requests.scoring import classes_of
 from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.scoring.asks import TASKS, wrong_model
 
 log = logging.getLogger(__name__)
 
@@ -132,12 +134,12 @@ class EngineHost:
         engine = await self._started()
         config = engine.config
         self.max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        facts = _facts(self._settings, config)
         if self.calls is None:
-            facts = _facts(self._settings, config)
             self.calls = CallBuilder(
                 self._settings, engine.tokenizer(), facts, self._adapters, chat_template=self._chat_template
             )
-        self._served = _served(self._settings, config)
+        self._served = _served(self._settings, config, facts)
         self._on_built(config)
         self.steps = StepWatch(self._settings.stall_s or stall_s(config))
         self._failing.answered()
@@ -276,6 +278,7 @@ def _facts(settings: GpuSettings, config: Any) -> ModelFacts:
         context=model_config.max_model_len,
         defaults={name: value for name, value in defaults.items() if name != "max_tokens"},
         pools=model_config.runner_type == "pooling",
+        classes=classes_of(model_config, templated=settings.chat_template is not None),
     )
 
 
@@ -293,11 +296,21 @@ def _parameters(text: Any) -> float:
     return float(layers * (4 * hidden * hidden + 3 * hidden * inner) + hidden * getattr(text, "vocab_size", 0))
 
 
-def _served(settings: GpuSettings, config: Any) -> Served:
+def _served(settings: GpuSettings, config: Any, facts: ModelFacts) -> Served:
     model = settings.model or ""
     names = tuple(dict.fromkeys((model, Path(model).name, *settings.names)))
     dtype = str(config.model_config.dtype).removeprefix("torch.")
-    return Served(names, (), config.model_config.max_model_len, dtype)
+    return Served(names, (), facts.context, dtype, _tasks(facts))
+
+
+def _tasks(facts: ModelFacts) -> tuple[str, ...]:
+    if not facts.pools:
+        return ("generate",)
+    classes = facts.classes
+    if not classes.labels:
+        return ("embed",)
+    able = [task for task in TASKS if wrong_model(task, len(classes.labels)) is None]
+    return tuple(task for task in able if classes.joins or task == "classify")
 
 
 def _kv_tokens(config: Any) -> int:

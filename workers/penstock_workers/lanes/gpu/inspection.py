@@ -20,6 +20,7 @@ MEMORY_SHARE: Final = 0.9  # of each card: vLLM takes this or a little more wher
 TRIES: Final = (
     ("/v1/completions", b'{"prompt":"doctor","max_tokens":1}'),
     ("/v1/embeddings", b'{"input":"doctor"}'),
+    ("/classify", b'{"input":"doctor"}'),
 )
 
 

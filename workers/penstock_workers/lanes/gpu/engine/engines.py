@@ -6,7 +6,7 @@ the installed one, in ``vllm_calls`` and in ``arguments``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,9 +35,10 @@ class EngineCall:
     token_ids: list[int]
     params: Any  # vLLM's SamplingParams or PoolingParams
     lora: Any = None  # vLLM's LoRARequest
-    adapter: Any = field(default=None, repr=False)  # whose it is: its files stay as long as a call has it
     priority: int = 0  # lower goes first
     facts: Any = field(default=None, repr=False)  # what the reply will need besides
+    parts: Sequence[EngineCall] = ()  # run in its place, where one request is many of the engine's
+    adapter: Any = field(default=None, repr=False)  # whose it is: its files stay as long as a call has it
 
 
 class Engine(Protocol):

@@ -117,9 +117,9 @@ class InProcessEngine:
 
     def _build(self) -> None:
         arguments = engine_arguments(self._settings, self._adapters, drain_seconds=self._drain_seconds)
-        make = upstream("vllm.v1.engine.llm_engine", "LLMEngine").from_engine_args
+        make = upstream("vllm.v1.engine.llm_engine", "LLMEngine").from_vllm_config
         with explained(self._settings):
-            self._llm = make(arguments, **options(self._note))
+            self._llm = make(**options(arguments, self._note))
 
     def _note(self, scheduler: Any, iteration: Any, engine: int) -> None:
         self._call(lambda: self._figures.note(scheduler, iteration, engine))
