@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SinkError, seen
 
-__all__ = ["open_sink", "read_object"]
+__all__ = ["check_destination", "open_sink", "read_object"]
 
 FOLDER_BUFFER_BYTES = 1024 * 1024
 # S3 takes parts of 5 MiB to 5 GiB and at most 10,000 of them; a writer holds one in memory.

@@ -100,6 +100,20 @@ def test_a_pinned_revision_reaches_the_engine(render: Render) -> None:
     assert '"revision":"b968826d' in env(container(pool(release, "gpu"), "penstock"))["PENSTOCK_GPU__ENGINE"]
 
 
+def test_what_comes_from_a_bucket_is_cached_with_the_models(render: Render) -> None:
+    """A model at s3:// and found adapters reach the worker, and its cache lies on the volume for models."""
+    asked = {
+        "model": {"name": "s3://b/m", "revision": "", "prefetch": {"enabled": False}},
+        "vllm": {"loraFrom": "s3://b/l"},
+    }
+    variables = env(container(pool(render("gpu", {"workerPools": {"gpu": asked}}), "gpu"), "penstock"))
+    assert variables["PENSTOCK_GPU__MODEL"] == "s3://b/m"
+    assert variables["PENSTOCK_GPU__LORA_FROM"] == "s3://b/l"
+    assert variables["PENSTOCK_GPU__CACHE_DIR"] == f"{Path(variables['HF_HOME']).parent}/penstock"
+    plain = env(container(pool(render("gpu"), "gpu"), "penstock"))
+    assert not {"PENSTOCK_GPU__LORA_FROM", "PENSTOCK_GPU__CACHE_DIR"} & set(plain)
+
+
 def test_prefetched_models_need_no_hub(render: Render) -> None:
     """The job fills the folder that pods read, under a name of model and revision; pods ask the hub for nothing."""
     release = render("gpu")

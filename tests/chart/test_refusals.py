@@ -81,6 +81,8 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
                                   "ReadWriteMany"),
     "prefetch to nowhere": ("gpu", _pool("gpu", modelCache={"type": "emptyDir"}), "needs a claim", "pvc or existingClaim"),
     "prefetch of anything": ("gpu", _pool("gpu", model={"revision": ""}), "without model.revision", "set the commit"),
+    "found adapters of a sidecar": ("gpu-sidecar", _pool("gpu", vllm={"loraFrom": "s3://b/loras"}),
+                                    "loraFrom is for engine=in-process", "finds no adapters by itself"),
     "lora of a sidecar": ("gpu-sidecar", _pool("gpu", vllm={"lora": {"a": "/a"}}), "is for engine=in-process",
                           "use vllm.args"),
     "a setting that the chart has": ("minimal", {"settings": {"redis_url": "redis://x"}}, "settings.redis_url",

@@ -40,7 +40,8 @@ INTERNAL_SURFACE = {
     "penstock_producer": {
         "errors", "feed.feeder", "feed.leased_feed", "feed.queues", "feed.repair", "feed.routes", "feed.served",
         "feed.tracing", "feed.wire", "job.acceptance", "job.borders", "job.endpoints", "job.hook_paths", "job.lanes",
-        "job.options", "job.spec", "outputs", "settings", "sources", "sources.of_feed", "sources.overrides", "storage",
+        "job.options", "job.spec", "outputs", "settings", "sources", "sources.of_feed", "sources.overrides", "sources.s3",
+        "storage",
         "survey",
     },
     "penstock_workers": {

@@ -16,7 +16,7 @@ WORK_S = 240.0
 
 
 def gpu_worker(
-    fleet: Fleet, model: Path, *, in_process: bool, engine: dict[str, Any] | None = None, **settings: object
+    fleet: Fleet, model: Path | str, *, in_process: bool, engine: dict[str, Any] | None = None, **settings: object
 ) -> Process:
     arguments = {
         "max_model_len": 1024,

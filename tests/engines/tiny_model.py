@@ -71,12 +71,12 @@ def make_model(
     return folder
 
 
-def make_adapter(folder: Path, shape: Shape | None = None, *, rank: int = 8) -> Path:
+def make_adapter(folder: Path, shape: Shape | None = None, *, rank: int = 8, seed: int = 1) -> Path:
     """A LoRA adapter for the llama of this shape, strong enough to change what it says."""
     torch, safetensors = import_module("torch"), import_module("safetensors.torch")
     shape = shape or Shape()
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     weights = {}
     for layer in range(shape.layers):
         name = f"base_model.model.model.layers.{layer}.self_attn.o_proj"

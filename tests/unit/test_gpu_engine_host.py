@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from adapter_files import write_adapter
 
 from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.lane import Prepared, Request
@@ -16,7 +18,8 @@ from penstock_workers.item.run.fates import FATES
 from penstock_workers.lanes.engine_life import stall
 from penstock_workers.lanes.engine_life.failing import IN_A_ROW
 from penstock_workers.lanes.gpu import engine_host
-from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineFault
+from penstock_workers.lanes.gpu.engine.adapters import Adapter
+from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied, EngineFault
 from penstock_workers.lanes.gpu.engine_host import EngineHost
 from penstock_workers.lanes.gpu.gpu_lane import SECONDS_PER_TOKEN, GpuLane, time_limit_s
 from penstock_workers.lanes.gpu.settings import GpuSettings
@@ -46,15 +49,19 @@ class FakeEngine:
 
     config = CONFIG
 
-    def __init__(self, behaviour: Behaviour) -> None:
-        self._behaviour = behaviour
+    def __init__(self, behaviour: Behaviour, kills: frozenset[str] = frozenset()) -> None:
+        """``kills`` are adapters that end the engine which loads them."""
+        self._behaviour, self._kills = behaviour, kills
+        self.loaded: list[str] = []
         self.killed = self.stopped = False
 
     async def start(self) -> None:
         """It is there."""
 
     async def load(self, lora: Any) -> None:
-        raise AssertionError("there are no adapters")
+        if lora in self._kills:
+            raise EngineDied("a kernel failed")
+        self.loaded.append(lora)
 
     async def run(self, call: EngineCall, began: Callable[[], None]) -> Any:
         came = self._behaviour(call, began)
@@ -91,6 +98,8 @@ class House:
         self.behaviour: Behaviour = lambda _call, _began: output()
         self.engines: list[FakeEngine] = []
         self.gave_up: list[str] = []
+        self.kills: frozenset[str] = frozenset()
+        monkeypatch.setattr(Adapter, "request", lambda adapter: adapter.name)
         monkeypatch.setattr(EngineHost, "_make", self._make)
         monkeypatch.setattr(engine_host, "REBUILD_PAUSES_S", (0.0, 0.0))
         monkeypatch.setattr(stall, "LOOK_S", 0.005)
@@ -98,7 +107,7 @@ class House:
         self.lane = GpuLane(settings, give_up=self.gave_up.append)
 
     def _make(self) -> FakeEngine:
-        self.engines.append(FakeEngine(self.behaviour))
+        self.engines.append(FakeEngine(self.behaviour, self.kills))
         return self.engines[-1]
 
     async def ask(self, timeout_s: float = 60.0, **params: Any) -> Answer | NoAnswer:
@@ -271,3 +280,29 @@ async def test_room_and_slots_follow_all_replicas(
     settings = WorkerSettings(lane="gpu")
     assert REGISTRY["gpu"].slots(settings, house.lane) == 2 * sequences
     assert REGISTRY["gpu"].slots(settings.model_copy(update={"concurrency": 7}), house.lane) is None
+
+
+async def test_a_found_adapter_that_ends_the_engine_is_left_out_of_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It costs one engine, uncounted, and is never announced; the others are served by the next."""
+    place = tmp_path / "adapters"
+    write_adapter(place / "early")
+    house = House(monkeypatch, lora_from=str(place), lora_every_s=3600, cache_dir=str(tmp_path / "cache"))
+    house.kills = frozenset({"deadly"})
+    await house.lane.start()
+    watch = house.lane._host._adapter_watch
+    assert watch is not None
+    try:
+        assert (house.engines[0].loaded, house.lane.served.adapters) == (["early"], ("early",))
+        write_adapter(place / "deadly")
+        write_adapter(place / "fine")
+        await watch.look()
+        assert house.engines[0].killed
+        await rebuilt(house)
+        await watch.look()
+        assert house.lane.served.adapters == ("early", "fine")
+        assert len(house.engines) == 2
+        assert isinstance(await house.ask(), Answer)
+    finally:
+        await house.lane.close()

@@ -113,3 +113,19 @@ def test_a_server_that_has_no_model_yet_is_shown_without_its_password() -> None:
     assert wait.gauges() == {"loading": "waiting for the model of engine:8000, for 42 s"}
     wait.end()
     assert wait.gauges() == {}
+
+
+def test_files_that_come_from_a_bucket_show_how_far_they_are(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bytes of all bytes, in the same place as the load that follows, which is that of the folder where they lie then."""
+    caplog.set_level("INFO")
+    watch = machine.watch("s3://models/llama")
+    with watch.fetching(SIZE) as note:
+        machine.now += 42
+        note(GIB)
+        assert watch.gauges()["loading"] == "fetching the model, 1.0 of 4.0 GiB after 42 s"
+        assert "gpu.model s3://models/llama: fetching the model, 1.0 of 4.0 GiB" in caplog.text
+    assert watch.gauges() == {}
+    watch.lies_in(str(machine.model))
+    assert watch.look(machine.pids, began=58.0).total == SIZE

@@ -17,6 +17,10 @@ WorkerError
 ├── EngineAway          the server that a gpu worker asks has not loaded its model in time
 ├── MissingApiKey       a provider's `api_key_env` names a variable that is not set
 ├── PlainHttp           a provider's key would travel readable over http
+├── FilesUnusable       files of a model or of an adapter cannot be had
+│   ├── StoreAway           the place where they lie cannot be read now
+│   ├── FilesChanged        they were replaced while they were read
+│   └── CacheFull           the cache on this machine has no room for them
 ├── ModelMissing        a setting names no model that is here
 ├── ModelUnusable       a model is here, and cannot be loaded or not be used as this lane does
 ├── PackageMissing      a lane's engine is not installed
@@ -100,6 +104,22 @@ class EngineAway(WorkerError):
             f"{lane}.upstream_url = {url!r}: no model was loaded there within {lane}.upstream_wait_s = {wait_s:g} s; "
             f"look at that server's log, correct the address, or allow more time (PENSTOCK_{lane.upper()}__UPSTREAM_WAIT_S)"
         )
+
+
+class FilesUnusable(WorkerError):
+    """Files of a model or of an adapter cannot be had."""
+
+
+class StoreAway(FilesUnusable):
+    """The place where they lie cannot be read now. What came from there before stays as it is."""
+
+
+class FilesChanged(FilesUnusable):
+    """They were replaced while they were read: what was read so far is thrown away."""
+
+
+class CacheFull(FilesUnusable):
+    """The cache on this machine has no room for them."""
 
 
 class HookStuck(JobCannotRun):

@@ -73,6 +73,14 @@
 - name: PENSTOCK_GPU__LORA
   value: {{ toJson . | quote }}
 {{- end }}
+{{- with .vllm.loraFrom }}
+- name: PENSTOCK_GPU__LORA_FROM
+  value: {{ . | quote }}
+{{- end }}
+{{- if or .vllm.loraFrom (hasPrefix "s3://" .model.name) }}
+- name: PENSTOCK_GPU__CACHE_DIR
+  value: {{ printf "%s/penstock" (ternary "/tmp" .modelCache.mountPath (eq .modelCache.type "none")) | quote }}
+{{- end }}
 {{- include "penstock.cacheEnv" . }}
 {{- end }}
 {{- end -}}

@@ -185,6 +185,9 @@
 - {{ .at }}.model.prefetch.enabled without model.revision would fetch whatever the hub has that day; set the commit
 {{- end }}
 {{- end }}
+{{- if and .pool.sidecar .pool.vllm.loraFrom }}
+- {{ .at }}.vllm.loraFrom is for engine=in-process: the sidecar's server finds no adapters by itself
+{{- end }}
 {{- if and .pool.sidecar .pool.vllm.lora }}
 - {{ .at }}.vllm.lora is for engine=in-process; with a sidecar use vllm.args, such as {enable_lora: true, lora_modules: name=/folder}
 {{- end }}

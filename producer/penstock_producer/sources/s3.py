@@ -1,5 +1,7 @@
 """An S3 object as a pinned blob: every read is a ranged GET with If-Match, so other content is refused by the server.
 
+Workers read models and adapters with it, which lie under a prefix (``S3Prefix``).
+
 boto3 is imported when the first object is opened: it is an extra (`pip install penstock[s3]`). Credentials and region
 are boto3's own; an endpoint comes from the setting `s3_endpoint_url` or boto3's AWS_ENDPOINT_URL_S3.
 """
@@ -7,10 +9,12 @@ are boto3's own; an endpoint comes from the setting `s3_endpoint_url` or boto3's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
 
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
+
+__all__ = ["Listed", "S3Object", "S3Prefix"]
 
 KIND = "s3"
 # One GET. A feeder waits for room in the queue between reads, so no connection is held open for longer than this takes.
@@ -77,21 +81,72 @@ class S3Object:
         return data
 
     def _call(self, request: Callable[[], Any]) -> Any:
-        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+        return _ask(self.uri, request)
 
-        try:
-            return request()
-        except ClientError as error:
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            if status in (412, 416):
-                raise SourceChanged(
-                    f"{self.uri} is not the object that was submitted; restore it, or submit it as a new job"
-                ) from error
-            raise SourceUnavailable(
-                f"{self.uri}: S3 answered {status} ({error}); check the name and the rights"
+
+class Listed(NamedTuple):
+    """One object below a prefix."""
+
+    path: str  # below the prefix
+    size: int
+    etag: str
+    changed: float  # Unix time
+
+
+class S3Prefix:
+    """`s3://bucket/prefix`, with all objects below `prefix/`. Safe to use in several threads, as boto3's clients are."""
+
+    def __init__(self, uri: str, *, endpoint_url: str | None = None) -> None:
+        parts = urlsplit(uri)
+        if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
+            raise SourceError("invalid_uri", f"{seen(uri)} is no prefix of a bucket; write s3://bucket/prefix")
+        self._bucket, prefix = parts.netloc, unquote(parts.path).strip("/")
+        self._below = f"{prefix}/" if prefix else ""
+        self.uri = f"s3://{self._bucket}/{prefix}"
+        self._client = _client(endpoint_url)
+
+    def objects(self, most: int) -> list[Listed]:
+        """At most so many. Raises SourceError for a prefix with more, and SourceUnavailable."""
+        found: list[Listed] = []
+        given: dict[str, str] = {}
+        while True:
+            page = _ask(
+                self.uri,
+                lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._below, **given),  # noqa: B023 - at once
+            )
+            for entry in page.get("Contents", ()):
+                path = entry["Key"][len(self._below) :]
+                if path and not path.endswith("/"):  # consoles make such objects and show them as folders
+                    found.append(Listed(path, entry["Size"], entry["ETag"], entry["LastModified"].timestamp()))
+            if len(found) > most:
+                raise SourceError(
+                    "too_many_objects", f"{self.uri} has more than {most:,} objects; name a prefix with fewer"
+                )
+            if not page.get("IsTruncated"):
+                return found
+            given = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def object(self, listed: Listed) -> S3Object:
+        """Pinned to what was listed."""
+        uri = f"s3://{self._bucket}/{quote(self._below + listed.path)}"
+        pinned = {"kind": KIND, "uri": uri, "size": listed.size, "etag": listed.etag}
+        return S3Object(uri, pinned, client=self._client)
+
+
+def _ask(uri: str, request: Callable[[], Any]) -> Any:
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+
+    try:
+        return request()
+    except ClientError as error:
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if status in (412, 416):
+            raise SourceChanged(
+                f"{uri} is not the object that was submitted; restore it, or submit it as a new job"
             ) from error
-        except (BotoCoreError, HTTPClientError, OSError) as error:
-            raise SourceUnavailable(f"{self.uri}: {error}; check the endpoint, region and credentials") from error
+        raise SourceUnavailable(f"{uri}: S3 answered {status} ({error}); check the name and the rights") from error
+    except (BotoCoreError, HTTPClientError, OSError) as error:
+        raise SourceUnavailable(f"{uri}: {error}; check the endpoint, region and credentials") from error
 
 
 def _client(endpoint_url: str | None) -> Any:

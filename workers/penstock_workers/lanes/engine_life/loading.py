@@ -13,7 +13,7 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -66,6 +66,7 @@ class LoadWatch:
     ) -> None:
         """``setting`` is the model's, for the log."""
         self._setting, self._model, self._proc, self._clock = setting, model, proc, clock
+        self._folder = model
         self._cached = cached or cache_folder
         self._before: dict[int, int] = {}  # what processes had read when the load began
         self.latest: Load | None = None
@@ -79,6 +80,29 @@ class LoadWatch:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def fetching(self, total: int) -> Iterator[Callable[[int], None]]:
+        """While files come from elsewhere. What it gives is called with their bytes so far, in any thread, one at a time."""
+        began = said = self._clock()
+
+        def note(read: int) -> None:
+            nonlocal said
+            now = self._clock()
+            self.latest = Load(FETCHING, read, total, now - began)
+            if now - said >= SAY_EACH_S:
+                said = now
+                log.info("%s %s: %s", self._setting, self._model, self.latest.in_words())
+
+        note(0)
+        try:
+            yield note
+        finally:
+            self.latest = None
+
+    def lies_in(self, folder: str) -> None:
+        """A model that came from elsewhere."""
+        self._folder = folder
 
     def gauges(self) -> Mapping[str, float | str]:
         """Of a load that goes on: nothing is shown of it after that. Any thread."""
@@ -116,7 +140,7 @@ class LoadWatch:
 
     def _size(self) -> tuple[int, bool]:
         """Bytes of the model's files here, and whether none of them is still being fetched. 0 where they are not found."""
-        folder = Path(self._model)
+        folder = Path(self._folder)
         size, is_whole = 0, True
         try:
             if folder.is_dir():

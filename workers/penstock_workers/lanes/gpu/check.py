@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock_ledger.redaction import redact
-from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.gpu.settings import BUCKET, GpuSettings
 from penstock_workers.lanes.row import LaneFinding
 from penstock_workers.settings import WorkerSettings
 
@@ -71,3 +71,6 @@ def _folders(gpu: GpuSettings) -> Iterator[LaneFinding]:
     for name, folder in gpu.lora.items():
         if not Path(folder).is_dir():
             yield LaneFinding(False, f"gpu.lora.{name}: there is no folder {folder} here", "mount it, or correct it")
+    place = gpu.lora_from
+    if place is not None and not place.startswith(BUCKET) and not Path(place).is_dir():
+        yield LaneFinding(False, f"gpu.lora_from: there is no folder {place} here", "mount it, or correct it")

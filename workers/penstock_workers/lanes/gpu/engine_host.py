@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +19,15 @@ from penstock_workers.lanes.engine_life import stall
 from penstock_workers.lanes.engine_life.failing import FailureRun
 from penstock_workers.lanes.engine_life.loading import LoadWatch
 from penstock_workers.lanes.engine_life.stall import StepWatch
-from penstock_workers.lanes.gpu.engine.adapters import Adapters
+from penstock_workers.lanes.gpu import adapter_loads
+from penstock_workers.lanes.gpu.engine.adapter_files import UnusableAdapter
+from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters
 from penstock_workers.lanes.gpu.engine.child_engine import ChildEngine
 from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState
 from penstock_workers.lanes.gpu.engine.engines import Engine, EngineBusy, EngineDied, EngineFault, RequestRefused
 from penstock_workers.lanes.gpu.engine.figures import EngineFigures
 from penstock_workers.lanes.gpu.engine.in_process_engine import InProcessEngine
+from penstock_workers.lanes.gpu.host_files import HostFiles
 from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ModelFacts
 from penstock_workers.lanes.gpu.requests.chat_template import read_template
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
@@ -37,7 +41,6 @@ log = logging.getLogger(__name__)
 REBUILD_SPAN_S: Final = 3600.0  # ``rebuilds_max`` engines in this time; one that dies more often needs another machine
 # Before each try to build a new one: the same cause may be about to end the worker, and memory of the old one to be freed.
 REBUILD_PAUSES_S: Final = (1.0, 3.0, 10.0, 30.0)
-ADAPTER_S: Final = 120.0  # to load one adapter
 PROBE_S: Final = 60.0  # for one token, where nothing but failures came
 
 
@@ -53,15 +56,19 @@ class EngineHost:
         give_up: Callable[[str], None],
         on_built: Callable[[Any], None],
         on_end: Callable[[], None],
+        s3_endpoint_url: str | None = None,
     ) -> None:
         self._settings, self._queue, self._drain_seconds = settings, queue, drain_seconds
         self._give_up, self._on_built, self._on_end = give_up, on_built, on_end
         self.engine: Engine | None = None
         self.calls: CallBuilder | None = None
         self.draining = False
-        self.served = Served(())  # known once an engine is up
+        self._served = Served(())  # known once an engine is up
         self._figures = EngineFigures(queue.heard, self._note_step)
-        self._adapters = Adapters(settings.lora, settings.model)
+        self._files = HostFiles(settings, s3_endpoint_url)
+        self._hosted = settings  # with the model as the engine finds it; known at the start
+        self._adapters = Adapters(settings.lora, settings.model, more=settings.lora_from is not None)
+        self._adapter_watch = self._files.adapter_watch(self._adapters, self._load_found)
         self._chat_template: str | None = None  # read at the start
         self.steps = StepWatch(stall.MOST_S)  # of the engine that there is; another one has another
         self._failing = FailureRun()
@@ -72,24 +79,35 @@ class EngineHost:
         self._rebuilding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         started = time.monotonic()
         self._chat_template = await asyncio.to_thread(read_template, self._settings.chat_template)
+        self._hosted = await self._files.hosted(self._loading)
+        if self._adapter_watch is not None:
+            await self._adapter_watch.look()
         await self._build()
         log.info("gpu.model %s is up after %.0f s", self._settings.model, time.monotonic() - started)
         self._watching = asyncio.create_task(self._watch(), name="engine watch")
+        if self._adapter_watch is not None:
+            self._looking = asyncio.create_task(self._adapter_watch.run(), name="adapter watch")
 
     async def close(self) -> None:
         self.draining = True
         self._queue.close()
-        for task in (self._watching, self._rebuilding, self._probing):
+        for task in (self._looking, self._watching, self._rebuilding, self._probing):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         if self.engine is not None:
             engine, self.engine = self.engine, None
             await engine.stop()
+
+    @property
+    def served(self) -> Served:
+        """With the adapters that there are now; no name before an engine is up."""
+        return replace(self._served, adapters=self._adapters.announced()) if self._served.names else self._served
 
     def gauges(self) -> Mapping[str, float | str]:
         max_seqs = self.max_seqs if self.engine is not None else 0
@@ -121,7 +139,7 @@ class EngineHost:
             self.calls = CallBuilder(
                 self._settings, engine.tokenizer(), facts, self._adapters, chat_template=self._chat_template
             )
-        self.served = _served(self._settings, config, facts)
+        self._served = _served(self._settings, config, facts)
         self._on_built(config)
         self.steps = StepWatch(self._settings.stall_s or stall_s(config))
         self._failing.answered()
@@ -130,7 +148,7 @@ class EngineHost:
 
     def _make(self) -> Engine:
         make = InProcessEngine if self._settings.in_process else ChildEngine
-        return make(self._settings, self._adapters, self._figures, self._drain_seconds)
+        return make(self._hosted, self._adapters, self._figures, self._drain_seconds)
 
     async def _started(self) -> Engine:
         """An engine with all the adapters that can be loaded. One that ends it is left out of the next."""
@@ -138,21 +156,22 @@ class EngineHost:
             engine = self._make()
             async with self._loading.during(engine.pids):
                 await engine.start()
-            if await self._load_adapters(engine):
+            if await adapter_loads.load_all(engine, self._adapters):
                 return engine
             await engine.stop()
 
-    async def _load_adapters(self, engine: Engine) -> bool:
-        for adapter in list(self._adapters.usable()):
-            try:
-                async with asyncio.timeout(ADAPTER_S):
-                    await engine.load(adapter.request())
-            except (EngineDied, TimeoutError) as error:
-                adapter.refuse(f"it ends the engine that loads it ({type(error).__name__} {error})")
-                engine.kill()
+    async def _load_found(self, adapter: Adapter) -> bool:
+        """One that was found now; before there is a first engine, that one will load it. Raises UnusableAdapter."""
+        engine = self.engine
+        if engine is None:
+            return self.calls is None
+        try:
+            await adapter_loads.load(engine, adapter)
+        except adapter_loads.EngineEnded as error:
+            if engine is not self.engine:  # it was found dead meanwhile, for a reason of its own
                 return False
-            except Exception as error:  # what vLLM finds wrong with it, in whatever class
-                adapter.refuse(f"{type(error).__name__}: {error}")
+            self.end(engine, str(error))
+            raise UnusableAdapter(str(error)) from error
         return True
 
     def _note_step(self, number: int, state: EngineState) -> None:
@@ -281,7 +300,7 @@ def _served(settings: GpuSettings, config: Any, facts: ModelFacts) -> Served:
     model = settings.model or ""
     names = tuple(dict.fromkeys((model, Path(model).name, *settings.names)))
     dtype = str(config.model_config.dtype).removeprefix("torch.")
-    return Served(names, tuple(settings.lora), facts.context, dtype, _tasks(facts))
+    return Served(names, (), facts.context, dtype, _tasks(facts))
 
 
 def _tasks(facts: ModelFacts) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ class GpuLane:
             give_up=give_up,
             on_built=self._grammars.know,
             on_end=self._expire_all,
+            s3_endpoint_url=settings.s3_endpoint_url,
         )
         self._limits: set[asyncio.Timeout] = set()  # of the requests in the engine; bounded by its queue
         self._threads = ThreadPoolExecutor(settings.gpu.prepare_threads, thread_name_prefix="prepare")

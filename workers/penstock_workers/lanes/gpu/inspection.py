@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from penstock_workers.lanes import machine
 from penstock_workers.lanes.gpu.check import check
-from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.gpu.settings import BUCKET, GpuSettings
 from penstock_workers.lanes.row import LaneFinding
 from penstock_workers.settings import WorkerSettings
 
@@ -36,15 +36,23 @@ def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
         yield LaneFinding(False, "no model is configured, so none was looked at", fix)
     else:
         yield from _version()
-        yield from _hosted(gpu)
+        yield from _hosted(gpu, settings.s3_endpoint_url)
 
 
-def _hosted(gpu: GpuSettings) -> Iterator[LaneFinding]:
+def _hosted(gpu: GpuSettings, endpoint_url: str | None) -> Iterator[LaneFinding]:
+    # Not above: workers that host nothing read this module too.
+    from penstock_workers.lanes.gpu.inspect_places import find_adapters, find_bucket_model
+
     found, cards_used = machine.cards(), gpu.cards_per_replica
     yield from machine.find_cards(found)
     yield from machine.find_shared_memory(processes=gpu.cards_per_replica * gpu.data_parallel)
-    folder = Path(gpu.model or "")
-    if folder.is_dir():
+    model = gpu.model or ""
+    folder = Path(model)
+    if model.startswith(BUCKET):
+        size, findings = find_bucket_model(gpu, endpoint_url)
+        yield from findings
+        yield from machine.find_room(size, found, cards_used=cards_used)
+    elif folder.is_dir():
         yield from machine.find_model("gpu.model", folder)
         size, share = machine.weight_bytes(folder), _memory_share(gpu.engine.get("gpu_memory_utilization"))
         yield from machine.find_room(size, found, cards_used=cards_used, replicas=gpu.data_parallel, share=share)
@@ -55,6 +63,7 @@ def _hosted(gpu: GpuSettings) -> Iterator[LaneFinding]:
         yield LaneFinding(True, seen)
     for name, adapter in gpu.lora.items():
         yield _adapter(name, Path(adapter), _rank(gpu.engine.get("max_lora_rank")))
+    yield from find_adapters(gpu, endpoint_url)
 
 
 def _version() -> Iterator[LaneFinding]:

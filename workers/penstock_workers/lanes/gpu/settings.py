@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from penstock_producer.storage import check_destination
 from penstock_workers.lanes.lane_settings import LaneSettings, check_upstream
 
+GIB: Final = 1024**3
+TIB: Final = 1024**4
+BUCKET: Final = "s3://"
 SEQUENCES: Final = 256  # that vLLM runs at once on most cards; what it chose for this one is known once it is up
 SLOTS_PER_SEQUENCE: Final = 2  # items that its engine runs, and as many whose prompts are made meanwhile
 
@@ -21,6 +26,14 @@ class GpuSettings(LaneSettings):
     upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0  # for its model to be loaded: weights may travel
     names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
     lora: dict[str, str] = Field(default_factory=dict)  # adapter name, as requests give it for `model` -> folder
+    lora_from: str | None = (
+        None  # a folder or s3://bucket/prefix with a folder for each further adapter; they may change
+    )
+    lora_every_s: Annotated[float, Field(ge=1, le=3600)] = 30.0  # between two looks at it
+    lora_max_bytes: Annotated[int, Field(ge=1024, le=TIB)] = 2 * GIB  # of one adapter there
+    cache_dir: str | None = None  # what comes from elsewhere is kept here; None = ~/.cache/penstock/models
+    cache_bytes: Annotated[int, Field(ge=1024**2, le=1024 * TIB)] = 200 * GIB  # of the cache; the least used goes first
+    pickles: bool = False  # weights in *.bin and *.pt, of a model from s3://, which may hold programs
     chat_template: str | None = None  # Jinja, or a file with it; None = the model's own
     # Requests run at once, by each replica; None = as vLLM chooses for the card: 256, or 1024 from 70 GiB of memory.
     max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] | None = None
@@ -34,12 +47,23 @@ class GpuSettings(LaneSettings):
     stall_s: Annotated[float, Field(gt=0, le=3600)] | None = None
     rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 10  # engines built anew in an hour; a culprit takes four
 
+    @field_validator("model", "lora_from")
+    @classmethod
+    def _check_place(cls, place: str | None) -> str | None:
+        """One that a variable leaves empty is none."""
+        if not place or not place.startswith(BUCKET):
+            return place or None
+        try:
+            return check_destination(place).rstrip("/")
+        except ValueError:
+            raise ValueError(f"{place!r} is no place in a bucket; give s3://bucket/prefix") from None
+
     @model_validator(mode="after")
     def _check_upstream(self) -> Self:
         if self.upstream_url is None:
             return self
         check_upstream(self.upstream_url, "a vLLM server", "http://127.0.0.1:8000/v1")
-        given = [name for name in ("model", "lora", "engine", "chat_template") if getattr(self, name)]
+        given = [name for name in ("model", "lora", "lora_from", "engine", "chat_template") if getattr(self, name)]
         if given:
             raise ValueError(f"with upstream_url the server has the model: leave out {', '.join(given)}")
         return self
@@ -52,6 +76,12 @@ class GpuSettings(LaneSettings):
     def sequences(self) -> int:
         """Requests that one replica runs at once, as far as settings tell."""
         return _number(self.engine.get("max_num_seqs"), default=self.max_num_seqs or SEQUENCES)
+
+    @property
+    def cache_folder(self) -> Path:
+        if self.cache_dir is not None:
+            return Path(self.cache_dir).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock" / "models"
 
     @property
     def data_parallel(self) -> int:
@@ -67,6 +97,8 @@ class GpuSettings(LaneSettings):
 
     def hosting(self, model: str) -> Self:
         folder = Path(model)
+        if model.startswith(BUCKET):
+            return self.model_copy(update={"model": model.rstrip("/"), "names": (*self.names, model)})
         if self.model is not None and not folder.is_dir():
             return self  # what is named is an adapter, or the model by another name
         hosted = str(folder.resolve()) if folder.is_dir() else model

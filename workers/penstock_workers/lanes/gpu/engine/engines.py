@@ -38,6 +38,7 @@ class EngineCall:
     priority: int = 0  # lower goes first
     facts: Any = field(default=None, repr=False)  # what the reply will need besides
     parts: Sequence[EngineCall] = ()  # run in its place, where one request is many of the engine's
+    adapter: Any = field(default=None, repr=False)  # whose it is: its files stay as long as a call has it
 
 
 class Engine(Protocol):

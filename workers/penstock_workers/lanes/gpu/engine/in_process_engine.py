@@ -9,7 +9,8 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 from penstock_workers.lanes.engine_life.loading import this_process
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
@@ -26,6 +27,13 @@ IDLE_POLL_S = 0.2  # how late an engine in the worker's process notices that it 
 STOP_S = 3.0  # for the step that it makes
 
 
+class _Load(NamedTuple):
+    """An adapter that is to be loaded."""
+
+    key: str  # of the future that waits for it
+    lora: Any
+
+
 class InProcessEngine:
     """vLLM's LLMEngine, stepped by a thread of the worker: up in two seconds, one process, and not isolated from crashes."""
 
@@ -34,9 +42,10 @@ class InProcessEngine:
         self._drain_seconds = drain_seconds
         self._llm: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked: queue.SimpleQueue[EngineCall | str | None] = (
+        self._asked: queue.SimpleQueue[EngineCall | _Load | str | None] = (
             queue.SimpleQueue()
         )  # calls and aborts; bounded by EngineQueue
+        self._loads = count()
         self._futures: dict[str, asyncio.Future[Any]] = {}  # this and the next are touched on the loop only
         self._begins: dict[str, Callable[[], None]] = {}
         self._dead: Exception | None = None
@@ -52,7 +61,16 @@ class InProcessEngine:
         self._thread.start()
 
     async def load(self, lora: Any) -> None:
-        await asyncio.to_thread(self._llm.add_lora, lora)  # before the first request: the stepper rests
+        """By the thread that steps the engine, between two steps."""
+        if self._dead is not None:
+            raise EngineDied(str(self._dead))
+        key = f"load#{next(self._loads)}"
+        future = self._futures[key] = asyncio.get_running_loop().create_future()
+        self._asked.put(_Load(key, lora))
+        try:
+            await future
+        finally:
+            self._futures.pop(key, None)
 
     async def run(self, call: EngineCall, began: Callable[[], None]) -> Any:
         if self._dead is not None:
@@ -145,12 +163,23 @@ class InProcessEngine:
                 self._llm.abort_request([asked])
                 firsts.pop(asked, None)
                 continue
+            if isinstance(asked, _Load):
+                self._load(asked)
+                continue
             try:
                 self._llm.add_request(
                     asked.request_id, prompt(asked), asked.params, lora_request=asked.lora, priority=asked.priority
                 )
             except Exception as error:
                 self._reject(asked.request_id, error)
+
+    def _load(self, asked: _Load) -> None:
+        try:
+            self._llm.add_lora(asked.lora)
+        except Exception as error:
+            self._reject(asked.key, error)
+        else:
+            self._resolve(asked.key, None)
 
     def _resolve(self, request_id: str, output: Any) -> None:
         self._call(lambda: _set(self._futures.get(request_id), output))

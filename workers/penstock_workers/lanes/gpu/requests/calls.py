@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.gpu.engine.adapters import Adapters
+from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, RequestRefused
 from penstock_workers.lanes.gpu.engine.upstream import upstream
 from penstock_workers.lanes.gpu.requests.documents import check_named_tokens, check_tokens, refuse_templates
@@ -94,12 +94,12 @@ class CallBuilder:
         body = _read(request.body)
         check_types(body)
         model = body.get("model") or self._model
-        lora = self._lora(model)
+        adapter = self._adapter(model)
         task = task_of(request.endpoint)
         if task is not None:
-            return self._scoring(task, request, model, lora)
+            return self._scoring(task, request, model, adapter)
         if request.endpoint.endswith("/embeddings"):
-            return self._embedding(request, body, model, lora)
+            return self._embedding(request, body, model, adapter)
         if self._facts.classes.labels:
             raise RequestRefused(f"{self._model} classifies and does not generate: send items to /classify")
         if self._facts.pools:
@@ -120,7 +120,7 @@ class CallBuilder:
         check_named_tokens(body, self._vocabulary)
         token_ids, max_tokens = self._fitted(request, body, chat)
         params = sampling_params(body, defaults=self._facts.defaults, max_tokens=max_tokens, schema=request.schema)
-        call = EngineCall(self._id(request), token_ids, params, lora, PRIORITIES[request.priority], Facts(model, chat))
+        call = self._call(request, token_ids, params, adapter, Facts(model, chat))
         return call, len(token_ids) + max_tokens * (params.n or 1)
 
     def probe(self) -> EngineCall:
@@ -136,14 +136,22 @@ class CallBuilder:
     def _id(self, request: Request) -> str:
         return f"{request.tag}#{next(self._numbers)}"  # the same item may come again while its last try still ends
 
-    def _lora(self, model: str) -> Any:
+    def _call(
+        self, request: Request, token_ids: list[int], params: Any, adapter: Adapter | None, facts: Facts
+    ) -> EngineCall:
+        lora = None if adapter is None else adapter.request()
+        return EngineCall(
+            self._id(request), token_ids, params, lora, PRIORITIES[request.priority], facts, adapter=adapter
+        )
+
+    def _adapter(self, model: str) -> Adapter | None:
         if model in self._facts.names:
             return None
         adapter = self._adapters.get(model)
         if adapter is not None:
             if adapter.problem is not None:
                 raise RequestRefused(f"model is {model!r}, an adapter that cannot be used: {adapter.problem}")
-            return adapter.request()
+            return adapter
         known = ", ".join(sorted(self._facts.names | self._adapters.names()))
         raise UnknownModel(f"this worker hosts no model {model!r}; it has {known}")
 
@@ -238,7 +246,9 @@ class CallBuilder:
 
     # -- embeddings ------------------------------------------------------------------------------------------------
 
-    def _embedding(self, request: Request, body: dict[str, Any], model: str, lora: Any) -> tuple[EngineCall, int]:
+    def _embedding(
+        self, request: Request, body: dict[str, Any], model: str, adapter: Adapter | None
+    ) -> tuple[EngineCall, int]:
         if not self._facts.pools:
             raise RequestRefused(f"{self._model} generates and does not embed: set gpu.engine.runner to 'pooling'")
         if self._facts.classes.labels:
@@ -253,12 +263,13 @@ class CallBuilder:
             token_ids = token_ids[: self._facts.context]
         params = upstream("vllm", "PoolingParams")(task="embed", dimensions=body.get("dimensions"))
         facts = Facts(model, chat=False, base64=body.get("encoding_format") == "base64")
-        call = EngineCall(self._id(request), token_ids, params, lora, PRIORITIES[request.priority], facts)
+        call = self._call(request, token_ids, params, adapter, facts)
         return call, len(token_ids)
 
     # -- scores and classes ----------------------------------------------------------------------------------------
 
-    def _scoring(self, task: Task, request: Request, model: str, lora: Any) -> tuple[EngineCall, int]:
+    def _scoring(self, task: Task, request: Request, model: str, adapter: Adapter | None) -> tuple[EngineCall, int]:
+        lora = None if adapter is None else adapter.request()
         classes, context = self._facts.classes, self._facts.context
         ask = ask_of(task, request.body, classes)
         call_id, priority = self._id(request), PRIORITIES[request.priority]
@@ -277,7 +288,7 @@ class CallBuilder:
             params = pooling_params(ask, sides if classes.reads_sides else ())
             parts.append(EngineCall(f"{call_id}.{place}", ids, params, lora, priority))
         facts = ScoringFacts(ask, model, classes.labels)
-        call = EngineCall(call_id, [], parts[0].params, lora, priority, facts, parts=parts)
+        call = EngineCall(call_id, [], parts[0].params, lora, priority, facts, parts=parts, adapter=adapter)
         return call, occupied(parts)
 
 

@@ -1,0 +1,142 @@
+"""Where files of models and adapters lie: a folder, or a prefix of a bucket. What is listed is read as it was listed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from penstock_producer.errors import SourceChanged, SourceError
+from penstock_producer.sources.s3 import Listed, S3Prefix
+from penstock_workers.errors import FilesChanged, FilesUnusable, StoreAway
+
+SCHEME: Final = "s3://"
+FILES_MAX: Final = 20_000  # in one place; a model has some hundred, an adapter two
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file as it was listed. ``version`` changes whenever its content does."""
+
+    path: str  # below the store's place, parts joined by /
+    size: int
+    version: str
+    changed: float  # Unix time
+
+
+class Store(Protocol):
+    """One place. Used in threads."""
+
+    place: str
+
+    def files(self) -> list[StoredFile]:
+        """All that lie here. Raises StoreAway, and FilesUnusable for more than ``FILES_MAX``."""
+        ...
+
+    def read(self, file: StoredFile, offset: int, length: int) -> bytes:
+        """Exactly so many bytes. Raises FilesChanged, StoreAway, FilesUnusable."""
+        ...
+
+
+class FolderStore:
+    """Folders below one folder, each with its files. Hidden ones are left out: programs that copy write into such."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.place = str(folder)
+
+    def files(self) -> list[StoredFile]:
+        try:
+            return list(self._walk())
+        except OSError as error:
+            raise StoreAway(f"{error.filename or self.place} cannot be read ({error.strerror}); mount it") from error
+
+    def read(self, file: StoredFile, offset: int, length: int) -> bytes:
+        path = self._folder / file.path
+        if not path.resolve().is_relative_to(self._folder.resolve()):
+            raise FilesUnusable(f"{path} points outside of {self._folder}: copy the file itself to that place")
+        try:
+            # A pipe would block for ever without O_NONBLOCK.
+            opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise FilesChanged(f"{path} is gone") from error
+        except OSError as error:
+            raise StoreAway(f"{path} cannot be read ({error.strerror})") from error
+        try:
+            data = os.pread(opened, length, offset)
+            if _listed(file.path, os.fstat(opened)) != file or len(data) != length:
+                raise FilesChanged(f"{path} was changed while it was read")
+            return data
+        except OSError as error:
+            raise StoreAway(f"{path} cannot be read ({error.strerror})") from error
+        finally:
+            os.close(opened)
+
+    def _walk(self) -> Iterator[StoredFile]:
+        count = 0
+        for folder in _shown(self._folder):
+            if not folder.is_dir():
+                continue
+            for entry in _shown(Path(folder.path)):
+                count += 1
+                if count > FILES_MAX:
+                    raise FilesUnusable(f"{self.place} has more than {FILES_MAX:,} files; name a folder with fewer")
+                listed = _stat(f"{folder.name}/{entry.name}", entry)
+                if listed is not None:
+                    yield listed
+
+
+class BucketStore:
+    """Objects below a prefix."""
+
+    def __init__(self, uri: str, endpoint_url: str | None) -> None:
+        with _explained():
+            self._prefix = S3Prefix(uri, endpoint_url=endpoint_url)
+        self.place = self._prefix.uri
+
+    def files(self) -> list[StoredFile]:
+        with _explained():
+            return [StoredFile(*listed) for listed in self._prefix.objects(FILES_MAX)]
+
+    def read(self, file: StoredFile, offset: int, length: int) -> bytes:
+        with _explained():
+            return self._prefix.object(Listed(file.path, file.size, file.version, file.changed)).read(offset, length)
+
+
+def open_store(place: str, endpoint_url: str | None) -> Store:
+    """Nothing is asked of it yet. Raises FilesUnusable where `s3://` cannot be read at all, as without boto3."""
+    return BucketStore(place, endpoint_url) if place.startswith(SCHEME) else FolderStore(Path(place))
+
+
+def _shown(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _stat(path: str, entry: os.DirEntry[str]) -> StoredFile | None:
+    """None for what is no file, or is gone by now."""
+    try:
+        found = entry.stat()
+    except FileNotFoundError:
+        return None
+    return _listed(path, found) if stat.S_ISREG(found.st_mode) else None
+
+
+def _listed(path: str, found: os.stat_result) -> StoredFile:
+    return StoredFile(path, found.st_size, f"{found.st_ino}-{found.st_mtime_ns}", found.st_mtime)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """A bucket's errors in the words of this module: those of a source speak of a job."""
+    try:
+        yield
+    except SourceChanged as error:
+        raise FilesChanged("an object of the bucket was replaced while it was read") from error
+    except SourceError as error:
+        away = error.code == "source_unavailable"
+        raise (StoreAway if away else FilesUnusable)(error.public_message.partition(": ")[2]) from error
