@@ -144,4 +144,4 @@ class WaitingCallers:
 
 
 def _is_gone(waiter: Waiter) -> bool:
-    return waiter.gone
+    return waiter.future.done()
