@@ -184,7 +184,9 @@ class Dispatcher:
         callers = self._state.callers
         if callers.has_line:
             self._free.let_in()
-        if self._outage.share is not None or self._learned.are_new or (callers.has_line and self._reserving.may_ask()):
+            if callers.has_line and self._reserving.may_ask():
+                self._state.wake.set()
+        if self._outage.share is not None or self._learned.are_new:
             self._state.wake.set()
 
     async def _rest(self) -> None:
