@@ -23,14 +23,15 @@ class FreeStarts:
         self._ask_soon()
         return self._current_grant()
 
-    def let_in(self) -> None:
-        """Those in line take the places that are open."""
+    def let_in(self) -> bool:
+        """Those in line take the places that are open. True where others are still in line."""
         state = self._state
         while self._are_allowed() and (waiter := state.callers.next()):
             if state.issuing.price(waiter, state.terms):
                 waiter.grant = self._current_grant()
                 state.issuing.issue(waiter)
                 self._ask_soon()
+        return state.callers.has_line
 
     def _are_allowed(self) -> bool:
         state = self._state
