@@ -37,6 +37,7 @@ from penstock_workers.lanes.gpu.requests.calls import ContextOverflow, UnknownMo
 from penstock_workers.lanes.gpu.requests.grammars import GrammarCheck
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
 from penstock_workers.lanes.gpu.requests.replies import reply, why_unanswered
+from penstock_workers.lanes.gpu.requests.scoring import run_parts
 from penstock_workers.settings import WorkerSettings
 
 SECONDS_PER_TOKEN: Final = 0.25  # of an answer, on a slow engine that is full: what the default of `timeout_s` allows
@@ -120,6 +121,8 @@ class GpuLane:
             try:
                 with failpoint_as_fault():
                     self._failpoints.hit("engine")
+                if prepared.input.parts:
+                    return await run_parts(engine, prepared.input.parts)
                 return await engine.run(prepared.input, lambda: _expire(limit, at=clock() + limit_s))
             finally:
                 self._limits.discard(limit)
@@ -144,6 +147,11 @@ class GpuLane:
     def served(self) -> Served:
         """Known once an engine is up."""
         return self._host.served
+
+    @property
+    def sequences(self) -> int | None:
+        """Requests that the engine runs at once, all its replicas together; None before it is up."""
+        return self._host.max_seqs or None
 
     def gauges(self) -> Mapping[str, float | str]:
         return self._host.gauges()
