@@ -63,19 +63,29 @@ class FairLine(Generic[T]):
     Items for which ``gone`` is true are skipped and charged to no flow. Every step takes O(log flows). Kept are the items
     and, of flows that left, the tags that are ahead of the waiting ones: leaving earns no credit and clears no debt. They
     are forgotten when the others have caught up, and when the line is empty.
+
+    Items of one flow alone, as of a worker's only job, wait in a plain line: tags are for telling flows apart.
     """
 
     def __init__(self, gone: Callable[[T], bool] | None = None) -> None:
         self._gone = gone or _never
         self._returned: deque[T] = deque()  # ahead of all others; charged when they were taken the first time
-        self._classes: _Crowd[T] = _Crowd()
+        self._alone: deque[tuple[T, float]] = deque()  # all others with their costs, while they are of one flow
+        self._flow = DEFAULT_FLOW  # that one
+        self._served = 0.0  # cost of the item of it that was taken last; 0 where none was
+        self._classes: _Crowd[T] = _Crowd()  # all others, since a second flow came
 
     def push(self, item: T, flow: Flow, cost: float) -> None:
         """To the end of its flow. ``cost`` is its part of what all wait for, in any one unit. Raises ValueError."""
         if not 0 < cost < math.inf:
             raise ValueError(f"the cost of an item is {cost!r}: give a finite number above 0")
-        path = [(flow.job, flow.weight), (flow.tenant, 1.0), (flow.priority, CLASS_STEP**-flow.priority)]
-        self._classes.push(path, item, cost)
+        if not self._alone and not self._classes:
+            self._flow, self._served = flow, 0.0
+        elif self._classes or not (flow is self._flow or flow == self._flow):
+            self._sort()
+            self._classes.push(_path(flow), item, cost)
+            return
+        self._alone.append((item, cost))
 
     def push_front(self, items: Iterable[T]) -> None:
         """Give back items that were popped: they are next again, in this order, and are not charged a second time."""
@@ -87,19 +97,34 @@ class FairLine(Generic[T]):
             item = self._returned.popleft()
             if not self._gone(item):
                 return item
-        popped = self._classes.pop(self._gone)
+        while self._alone:
+            item, cost = self._alone.popleft()
+            if not self._alone:
+                self._flow = DEFAULT_FLOW
+            if not self._gone(item):
+                self._served = cost
+                return item
+        popped = self._classes.pop(self._gone) if self._classes else None
         return None if popped is None else popped[0]
 
+    def _sort(self) -> None:
+        """A second flow has come: the first keeps what it was charged last, as if it had had tags all the time."""
+        if self._alone:
+            self._classes.begin(_path(self._flow), self._served)
+        while self._alone:
+            self._classes.push(_path(self._flow), *self._alone.popleft())
+        self._flow = DEFAULT_FLOW
+
     def __bool__(self) -> bool:
-        return bool(self._returned or self._classes)
+        return bool(self._alone or self._returned or self._classes)
 
     def __len__(self) -> int:
         """Items in line, with those that are gone and were not passed yet. Takes O(flows)."""
-        return len(self._returned) + len(self._classes)
+        return len(self._returned) + len(self._alone) + len(self._classes)
 
     def __iter__(self) -> Iterator[T]:
         """All items in line, in no order but that of each flow."""
-        return chain(self._returned, self._classes)
+        return chain(self._returned, (item for item, _ in self._alone), self._classes)
 
 
 class _Queue(Generic[T]):
@@ -150,6 +175,15 @@ class _Crowd(Generic[T]):
         self._order = count()
         self._now = 0.0
 
+    def begin(self, path: _Path, cost: float) -> None:
+        """With one branch, which is ahead by an item of ``cost`` that was served just now. Only while there is none."""
+        name, weight = path.pop()
+        line: _Queue[T] | _Crowd[T] = _Queue()
+        if path:
+            line = _Crowd[T]()
+            line.begin(path, cost)
+        self._branches[name] = _Branch(name, line, cost / weight)
+
     def push(self, path: _Path, item: T, cost: float) -> None:
         name, weight = path.pop()
         branch = self._branches.get(name)
@@ -199,6 +233,10 @@ class _Crowd(Generic[T]):
 
 _Path = list[tuple[Hashable, float]]  # names and weights from the leaf up: job, tenant, class
 _Entry = tuple[float, int, _Branch[T]]
+
+
+def _path(flow: Flow) -> _Path:
+    return [(flow.job, flow.weight), (flow.tenant, 1.0), (flow.priority, CLASS_STEP**-flow.priority)]
 
 
 def _never(_: object) -> bool:

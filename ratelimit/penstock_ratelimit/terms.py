@@ -33,6 +33,8 @@ class Terms:
 
     def amounts(self, costs: Mapping[str, float]) -> tuple[float, ...]:
         """Costs in the order of ``dims``, clipped to what can ever fit. Dimensions without a limit cost nothing."""
+        if not self.dims:
+            return ()
         amounts = []
         for dim, cap in zip(self.dims, self.caps, strict=True):
             cost = costs.get(dim, 0.0)

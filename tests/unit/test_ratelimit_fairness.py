@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_ratelimit import fairness
 from penstock_ratelimit.fairness import CLASS_STEP, FairLine, Flow, Priority
 from penstock_ratelimit.limiter import StartRequest
 from penstock_ratelimit.quota import Quota
@@ -80,6 +81,28 @@ def test_first_come_first_served_inside_a_flow(steps: list[tuple[Flow, float] | 
         elif (item := line.pop()) is not None:
             assert last.get(item[0], -1) < item[1]
             last[item[0]] = item[1]
+
+
+EXACT_FLOWS = st.builds(  # sums of these costs over these weights have no rounding
+    Flow,
+    tenant=st.sampled_from(["", "a"]),
+    job=st.sampled_from(["1", "2"]),
+    weight=st.sampled_from([0.5, 1.0, 2.0]),
+    priority=st.sampled_from(Priority),
+)
+
+
+@given(st.lists(st.tuples(EXACT_FLOWS, st.sampled_from([1.0, 2.0, 4.0])) | st.none(), max_size=60))
+def test_a_flow_that_was_alone_is_served_as_if_it_had_had_tags(steps: list[tuple[Flow, float] | None]) -> None:
+    """A plain line of one flow and tags from the start serve the same items in the same order, whenever others come."""
+    line, with_tags = FairLine[int](), fairness._Crowd[int]()
+    for number, step in enumerate(steps):
+        if step is not None:
+            line.push(number, *step)
+            with_tags.push(fairness._path(step[0]), number, step[1])
+            continue
+        popped = with_tags.pop(lambda _: False)
+        assert line.pop() == (None if popped is None else popped[0])
 
 
 @given(st.lists(COSTS))

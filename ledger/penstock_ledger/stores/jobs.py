@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Row, func, literal_column, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, literal_column, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.errors import JobClosed, JobConflict, JobNotFound, JobNotReplayable, NothingToReplay
@@ -23,6 +23,16 @@ STATEMENT_MAX: Final = 500  # rows or ids per SQL statement: far below every dri
 SHOWN_CHARS: Final = 60  # of a value in a message
 LIVE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING)
 REPLAYABLE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.COMPLETED)
+
+# Built once: putting a statement together costs more than what the database does with it.
+_MOVE: Final = (
+    update(jobs)
+    .where(jobs.c.job_id == bindparam("job"), jobs.c.state.in_(bindparam("from", expanding=True)))
+    .values(
+        state=bindparam("to"), reason=bindparam("why"), finished_at=bindparam("ended"), resume_at=bindparam("until")
+    )
+)
+_NAMED: Final = select(jobs).where(or_(jobs.c.job_id == bindparam("name"), jobs.c.job_key == bindparam("name")))
 
 
 class JobStore(FeedStore):
@@ -42,8 +52,7 @@ class JobStore(FeedStore):
 
     def get(self, job_id_or_key: str) -> Job:
         """Raises JobNotFound. An id is preferred to an equal key."""
-        named = or_(jobs.c.job_id == job_id_or_key, jobs.c.job_key == job_id_or_key)
-        rows = self._db.read(lambda connection: connection.execute(select(jobs).where(named)).all())
+        rows = self._db.read(lambda connection: connection.execute(_NAMED, {"name": job_id_or_key}).all())
         if not rows:
             raise JobNotFound(job_id_or_key)
         return job_of(next((row for row in rows if row.job_id == job_id_or_key), rows[0]))
@@ -68,12 +77,11 @@ class JobStore(FeedStore):
 
         ``resume_at`` (Unix seconds) is when a pause ends by itself: the control loop resumes the job then.
         """
-        query = (
-            update(jobs)
-            .where(jobs.c.job_id == job_id, jobs.c.state.in_([str(state) for state in expect]))
-            .values(state=str(to), reason=reason, finished_at=time.time() if to.final else None, resume_at=resume_at)
-        )
-        return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
+        moved = {
+            "job": job_id, "from": [str(state) for state in expect], "to": str(to), "why": reason,
+            "ended": time.time() if to.final else None, "until": resume_at,
+        }  # fmt: skip
+        return self._db.write(lambda connection: connection.execute(_MOVE, moved).rowcount) == 1
 
     def amend(self, job_id: str, spec: Mapping[str, Any], digest: str, *, expect: str) -> bool:
         """Replace the spec of a job whose digest still is ``expect``; False when another process was first.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 
 from penstock_ratelimit.provider.refusals import OK, WINS
@@ -37,19 +36,14 @@ class Answers:
             self._patience.answered_well(in_flight)
         pause_s = feedback.pause_s
         if feedback.headers is not None:
-            self._read_headers(
-                feedback.headers, ticket, terms, now, refused=pause_s is not None, good=feedback.signal is OK
+            levels = self._discovery.read(
+                feedback.headers, ticket, terms, now=now, always=pause_s is not None, good=feedback.signal is OK
             )
+            for dim, seen in levels.items():
+                self._reports.add_remaining(dim, seen, now=now)
         stray = pause_s is not None and self._is_stray(ticket, feedback, alone)
         self._reports.add_feedback(feedback, ticket.grant.generation, now=now, stray=stray)
         return 0.0 if stray or pause_s is None else pause_seconds(pause_s)
-
-    def _read_headers(
-        self, headers: Mapping[str, str], ticket: Ticket, terms: Terms, now: float, *, refused: bool, good: bool
-    ) -> None:
-        levels = self._discovery.read(headers, ticket, terms, now=now, always=refused, good=good)
-        for dim, seen in levels.items():
-            self._reports.add_remaining(dim, seen, now=now)
 
     def _is_stray(self, ticket: Ticket, feedback: Feedback, alone: bool) -> bool:
         """Whether a refusal holds back its own item only: a lone one, while the limits keep nothing waiting."""

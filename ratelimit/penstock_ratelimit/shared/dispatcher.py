@@ -181,10 +181,9 @@ class Dispatcher:
 
     def _nudge(self) -> None:
         """Something changed for those in line: let in who may start, and wake the task if it has to ask."""
-        callers = self._state.callers
-        if callers.has_line:
-            self._free.let_in()
-        if self._outage.share is not None or self._learned.are_new or (callers.has_line and self._reserving.may_ask()):
+        if self._state.callers.has_line and self._free.let_in() and self._reserving.may_ask():
+            self._state.wake.set()
+        if self._outage.share is not None or self._learned.are_new:
             self._state.wake.set()
 
     async def _rest(self) -> None:

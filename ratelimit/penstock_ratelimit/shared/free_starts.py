@@ -23,22 +23,23 @@ class FreeStarts:
         self._ask_soon()
         return self._current_grant()
 
-    def let_in(self) -> None:
-        """Those in line take the places that are open."""
+    def let_in(self) -> bool:
+        """Those in line take the places that are open. True where others are still in line."""
         state = self._state
-        while state.callers.has_line and self._are_allowed() and (waiter := state.callers.next()):
+        while self._are_allowed() and (waiter := state.callers.next()):
             if state.issuing.price(waiter, state.terms):
                 waiter.grant = self._current_grant()
                 state.issuing.issue(waiter)
                 self._ask_soon()
+        return state.callers.has_line
 
     def _are_allowed(self) -> bool:
         state = self._state
         return (
-            not state.terms.dims
+            state.in_flight.places() > 0  # first: it is what most often says no
+            and not state.in_force.terms.dims
             and ((state.provider.is_known and state.in_force.version != "") or self._outage.lasts)
             and state.provider.clear(state.now())
-            and state.in_flight.places() > 0
         )
 
     def _current_grant(self) -> Grant:
@@ -49,5 +50,6 @@ class FreeStarts:
         return self._grant
 
     def _ask_soon(self) -> None:
-        if self._state.reports.ask_again(now=self._state.now()):
-            self._state.wake.set()
+        state = self._state
+        if state.reports.due_at is None and state.reports.ask_again(now=state.now()):  # what is due comes sooner
+            state.wake.set()

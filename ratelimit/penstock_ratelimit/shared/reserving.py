@@ -60,9 +60,9 @@ class Reserving:
 
     def may_ask(self) -> bool:
         return (
-            self._state.callers.unstarted <= self._window.low_water
+            self._state.in_flight.places() > 0  # first: it is what most often says no
+            and self._state.callers.unstarted <= self._window.low_water
             and self._state.now() >= self.retry_at
-            and self._state.in_flight.places() > 0
         )
 
     def batch(self) -> list[Waiter]:

@@ -45,6 +45,8 @@ class Waiter:
     @property
     def cost_s(self) -> float:
         """Seconds of the quota that it takes: those of the dimension that binds."""
+        if not self.amounts:
+            return LEAST_COST_S
         rows = zip(self.amounts, self.terms.rates, strict=True)
         return max((amount / rate for amount, rate in rows if amount > 0 and rate > 0), default=LEAST_COST_S)
 
@@ -144,4 +146,4 @@ class WaitingCallers:
 
 
 def _is_gone(waiter: Waiter) -> bool:
-    return waiter.gone
+    return waiter.future.done()

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 PROMOTE_MAX = 1_000  # due retries brought back per queue and round
 ASIDE_S = 2.0  # between the rounds of a process that leads nothing: it helps where a leader is busy or dead
-REST = 9.0  # times the CPU of looking at all live jobs: a thousand of them cost no more than a tenth of a core
+REST = 19.0  # times the CPU of looking at all live jobs: a thousand of them cost no more than a twentieth of a core
 STUCK_S = 300.0  # of one round: stores and sources answer, or fail, much sooner
 FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
 
