@@ -66,6 +66,9 @@ class FakeEngine:
     def tokenizer(self) -> Any:
         return [0] * 10
 
+    def renderer(self) -> None:
+        """It makes no prompts."""
+
     def is_alive(self) -> bool:
         return not self.killed
 

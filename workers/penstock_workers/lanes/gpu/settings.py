@@ -12,6 +12,8 @@ from penstock_workers.lanes.lane_settings import LaneSettings
 
 SLOTS_PER_SEQUENCE: Final = 2  # items that its engine runs, and as many whose prompts are made meanwhile
 
+_OF_A_HOST: Final = ("model", "lora", "engine", "chat_template", "reasoning_parser", "tool_parser", "media_folder")
+
 
 class GpuSettings(LaneSettings):
     """The model that a `gpu` worker hosts, and how vLLM is to run it."""
@@ -22,6 +24,14 @@ class GpuSettings(LaneSettings):
     names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
     lora: dict[str, str] = Field(default_factory=dict)  # adapter name, as requests give it for `model` -> folder
     chat_template: str | None = None  # Jinja, or a file with it; None = the model's own
+    reasoning_parser: str | None = None  # vLLM's, by its name: what the model thinks, apart from what it says
+    tool_parser: str | None = None  # vLLM's, by its name: which tools an answer calls
+    # Of the images and sounds of one item together, before any of them is decoded.
+    media_items_max: Annotated[int, Field(ge=0, le=1000)] = 16
+    media_bytes_max: Annotated[int, Field(ge=0)] = 64 * 1024 * 1024
+    image_pixels_max: Annotated[int, Field(ge=0)] = 100_000_000
+    media_memory_bytes: Annotated[int, Field(ge=1)] = 4 * 1024**3  # of a worker, decoded, until they are answered
+    media_folder: str | None = None  # documents may name its files as file:///…; None = no file of this machine
     max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192  # tokens in one step of the engine; 16384 from 70 GiB
     engine: dict[str, Any] = Field(default_factory=dict)  # vLLM's own arguments, such as tensor_parallel_size
@@ -33,6 +43,14 @@ class GpuSettings(LaneSettings):
     rebuilds_max: Annotated[int, Field(ge=0, le=100)] = 10  # engines built anew in an hour; a culprit takes four
 
     @model_validator(mode="after")
+    def _check_folder(self) -> Self:
+        if self.media_folder is not None and not Path(self.media_folder).is_absolute():
+            raise ValueError(
+                f"media_folder: {self.media_folder!r} is relative; give the whole path, as in /data/images"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_upstream(self) -> Self:
         if self.upstream_url is None:
             return self
@@ -42,7 +60,7 @@ class GpuSettings(LaneSettings):
             raise ValueError(f"upstream_url: {error}") from None
         if not self.upstream_url.endswith("/v1"):
             raise ValueError("upstream_url: give a vLLM server's address with its /v1, as in http://127.0.0.1:8000/v1")
-        given = [name for name in ("model", "lora", "engine", "chat_template") if getattr(self, name)]
+        given = [name for name in _OF_A_HOST if getattr(self, name)]
         if given:
             raise ValueError(f"with upstream_url the server has the model: leave out {', '.join(given)}")
         return self

@@ -89,4 +89,6 @@ def _defaults(settings: GpuSettings, adapters: Adapters, drain_seconds: float) -
         "disable_log_stats": False,
         "stream_interval": FIRST_TOKEN_ONLY,
     }
+    if settings.reasoning_parser is not None:
+        chosen["reasoning_parser"] = settings.reasoning_parser  # schemas bind what comes after the thinking
     return chosen | adapters.arguments()

@@ -87,6 +87,9 @@ class ChildEngine:
     def tokenizer(self) -> Any:
         return self._llm.get_tokenizer()
 
+    def renderer(self) -> Any:
+        return getattr(self._llm, "renderer", None)
+
     def is_alive(self) -> bool:
         return self._llm is not None and not self._llm.errored
 

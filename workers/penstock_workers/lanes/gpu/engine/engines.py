@@ -27,7 +27,7 @@ class RequestRefused(Exception):
     """The engine says that this request can never be done."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class EngineCall:
     """One request in the engine's own terms."""
 
@@ -37,6 +37,8 @@ class EngineCall:
     lora: Any = None  # vLLM's LoRARequest
     priority: int = 0  # lower goes first
     facts: Any = field(default=None, repr=False)  # what the reply will need besides
+    rendered: Any = field(default=None, repr=False)  # vLLM's own input, where there is more to it than ``token_ids``
+    media_bytes: int = 0  # that it holds
 
 
 class Engine(Protocol):
@@ -59,6 +61,10 @@ class Engine(Protocol):
         ...
 
     def tokenizer(self) -> Any: ...
+
+    def renderer(self) -> Any:
+        """vLLM's, which makes prompts of chats; None where this version has none."""
+        ...
 
     def is_alive(self) -> bool: ...
 

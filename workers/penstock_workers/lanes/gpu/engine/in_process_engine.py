@@ -72,6 +72,9 @@ class InProcessEngine:
     def tokenizer(self) -> Any:
         return self._llm.get_tokenizer()
 
+    def renderer(self) -> Any:
+        return getattr(self._llm, "renderer", None)
+
     def is_alive(self) -> bool:
         return self._dead is None and self._thread is not None and self._thread.is_alive()
 
