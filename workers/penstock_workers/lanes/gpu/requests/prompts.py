@@ -140,8 +140,10 @@ def parts_of(content: Any, place: int) -> list[Any]:
 
 def text_of(part: Any, field: str) -> str:
     """Of a part that must be text. Raises RequestRefused."""
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        text: str = part["text"]
-        return text
     kind = part.get("type") if isinstance(part, dict) else part
-    raise RequestRefused(f"{field} is {shown(kind)}, and this model takes text only: leave it out")
+    if kind != "text":
+        raise RequestRefused(f"{field} is {shown(kind)}, and this model takes text only: leave it out")
+    text = part.get("text") if isinstance(part, dict) else part
+    if not isinstance(text, str):
+        raise RequestRefused(f"{field}.text is {shown(text)}: give a text")
+    return text
