@@ -31,12 +31,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lane(tiny_llava: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GpuLane]:
+async def lane(tiny_seer: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GpuLane]:
     folder = tmp_path_factory.mktemp("images")
     (folder / "red.png").write_bytes(picture("red"))
     engine = {"max_model_len": CONTEXT, "enforce_eager": True, "dtype": "bfloat16", "gpu_memory_utilization": 0.5}
     gpu = GpuSettings(
-        model=str(tiny_llava), in_process=True, max_num_seqs=16, max_num_batched_tokens=2048, engine=engine,
+        model=str(tiny_seer), in_process=True, max_num_seqs=16, max_num_batched_tokens=2048, engine=engine,
         media_items_max=3, media_bytes_max=BYTES, image_pixels_max=PIXELS, media_memory_bytes=30_000,
         media_folder=str(folder),
     )  # fmt: skip

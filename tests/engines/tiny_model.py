@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-Architecture = Literal["llama", "qwen3", "bert", "bert-classifier", "llava"]
+Architecture = Literal["llama", "qwen3", "bert", "bert-classifier", "idefics3"]
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
 TRAINED_ON = 120  # files of the standard library: enough for thousands of tokens, in a second
@@ -29,9 +29,11 @@ SEEING_TEMPLATE = (
     "{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-IMAGE_TOKENS = 16  # of each image, whatever its size: a square of 32 pixels in patches of 8
+IMAGE_PATCHES = 4  # of each image, whatever its size: a square of 32 pixels in patches of 8, four to a token
+IMAGE_TOKENS = IMAGE_PATCHES + 3  # with the marks around them
+_SEEING_MARKS = (IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 _CLASSES = {
-    "llava": ("LlavaConfig", "LlavaForConditionalGeneration"),
+    "idefics3": ("Idefics3Config", "Idefics3ForConditionalGeneration"),
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "bert": ("BertConfig", "BertModel"),
@@ -68,10 +70,10 @@ def make_model(
     """Write config, tokenizer and weights into ``folder``, and hand it back. Without weights, load it as "dummy"."""
     shape = shape or Shape()
     folder.mkdir(parents=True, exist_ok=True)
-    if architecture == "llava":
-        shape = replace(shape, marks=(*shape.marks, IMAGE))
+    if architecture == "idefics3":
+        shape = replace(shape, marks=(*shape.marks, *_SEEING_MARKS))
     tokenizer = _tokenizer(shape)
-    if architecture == "llava":
+    if architecture == "idefics3":
         tokenizer.chat_template = SEEING_TEMPLATE
         _image_processor(tokenizer).save_pretrained(folder)
     if architecture == "bert-classifier":
@@ -134,23 +136,23 @@ def standard_library() -> list[Path]:
 def _image_processor(tokenizer: Any) -> Any:
     """One that needs Pillow alone."""
     transformers = import_module("transformers")
-    images = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    return transformers.LlavaProcessor(
-        image_processor=images, tokenizer=tokenizer, patch_size=8, vision_feature_select_strategy="default",
-        image_token=IMAGE, num_additional_image_tokens=1, chat_template=SEEING_TEMPLATE,
-    )  # fmt: skip
+    images = transformers.Idefics3ImageProcessorPil(
+        size={"longest_edge": 32}, max_image_size={"longest_edge": 32}, do_image_splitting=False
+    )
+    return transformers.Idefics3Processor(
+        image_processor=images, tokenizer=tokenizer, image_seq_len=IMAGE_PATCHES, chat_template=SEEING_TEMPLATE
+    )
 
 
 def _config(architecture: Architecture, shape: Shape, tokenizer: Any) -> Any:
-    if architecture == "llava":
+    if architecture == "idefics3":
         transformers = import_module("transformers")
-        eyes = transformers.CLIPVisionConfig(
-            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=32,
-            patch_size=8, projection_dim=64,
-        )  # fmt: skip
-        return transformers.LlavaConfig(
-            vision_config=eyes, text_config=_config("llama", shape, tokenizer), vision_feature_layer=-1,
-            image_token_index=tokenizer.convert_tokens_to_ids(IMAGE), image_seq_length=IMAGE_TOKENS, dtype="bfloat16",
+        eyes = transformers.models.idefics3.configuration_idefics3.Idefics3VisionConfig(
+            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8
+        )
+        return transformers.Idefics3Config(
+            vision_config=eyes, text_config=_config("llama", shape, tokenizer), scale_factor=2, dtype="bfloat16",
+            image_token_id=tokenizer.convert_tokens_to_ids(IMAGE), pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
     make = getattr(import_module("transformers"), _CLASSES[architecture][0])
     sizes = {

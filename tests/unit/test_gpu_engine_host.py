@@ -19,6 +19,7 @@ from penstock_workers.lanes.gpu import engine_host
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineFault
 from penstock_workers.lanes.gpu.engine_host import EngineHost
 from penstock_workers.lanes.gpu.gpu_lane import SECONDS_PER_TOKEN, GpuLane, time_limit_s
+from penstock_workers.lanes.gpu.requests.calls import Facts
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.settings import WorkerSettings
 
@@ -102,7 +103,7 @@ class House:
 
     async def ask(self, timeout_s: float = 60.0, **params: Any) -> Answer | NoAnswer:
         params = {"ignore_eos": False, "max_tokens": 8} | params
-        facts = SimpleNamespace(model="m", chat=True, base64=False)
+        facts = Facts("m", chat=True)
         call = EngineCall("job:doc#1", [1], SimpleNamespace(**params), facts=facts)
         asked = Prepared(Request("job:doc", "default", "/v1/chat/completions", b"{}", timeout_s), 9, input=call)
         return await asyncio.wait_for(self.lane.infer(asked), 5)

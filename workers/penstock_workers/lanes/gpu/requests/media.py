@@ -79,7 +79,7 @@ class Media:
         given = part.get("image_url")
         if isinstance(given, dict) and given.get("detail") not in (None, "auto"):
             raise RequestRefused(f"{field}.image_url.detail: a hosted model reads images in one way; leave it out")
-        _, data = self._content(_url(given, f"{field}.image_url"), "image", field, left)
+        _, data = self._content(_url(given, f"{field}.image_url"), "image", f"{field}.image_url", left)
         try:
             with import_module("PIL.Image").open(BytesIO(data), formats=FORMATS) as opened:
                 width, height = opened.size
@@ -107,7 +107,7 @@ class Media:
             )
         given = part.get(part["type"])
         if part["type"] == "audio_url":
-            kind, data = self._content(_url(given, f"{field}.audio_url"), "audio", field, left)
+            kind, data = self._content(_url(given, f"{field}.audio_url"), "audio", f"{field}.audio_url", left)
         else:
             if not isinstance(given, dict) or not isinstance(given.get("format"), str):
                 raise RequestRefused(f"{field}.input_audio is {shown(given)}: give an object with data and format")

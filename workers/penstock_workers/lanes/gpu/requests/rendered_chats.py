@@ -31,7 +31,6 @@ class RenderedChats:
         self._renderer, self._media, self._template = renderer, media, template
         self._read_template = template or models_template
         self._params = upstream("vllm.renderers", "ChatParams")
-        self._cache = upstream("vllm.multimodal.cache", "MultiModalCache")
         # A prompt that is too long is found by its length, and the error says what Penstock's options do about it.
         self._tokenizing = dataclasses.replace(renderer.default_chat_tok_params, max_total_tokens=None)
         self._one_at_a_time = threading.Lock()  # processors of images are not made for several threads
@@ -71,7 +70,7 @@ class RenderedChats:
         token_ids = list(one["prompt_token_ids"])
         if one["type"] != "multimodal":
             return Prompt(token_ids)
-        return Prompt(token_ids, one, self._cache.get_item_size(one["mm_kwargs"]))
+        return Prompt(token_ids, one, _held_bytes(one["mm_kwargs"]))
 
     def _message(self, message: dict[str, Any], place: int, left: Allowance) -> dict[str, Any]:
         kept = {name: message[name] for name in _KEPT if message.get(name) is not None}
@@ -85,3 +84,16 @@ class RenderedChats:
                 for number, part in enumerate(parts)
             ]
         return {"role": message["role"], "content": content} | kept
+
+
+def _held_bytes(value: Any) -> int:
+    """Of the tensors in what a processor made: by modality, item and field."""
+    if isinstance(value, Mapping):
+        return sum(_held_bytes(each) for each in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_held_bytes(each) for each in value)
+    size = getattr(value, "nbytes", None)
+    if size is not None:
+        return int(size)
+    inner = getattr(value, "data", None)  # vLLM's field around a tensor
+    return 0 if inner is None else _held_bytes(inner)
