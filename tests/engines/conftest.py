@@ -46,7 +46,9 @@ def tiny_seer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _made(tmp_path_factory, "idefics3")
 
 
-def _made(tmp_path_factory: pytest.TempPathFactory, kind: Literal["llama", "bert", "bert-classifier", "idefics3"]) -> Path:
+def _made(
+    tmp_path_factory: pytest.TempPathFactory, kind: Literal["llama", "bert", "bert-classifier", "idefics3"]
+) -> Path:
     if importlib.util.find_spec("vllm") is None:
         pytest.fail("vLLM is not installed here; `make test-vllm` sets it up", pytrace=False)
     from engines.tiny_model import Shape, make_model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from penstock_workers.lanes.gpu.engine.engines import EngineCall
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.requests import parsers
 from penstock_workers.lanes.gpu.requests.calls import Facts
-from penstock_workers.lanes.gpu.requests.parsers import Unreadable, check_parsers
+from penstock_workers.lanes.gpu.requests.parsers import AnswerParsers, Unreadable, check_parsers
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.settings import WorkerSettings
 
@@ -28,6 +29,7 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "look",
+        "strict": True,
         "parameters": {
             "type": "object",
             "properties": {"at": {"enum": ["net", "file"]}},
@@ -58,9 +60,26 @@ def settings(model: Path, **gpu: Any) -> WorkerSettings:
     )
 
 
+THINKS = {"reasoning_parser": "deepseek_r1", "tool_parser": "hermes"}
+
+
+def config_of(model: Path) -> Any:
+    """What an engine would have of this model, without one."""
+    make = import_module("vllm").AsyncEngineArgs
+    return SimpleNamespace(model_config=make(model=str(model), max_model_len=1024).create_model_config())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def parsing(thinker: Path) -> AsyncIterator[AnswerParsers]:
+    begun = AnswerParsers(GpuSettings(model="m", **THINKS))
+    await begun.start(config_of(thinker))
+    yield begun
+    await begun.close()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lane(thinker: Path) -> AsyncIterator[GpuLane]:
-    hosted = GpuLane(settings(thinker, reasoning_parser="deepseek_r1", tool_parser="hermes"), give_up=pytest.fail)
+    hosted = GpuLane(settings(thinker, tool_parser="hermes"), give_up=pytest.fail)
     await hosted.start()
     yield hosted
     await hosted.close()
@@ -86,73 +105,68 @@ async def test_names_are_vllms_own(thinker: Path) -> None:
 
 
 async def test_a_parser_that_does_not_suit_the_model_stops_the_start(tiny_llama: Path) -> None:
-    """Its tokenizer lacks the marks of thoughts: the parser's own reason is told, and the engine is ended."""
-    lane = GpuLane(settings(tiny_llama, reasoning_parser="deepseek_r1"), give_up=pytest.fail)
+    """Its tokenizer lacks the marks of thoughts: the parser's own reason is told."""
+    begun = AnswerParsers(GpuSettings(model="m", reasoning_parser="deepseek_r1"))
     with pytest.raises(BadEngineSettings, match=r"gpu\.reasoning_parser 'deepseek_r1' cannot be used with this model"):
-        await lane.start()
-    await lane.close()
+        await begun.start(config_of(tiny_llama))
+    await begun.close()
 
 
-async def test_scripted_answers_are_taken_apart(lane: GpuLane) -> None:
+async def test_scripted_answers_are_taken_apart(parsing: AnswerParsers) -> None:
     """Thoughts, words and calls each in their place, by the parsers of the installed vLLM."""
     asked = {"tools": [TOOL], "tool_choice": "auto"}
     text = '<think>hm</think>yes<tool_call>{"name": "look", "arguments": {"at": "net"}}</tool_call>'
-    said = await lane._parsers.read(*scripted(text, **asked))
+    said = await parsing.read(*scripted(text, **asked))
     assert said is not None
     assert (said[0].reasoning, said[0].content) == ("hm", "yes")
     (called,) = said[0].tool_calls
     assert called["function"] == {"name": "look", "arguments": '{"at": "net"}'}
     assert called["type"] == "function"
     assert called["id"]
-    half = await lane._parsers.read(*scripted("<think>never ends", **asked))
+    half = await parsing.read(*scripted("<think>never ends", **asked))
     assert half is not None
     assert half[0].is_empty
     assert half[0].reasoning == "never ends"
-    twice = await lane._parsers.read(*scripted(text + text.partition("yes")[2], **asked, parallel_tool_calls=False))
+    twice = await parsing.read(*scripted(text + text.partition("yes")[2], **asked, parallel_tool_calls=False))
     assert twice is not None
     assert len(twice[0].tool_calls) == 1
 
 
-async def test_a_model_that_only_thinks_has_not_answered(lane: GpuLane) -> None:
-    """Cut in its thoughts: no success without an answer, and the reason says what to raise."""
-    answer = await tried(lane, ignore_eos=True)
-    assert isinstance(answer, NoAnswer), answer
-    assert answer.failure == "empty_answer"
-    assert "raise max_tokens" in answer.detail
-
-
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
-async def test_a_tool_that_must_be_called_is_called(thinker: Path, choice: Any) -> None:
-    """The parser constrains the engine, so that even a model of random weights calls the tool with arguments of its schema."""
-    lane = GpuLane(settings(thinker, tool_parser="hermes"), give_up=pytest.fail)
-    await lane.start()
-    try:
-        answer = await tried(lane, tools=[TOOL], tool_choice=choice, max_tokens=200)
-        assert isinstance(answer, Answer), answer
-        assert answer.status == 200, answer.body
-        (made,) = json.loads(answer.body)["choices"]
-        called = made["message"]["tool_calls"][0]["function"]
-        assert called["name"] == "look"
-        assert json.loads(called["arguments"])["at"] in ("net", "file")
-        assert made["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
-        refused = await tried(lane, tools=[TOOL], tool_choice={"type": "function", "function": {"name": "hop"}})
-        assert isinstance(refused, Answer)
-        assert (refused.status, b"hop" in refused.body or b"does not match" in refused.body) == (400, True)
-    finally:
-        await lane.close()
+async def test_a_tool_that_must_be_called_is_called(lane: GpuLane, choice: Any) -> None:
+    """The parser constrains the engine, so that even a model of random weights calls the tool as its schema has it."""
+    answer = await tried(lane, tools=[TOOL], tool_choice=choice, max_tokens=200, parallel_tool_calls=False)
+    assert isinstance(answer, Answer), answer
+    assert answer.status == 200, answer.body
+    (made,) = json.loads(answer.body)["choices"]
+    assert "tool_calls" in made["message"], made
+    called = made["message"]["tool_calls"][0]["function"]
+    assert called["name"] == "look"
+    assert json.loads(called["arguments"])["at"] in ("net", "file")
+    assert made["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
 
 
-async def test_a_parser_that_takes_too_long_costs_its_own_item(lane: GpuLane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tool_that_is_not_there_is_refused(lane: GpuLane) -> None:
+    """By vLLM's own check of the request, with its words."""
+    refused = await tried(lane, tools=[TOOL], tool_choice={"type": "function", "function": {"name": "hop"}})
+    assert isinstance(refused, Answer)
+    assert refused.status == 400
+    assert b"does not match any of the specified `tools`" in refused.body
+
+
+async def test_a_parser_that_takes_too_long_costs_its_own_item(
+    parsing: AnswerParsers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its process is killed, and the next answer is read by another one."""
-    before = lane._parsers._child
+    before = parsing._child
     with monkeypatch.context() as patch:
         patch.setattr(parsers, "READ_S", 0.0001)
         with pytest.raises(Unreadable, match="takes longer than"):
-            await lane._parsers.read(*scripted("<think>a</think>" + "b" * 1_000_000))
-    said = await lane._parsers.read(*scripted("<think>a</think>b"))
+            await parsing.read(*scripted("<think>a</think>" + "b" * 1_000_000))
+    said = await parsing.read(*scripted("<think>a</think>b"))
     assert said is not None
     assert said[0].content == "b"
-    assert lane._parsers._child is not before
+    assert parsing._child is not before
 
 
 async def test_a_conversation_with_calls_in_it_is_rendered(lane: GpuLane) -> None:
@@ -172,3 +186,18 @@ async def test_a_conversation_with_calls_in_it_is_rendered(lane: GpuLane) -> Non
         answer = await tried(lane, messages=hostile)
         assert isinstance(answer, Answer), calls
         assert answer.status in (200, 400)
+
+
+async def test_a_model_that_only_thinks_has_not_answered(thinker: Path) -> None:
+    """Cut in its thoughts: no success without an answer, and the reason says what to raise. A schema waits for their end."""
+    hosted = GpuLane(settings(thinker, **THINKS), give_up=pytest.fail)
+    await hosted.start()
+    try:
+        plain = await tried(hosted, ignore_eos=True)
+        bound = await tried(hosted, structured_outputs={"choice": ["yes", "no"]}, ignore_eos=True)
+    finally:
+        await hosted.close()
+    for answer in (plain, bound):
+        assert isinstance(answer, NoAnswer), answer
+        assert answer.failure == "empty_answer"
+        assert "raise max_tokens" in answer.detail

@@ -126,9 +126,13 @@ async def test_a_file_of_the_operators_folder_is_read(lane: GpuLane) -> None:
 
 
 def bomb() -> bytes:
-    """A PNG of some bytes whose header promises a hundred million pixels."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", 10_000, 10_000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    """A PNG of some kilobytes that would become a hundred million pixels."""
+    rows = zlib.compress(b"\0" * (10_000 * 1_251), 9)
+    chunks = ((b"IHDR", struct.pack(">IIBBBBB", 10_000, 10_000, 1, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b""))
+    made = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(made)
 
 
 async def test_a_hostile_image_costs_its_own_item_only(lane: GpuLane) -> None:

@@ -148,7 +148,12 @@ def _config(architecture: Architecture, shape: Shape, tokenizer: Any) -> Any:
     if architecture == "idefics3":
         transformers = import_module("transformers")
         eyes = transformers.models.idefics3.configuration_idefics3.Idefics3VisionConfig(
-            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=32,
+            patch_size=8,
         )
         return transformers.Idefics3Config(
             vision_config=eyes, text_config=_config("llama", shape, tokenizer), scale_factor=2, dtype="bfloat16",

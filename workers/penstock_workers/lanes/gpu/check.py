@@ -69,7 +69,9 @@ def _folders(gpu: GpuSettings) -> Iterator[LaneFinding]:
     else:
         yield LaneFinding(True, f"gpu.model is {model}")
     if gpu.media_folder is not None and not Path(gpu.media_folder).is_dir():
-        yield LaneFinding(False, f"gpu.media_folder: there is no folder {gpu.media_folder} here", "mount it, or correct it")
+        yield LaneFinding(
+            False, f"gpu.media_folder: there is no folder {gpu.media_folder} here", "mount it, or correct it"
+        )
     for name, folder in gpu.lora.items():
         if not Path(folder).is_dir():
             yield LaneFinding(False, f"gpu.lora.{name}: there is no folder {folder} here", "mount it, or correct it")

@@ -52,7 +52,9 @@ def _hosted(gpu: GpuSettings) -> Iterator[LaneFinding]:
         seen = f"gpu.model is {gpu.model}, no folder: vLLM resolves it when it starts, so its files could not be seen"
         yield LaneFinding(True, seen)
     if gpu.media_folder is not None and not Path(gpu.media_folder).is_dir():
-        yield LaneFinding(False, f"gpu.media_folder: there is no folder {gpu.media_folder} here", "mount it, or correct it")
+        yield LaneFinding(
+            False, f"gpu.media_folder: there is no folder {gpu.media_folder} here", "mount it, or correct it"
+        )
     yield from _parsers(gpu)
     for name, adapter in gpu.lora.items():
         yield _adapter(name, Path(adapter), _rank(gpu.engine.get("max_lora_rank")))
