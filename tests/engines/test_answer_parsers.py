@@ -105,7 +105,7 @@ async def test_names_are_vllms_own(thinker: Path) -> None:
 
 
 async def test_a_parser_that_does_not_suit_the_model_stops_the_start(tiny_llama: Path) -> None:
-    """Its tokenizer lacks the marks of thoughts: the parser's own reason is told."""
+    """Its tokenizer lacks the marks of thoughts: the error has the parser's own reason."""
     begun = AnswerParsers(GpuSettings(model="m", reasoning_parser="deepseek_r1"))
     with pytest.raises(BadEngineSettings, match=r"gpu\.reasoning_parser 'deepseek_r1' cannot be used with this model"):
         await begun.start(config_of(tiny_llama))

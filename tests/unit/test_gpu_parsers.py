@@ -1,4 +1,4 @@
-"""Answers that are taken apart, with a process that says what it is told to: outcomes, bounds, and the answer's form."""
+"""Answers that are taken apart, with a process that plays the parsers: outcomes, bounds, and the answer's form."""
 
 from __future__ import annotations
 

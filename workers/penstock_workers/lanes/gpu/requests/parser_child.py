@@ -40,7 +40,7 @@ class _Parsers:
         self._request_class = upstream(PROTOCOL, "ChatCompletionRequest")
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Of one request how the engine is to be asked, or what its answers say; `problem` where that cannot be told."""
+        """Of one request how the engine is to be asked, or what its answers say; `problem` where neither can be known."""
         try:
             request = self._request_class(**asked["request"])
             answers = asked.get("answers")

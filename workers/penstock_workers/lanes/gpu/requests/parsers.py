@@ -1,4 +1,4 @@
-"""What a model thinks and which tools it calls, told apart from what it says: by vLLM's own parsers, in a child process."""
+"""What a model thinks and which tools it calls, apart from what it says: by vLLM's own parsers, in a child process."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class AnswerParsers:
             call.params.structured_outputs = outputs(**needs["constraint"])
 
     async def read(self, call: EngineCall, output: Any) -> Sequence[Said] | None:
-        """What each of the answers says; None where nothing was to be told apart. Raises Unreadable."""
+        """What each of the answers says; None where they are not to be taken apart. Raises Unreadable."""
         if call.facts.parsed is None:
             return None
         answers = [{"text": one.text, "token_ids": list(one.token_ids)} for one in output.outputs]
