@@ -92,6 +92,8 @@ class GpuLane:
             await self._grammars.check(call.params)
         except RequestRefused as error:
             return Prepared(request, refused=refusal(error))
+        except Unreadable as error:
+            return Prepared(request, refused=_unavailable(error))
         return Prepared(request, tokens, input=call)
 
     async def infer(self, prepared: Prepared) -> Tried:
@@ -195,6 +197,12 @@ def refusal(error: RequestRefused) -> Answer:
             status, code = 400, "invalid_request_error"
     body = {"error": {"message": str(error), "type": "invalid_request_error", "code": code}}
     return Answer(status, _HEADERS, orjson.dumps(body), 0)
+
+
+def _unavailable(error: Unreadable) -> Answer:
+    """Of no fault of the request's own that is known: it is tried again."""
+    body = {"error": {"message": str(error), "type": "server_error", "code": None}}
+    return Answer(503, _HEADERS, orjson.dumps(body), 0)
 
 
 def time_limit_s(prepared: Prepared) -> float:

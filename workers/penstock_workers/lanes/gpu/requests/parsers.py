@@ -25,6 +25,7 @@ from penstock_workers.lanes.gpu.settings import GpuSettings
 log = logging.getLogger(__name__)
 
 READ_S: Final = 10.0  # one answer; a usual one takes milliseconds
+TRIES: Final = 2  # a child can die for another reason
 KEPT: Final = 1_000  # of what requests with the same tools need of the engine
 _HARMONY: Final = "gpt_oss"  # the type of the models whose chats vLLM's server renders and reads in a way of its own
 _REGISTRIES: Final = {
@@ -47,7 +48,7 @@ class Said(Struct, frozen=True):
 
 
 class Unreadable(Exception):
-    """The parsers could not read an answer."""
+    """The parsers could not read an answer, or what is to be asked for."""
 
 
 def check_parsers(settings: GpuSettings) -> None:
@@ -112,7 +113,7 @@ class AnswerParsers:
                 raise BadEngineSettings(f"{self.names} cannot be used with this model: {error}") from error
 
     async def ask_for(self, call: EngineCall) -> None:
-        """Change the call's parameters to what the parsers need of the engine. Raises RequestRefused."""
+        """Change the call's parameters to what the parsers need of the engine. Raises RequestRefused, Unreadable."""
         request = call.facts.parsed
         if request is None:
             return
@@ -122,10 +123,7 @@ class AnswerParsers:
         key = hashlib.sha256(line).digest()
         needs = self._needs.get(key)
         if needs is None:
-            try:
-                needs = await self._answer(line)
-            except Unreadable as error:
-                raise RequestRefused(f"tools: {error}") from error
+            needs = await self._answer(line)
             self._keep(key, needs)
         self._needs.move_to_end(key)
         if "problem" in needs:
@@ -167,23 +165,27 @@ class AnswerParsers:
             asking.exception()  # raised where the item still waits
 
     async def _ask_in_turn(self, line: bytes) -> Mapping[str, Any]:
-        """A child is started where the last one ended."""
         async with self._one_at_a_time:
-            if self._closed:
-                raise Unreadable("the worker ends")
-            try:
-                if self._child is None:
-                    self._child = await LineChild.start(PROGRAM, self._facts)
-                answer: Mapping[str, Any] = await self._child.ask(line, READ_S)
-            except NoChild as error:
-                raise Unreadable(f"the process of {self.names} does not start: {error}") from error
-            except TimeoutError:
-                self._end_child()
-                raise Unreadable(f"{self.names} takes longer than {READ_S:g} s") from None
-            except (EOFError, OSError, ValueError) as error:
-                self._end_child()
-                raise Unreadable(f"{self.names} ends its process ({type(error).__name__})") from error
-            return answer
+            for _ in range(TRIES):
+                if self._closed:
+                    raise Unreadable("the worker ends")
+                try:
+                    return await self._ask(line)
+                except NoChild as error:
+                    raise Unreadable(f"the process of {self.names} does not start: {error}") from error
+                except TimeoutError:
+                    self._end_child()
+                    raise Unreadable(f"{self.names} takes longer than {READ_S:g} s") from None
+                except (EOFError, OSError, ValueError):  # it is gone, or its answer is longer than a line may be
+                    self._end_child()
+            raise Unreadable(f"{self.names} ends the process that it runs in")
+
+    async def _ask(self, line: bytes) -> Mapping[str, Any]:
+        """A child is started where the last one ended."""
+        if self._child is None:
+            self._child = await LineChild.start(PROGRAM, self._facts)
+        answer: Mapping[str, Any] = await self._child.ask(line, READ_S)
+        return answer
 
     def _end_child(self) -> None:
         child, self._child = self._child, None
