@@ -60,7 +60,7 @@ def settings(model: Path, **gpu: Any) -> WorkerSettings:
     )
 
 
-THINKS = {"reasoning_parser": "deepseek_r1", "tool_parser": "hermes"}
+THINKS: dict[str, Any] = {"reasoning_parser": "deepseek_r1", "tool_parser": "hermes"}
 
 
 def config_of(model: Path) -> Any:
@@ -99,8 +99,9 @@ def scripted(text: str, **parsed: Any) -> tuple[EngineCall, Any]:
 async def test_names_are_vllms_own(thinker: Path) -> None:
     """A name that the installed vLLM does not have stops the start with those that it has."""
     for setting in ("reasoning_parser", "tool_parser"):
+        named: dict[str, Any] = {setting: "hermess"}
         with pytest.raises(BadEngineSettings, match=rf"gpu\.{setting} = 'hermess': this vLLM \(.*\) has .*, qwen3"):
-            check_parsers(GpuSettings(model="m", **{setting: "hermess"}))
+            check_parsers(GpuSettings(model="m", **named))
     check_parsers(GpuSettings(model="m", reasoning_parser="qwen3", tool_parser="hermes"))
 
 
@@ -172,7 +173,7 @@ async def test_a_parser_that_takes_too_long_costs_its_own_item(
 async def test_a_conversation_with_calls_in_it_is_rendered(lane: GpuLane) -> None:
     """Calls and their results of earlier turns are messages like others; hostile ones are refused by name."""
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "net"}'}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "look"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "nothing"},

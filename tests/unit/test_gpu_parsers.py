@@ -198,7 +198,12 @@ async def test_tools_change_what_the_engine_is_asked(children: Children) -> None
     """Special tokens and constraints are as the parser needs them; equal tools are asked for once."""
     parsing = await started(GpuSettings(model="m", tool_parser="hermes"))
     questions: list[Any] = []
-    children.answer = lambda asked: questions.append(asked) or {"skip_special_tokens": False, "constraint": None}
+
+    def needs(asked: Any) -> dict[str, Any]:
+        questions.append(asked)
+        return {"skip_special_tokens": False, "constraint": None}
+
+    children.answer = needs
     for _ in range(3):
         one = call(tools=[{"a": 1}], tool_choice="auto")
         await parsing.ask_for(one)
