@@ -126,6 +126,17 @@ def test_thinking_alone_is_no_answer(reason: str) -> None:
     assert nothing_said(output("x", "y").outputs, [thought, Said(None, "yes", [], 0)]) is None
 
 
+def test_a_required_call_that_is_missing_is_no_answer() -> None:
+    """Half of its text is not stored as if it were an answer for people."""
+    half, whole = Said(None, "<tool_call>{", [], 0), Said(None, None, [CALL], 0)
+    outputs = output("x", reason="length").outputs
+    missing = nothing_said(outputs, [half], must_call=True)
+    assert missing is not None
+    assert "before it had a whole call of a tool: raise max_tokens" in missing.detail
+    assert nothing_said(outputs, [half]) is None
+    assert nothing_said(outputs, [whole], must_call=True) is None
+
+
 @pytest.mark.parametrize(
     ("choice", "reason", "ends"),
     [

@@ -39,6 +39,7 @@ from penstock_workers.lanes.gpu.requests.media_memory import MediaMemory
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT, nothing_said
 from penstock_workers.lanes.gpu.requests.parsers import AnswerParsers, Unreadable, check_parsers
 from penstock_workers.lanes.gpu.requests.replies import reply, why_unanswered
+from penstock_workers.lanes.gpu.requests.tools import must_call
 from penstock_workers.settings import WorkerSettings
 
 SECONDS_PER_TOKEN: Final = 0.25  # of an answer, on a slow engine that is full: what the default of `timeout_s` allows
@@ -152,7 +153,7 @@ class GpuLane:
             said = await self._parsers.read(call, output)
         except Unreadable as error:
             return NoAnswer("invalid_answer", str(error), _since(started))
-        missing = nothing_said(output.outputs, said) if said is not None else None
+        missing = None if said is None else nothing_said(output.outputs, said, must_call=must_call(call.facts.parsed))
         if missing is not None:
             return NoAnswer(missing.failure, missing.detail, _since(started))
         return Answer(200, _HEADERS, reply(call, output, said), _since(started))

@@ -13,6 +13,9 @@ class Said(Protocol):
     def reasoning(self) -> str | None: ...
 
     @property
+    def tool_calls(self) -> Sequence[Mapping[str, Any]]: ...
+
+    @property
     def is_empty(self) -> bool: ...
 
 
@@ -49,8 +52,13 @@ def unanswered(completions: list[Any], *, wants_text: bool = True) -> Unanswered
     return _empty(completions)
 
 
-def nothing_said(completions: list[Any], said: Sequence[Said]) -> Unanswered | None:
-    """The same of answers that were taken apart: what a model only thought is no answer."""
+def nothing_said(completions: list[Any], said: Sequence[Said], *, must_call: bool = False) -> Unanswered | None:
+    """The same of answers that were taken apart: what a model only thought is no answer, nor is half of a call.
+
+    ``must_call``: the request wants a call of a tool, whatever else is said.
+    """
+    if must_call and not all(one.tool_calls for one in said):
+        return _empty(completions, "had a whole call of a tool")
     if not all(one.is_empty for one in said):
         return None
     return _empty(

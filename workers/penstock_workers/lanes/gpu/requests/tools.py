@@ -50,3 +50,9 @@ def to_parse(body: Mapping[str, Any], settings: GpuSettings) -> dict[str, Any] |
         return request
     given = {name: body[name] for name in FIELDS if body.get(name) is not None}
     return request | {"tool_choice": "auto"} | given
+
+
+def must_call(parsed: Mapping[str, Any] | None) -> bool:
+    """Whether the request wants a call whatever else is said: of any tool, or of one that it names."""
+    choice = (parsed or {}).get("tool_choice")
+    return choice == "required" or isinstance(choice, dict)
