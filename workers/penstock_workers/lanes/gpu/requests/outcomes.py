@@ -69,7 +69,7 @@ def nothing_said(completions: list[Any], said: Sequence[Said], *, must_call: boo
 def _empty(completions: list[Any], missing: str = "had any text") -> Unanswered:
     if any(one.finish_reason == "length" for one in completions):
         return Unanswered("empty_answer", f"the answer was cut at max_tokens before it {missing}: raise max_tokens")
-    return Unanswered("empty_answer", "the model ended its answer at once, without any text")
+    return Unanswered("empty_answer", f"the model ended its answer before it {missing}")
 
 
 def _of_reason(reason: str | None) -> Unanswered | None:
