@@ -143,7 +143,9 @@ def blanks(lane: GpuLane) -> dict[str, int]:
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
 async def test_a_tool_that_must_be_called_is_called(lane: GpuLane, choice: Any) -> None:
     """The parser constrains the engine, so that even a model of random weights calls the tool as its schema has it."""
-    answer = await tried(lane, tools=[TOOL], tool_choice=choice, max_tokens=200, logit_bias=blanks(lane))
+    answer = await tried(
+        lane, tools=[TOOL], tool_choice=choice, max_tokens=200, logit_bias=blanks(lane), parallel_tool_calls=False
+    )
     assert isinstance(answer, Answer), answer
     assert answer.status == 200, answer.body
     (made,) = json.loads(answer.body)["choices"]
