@@ -1,4 +1,4 @@
-"""The life of a worker's engine: built with its adapters, watched, ended when it is of no use, and built anew.
+"""The life of a worker's engine: built with its adapters, watched, ended when it cannot be used any more, and built anew.
 
 An engine is dead when it says so, when it hangs, when its device is lost, and when it fails at everything.
 """
@@ -16,6 +16,7 @@ from typing import Any, Final
 from penstock_producer.feed.served import Served
 from penstock_workers.lanes.engine_life import stall
 from penstock_workers.lanes.engine_life.failing import FailureRun
+from penstock_workers.lanes.engine_life.loading import LoadWatch
 from penstock_workers.lanes.engine_life.stall import StepWatch
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.engine.child_engine import ChildEngine
@@ -30,7 +31,9 @@ from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
 from penstock_workers.lanes.gpu.requests.prompts import ChatPrompts, TextChats, Tokenizers
 from penstock_workers.lanes.gpu.requests.rendered_chats import RenderedChats
 from penstock_workers.lanes.gpu.requests.replies import why_unanswered
+from penstock_workers.lanes.gpu.requests.scoring import classes_of
 from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.scoring.asks import TASKS, wrong_model
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +68,9 @@ class EngineHost:
         self._chat_template: str | None = None  # read at the start
         self.steps = StepWatch(stall.MOST_S)  # of the engine that there is; another one has another
         self._failing = FailureRun()
-        self._max_seqs = 0
+        self._loading = LoadWatch("gpu.model", settings.model or "")
+        self.max_seqs = 0  # requests that it runs at once, all its replicas together; known once an engine is up
+        self._deaths = 0
         self._built: deque[float] = deque()  # when engines were built anew; bounded by rebuilds_max
         self._rebuilding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -90,9 +95,10 @@ class EngineHost:
             await engine.stop()
 
     def gauges(self) -> Mapping[str, float | str]:
-        max_seqs = self._max_seqs if self.engine is not None else 0
+        max_seqs = self.max_seqs if self.engine is not None else 0
         cards: Mapping[str, str] = {"cards": self._settings.cards} if self._settings.cards else {}
-        return {**self._figures.gauges(max_seqs=max_seqs, lined_up=self._queue.waiting), **cards}
+        figures = self._figures.gauges(max_seqs=max_seqs, lined_up=self._queue.waiting)
+        return {**figures, "deaths": float(self._deaths), **cards, **self._loading.gauges()}
 
     # -- what its requests tell of it ------------------------------------------------------------------------------
 
@@ -112,19 +118,19 @@ class EngineHost:
     async def _build(self) -> None:
         engine = await self._started()
         config = engine.config
-        self._max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
-        self.calls = self._call_builder(engine)
-        self.served = _served(self._settings, config)
+        self.max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        facts = _facts(self._settings, config)
+        self.calls = self._call_builder(engine, facts)
+        self.served = _served(self._settings, config, facts)
         self._on_built(config)
         self.steps = StepWatch(self._settings.stall_s or stall_s(config))
         self._failing.answered()
         self.engine = engine
-        self._queue.open(self._max_seqs, _kv_tokens(config))
+        self._queue.open(self.max_seqs, _kv_tokens(config))
 
-    def _call_builder(self, engine: Engine) -> CallBuilder:
+    def _call_builder(self, engine: Engine, facts: ModelFacts) -> CallBuilder:
         """With the renderer of this engine, which ends with it."""
         tokenizers = Tokenizers(engine.tokenizer(), self._chat_template)
-        facts = _facts(self._settings, engine.config)
         chats = self._chats(engine.renderer(), tokenizers, facts)
         return CallBuilder(self._settings, tokenizers, facts, self._adapters, chats)
 
@@ -145,7 +151,8 @@ class EngineHost:
         """An engine with all the adapters that can be loaded. One that ends it is left out of the next."""
         while True:
             engine = self._make()
-            await engine.start()
+            async with self._loading.during(engine.pids):
+                await engine.start()
             if await self._load_adapters(engine):
                 return engine
             await engine.stop()
@@ -172,8 +179,9 @@ class EngineHost:
             return
         if not engine.kill():
             self.engine = None
+            self._deaths += 1
             self._queue.close()
-            self._give_up(f"the engine in this process is of no use any more: {why}")
+            self._give_up(f"the engine in this process cannot be used any more: {why}")
         self.note_death(engine, why)
         self._on_end()  # whatever the engine says of what is in it, or does not
 
@@ -182,6 +190,7 @@ class EngineHost:
         if engine is not self.engine:
             return
         self.engine = None
+        self._deaths += 1
         self._queue.close()
         self._figures.forget()
         log.error("the engine died (%s); what was in it goes back to the queue", why)
@@ -265,6 +274,7 @@ def _facts(settings: GpuSettings, config: Any) -> ModelFacts:
         context=model_config.max_model_len,
         defaults={name: value for name, value in defaults.items() if name != "max_tokens"},
         pools=model_config.runner_type == "pooling",
+        classes=classes_of(model_config, templated=settings.chat_template is not None),
     )
 
 
@@ -282,15 +292,30 @@ def _parameters(text: Any) -> float:
     return float(layers * (4 * hidden * hidden + 3 * hidden * inner) + hidden * getattr(text, "vocab_size", 0))
 
 
-def _served(settings: GpuSettings, config: Any) -> Served:
+def _served(settings: GpuSettings, config: Any, facts: ModelFacts) -> Served:
     model = settings.model or ""
     names = tuple(dict.fromkeys((model, Path(model).name, *settings.names)))
     dtype = str(config.model_config.dtype).removeprefix("torch.")
-    return Served(names, tuple(settings.lora), config.model_config.max_model_len, dtype)
+    return Served(names, tuple(settings.lora), facts.context, dtype, _tasks(facts))
+
+
+def _tasks(facts: ModelFacts) -> tuple[str, ...]:
+    if not facts.pools:
+        return ("generate",)
+    classes = facts.classes
+    if not classes.labels:
+        return ("embed",)
+    able = [task for task in TASKS if wrong_model(task, len(classes.labels)) is None]
+    return tuple(task for task in able if classes.joins or task == "classify")
 
 
 def _kv_tokens(config: Any) -> int:
-    """Tokens that the engine's KV cache holds; 0 where it does not say."""
+    """Tokens that the KV caches of all replicas hold; 0 where the engine does not say.
+
+    vLLM adds up the blocks of its replicas, but of their tokens it keeps those of one.
+    """
     cache = config.cache_config
     tokens = getattr(cache, "kv_cache_size_tokens", None)  # counts groups of layers right; older versions lack it
-    return int(tokens or (cache.num_gpu_blocks or 0) * (cache.block_size or 0))
+    if tokens:
+        return int(tokens) * int(config.parallel_config.data_parallel_size)
+    return int((cache.num_gpu_blocks or 0) * (cache.block_size or 0))

@@ -39,6 +39,7 @@ from penstock_workers.lanes.gpu.requests.media_memory import MediaMemory
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT, nothing_said
 from penstock_workers.lanes.gpu.requests.parsers import AnswerParsers, Unreadable, check_parsers
 from penstock_workers.lanes.gpu.requests.replies import reply, why_unanswered
+from penstock_workers.lanes.gpu.requests.scoring import run_parts
 from penstock_workers.lanes.gpu.requests.tools import must_call
 from penstock_workers.settings import WorkerSettings
 
@@ -138,6 +139,8 @@ class GpuLane:
             try:
                 with failpoint_as_fault():
                     self._failpoints.hit("engine")
+                if prepared.input.parts:
+                    return await run_parts(engine, prepared.input.parts)
                 return await engine.run(prepared.input, lambda: _expire(limit, at=clock() + limit_s))
             finally:
                 self._limits.discard(limit)
@@ -169,6 +172,11 @@ class GpuLane:
     def served(self) -> Served:
         """Known once an engine is up."""
         return self._host.served
+
+    @property
+    def sequences(self) -> int | None:
+        """Requests that the engine runs at once, all its replicas together; None before it is up."""
+        return self._host.max_seqs or None
 
     def gauges(self) -> Mapping[str, float | str]:
         return self._host.gauges()

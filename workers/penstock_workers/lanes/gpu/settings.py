@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
-from penstock_producer.settings import check_url
-from penstock_workers.lanes.lane_settings import LaneSettings
+from penstock_workers.lanes.lane_settings import LaneSettings, check_upstream
 
+SEQUENCES: Final = 256  # that vLLM runs at once on most cards; what it chose for this one is known once it is up
 SLOTS_PER_SEQUENCE: Final = 2  # items that its engine runs, and as many whose prompts are made meanwhile
 
 _OF_A_HOST: Final = ("model", "lora", "engine", "chat_template", "reasoning_parser", "tool_parser", "media_folder")
@@ -32,8 +32,10 @@ class GpuSettings(LaneSettings):
     image_pixels_max: Annotated[int, Field(ge=0)] = 100_000_000
     media_memory_bytes: Annotated[int, Field(ge=1)] = 4 * 1024**3  # of a worker, decoded, until they are answered
     media_folder: str | None = None  # documents may name its files as file:///…; None = no file of this machine
-    max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192  # tokens in one step of the engine; 16384 from 70 GiB
+    # Requests run at once, by each replica; None = as vLLM chooses for the card: 256, or 1024 from 70 GiB of memory.
+    max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] | None = None
+    # Tokens in one step of the engine; None = as vLLM chooses for the card: 8192, or 16384 from 70 GiB of memory.
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
     engine: dict[str, Any] = Field(default_factory=dict)  # vLLM's own arguments, such as tensor_parallel_size
     cards: str = ""  # the cards that this worker's engine uses, for people to read; `penstock worker --gpus` sets it
     in_process: bool = False  # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
@@ -54,19 +56,20 @@ class GpuSettings(LaneSettings):
     def _check_upstream(self) -> Self:
         if self.upstream_url is None:
             return self
-        try:
-            check_url(self.upstream_url, ("http", "https"))
-        except ValueError as error:
-            raise ValueError(f"upstream_url: {error}") from None
-        if not self.upstream_url.endswith("/v1"):
-            raise ValueError("upstream_url: give a vLLM server's address with its /v1, as in http://127.0.0.1:8000/v1")
+        check_upstream(self.upstream_url, "a vLLM server", "http://127.0.0.1:8000/v1")
         given = [name for name in _OF_A_HOST if getattr(self, name)]
         if given:
             raise ValueError(f"with upstream_url the server has the model: leave out {', '.join(given)}")
         return self
 
     def suitable_concurrency(self) -> int:
-        return SLOTS_PER_SEQUENCE * self.max_num_seqs
+        """As far as settings tell; an engine that runs more says so once it is up."""
+        return SLOTS_PER_SEQUENCE * self.sequences * self.data_parallel
+
+    @property
+    def sequences(self) -> int:
+        """Requests that one replica runs at once, as far as settings tell."""
+        return _number(self.engine.get("max_num_seqs"), default=self.max_num_seqs or SEQUENCES)
 
     @property
     def data_parallel(self) -> int:
@@ -88,7 +91,7 @@ class GpuSettings(LaneSettings):
         return self.model_copy(update={"model": hosted, "names": (*self.names, model)})
 
 
-def _number(value: Any) -> int:
-    """vLLM's own arguments come as they were written: what is no number is left for vLLM to refuse."""
+def _number(value: Any, default: int = 1) -> int:
+    """vLLM's own arguments come as they were written: what is not a number is left for vLLM to refuse."""
     text = str(value)
-    return int(text) if text.isdecimal() and 0 < len(text) < 10 and int(text) else 1
+    return int(text) if text.isdecimal() and 0 < len(text) < 10 and int(text) else default

@@ -6,7 +6,7 @@ the installed one, in ``vllm_calls`` and in ``arguments``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ class EngineCall:
     facts: Any = field(default=None, repr=False)  # what the reply will need besides
     rendered: Any = field(default=None, repr=False)  # vLLM's own input, where there is more to it than ``token_ids``
     media_bytes: int = 0  # that it holds
+    parts: Sequence[EngineCall] = ()  # run in its place, where one request is many of the engine's
 
 
 class Engine(Protocol):
@@ -64,6 +65,10 @@ class Engine(Protocol):
 
     def renderer(self) -> Any:
         """vLLM's, which makes prompts of chats; None where this version has none."""
+        ...
+
+    def pids(self) -> list[int]:
+        """Its processes, also while it starts."""
         ...
 
     def is_alive(self) -> bool: ...

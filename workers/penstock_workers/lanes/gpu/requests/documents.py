@@ -58,6 +58,6 @@ def check_named_tokens(body: Mapping[str, Any], vocabulary: int) -> None:
         raise RequestRefused(f"logit_bias is {type(biases).__name__}: give an object from token ids to numbers")
     for token, bias in biases.items():
         if not (token.isascii() and token.isdecimal() and len(token) < 20 and int(token) < vocabulary):
-            raise RequestRefused(f"logit_bias: {token[:40]!r} is no token id of this model: 0 to {vocabulary - 1}")
+            raise RequestRefused(f"logit_bias: {token[:40]!r} is not a token id of this model: 0 to {vocabulary - 1}")
         if type(bias) not in (int, float):
             raise RequestRefused(f"logit_bias[{token}] is {str(bias)[:40]!r}: give a number")
