@@ -116,10 +116,12 @@ def test_a_flag_of_another_lane_is_refused(lane: str, flag: str, takers: str) ->
 def test_the_doctor_asks_each_lane_that_is_configured(tmp_path: Path) -> None:
     """It warns of models and adapters that are not there, asks no server unless it may, and is silent about the rest."""
     assert list(_lanes(WorkerSettings(), knock=True)) == []
-    gone = GpuSettings(model=str(tmp_path / "gone"), lora={"legal": str(tmp_path / "legal")})
+    gone = GpuSettings(
+        model=str(tmp_path / "gone"), lora={"legal": str(tmp_path / "legal")}, media_folder=str(tmp_path / "images")
+    )
     found = list(_lanes(WorkerSettings(gpu=gone, embed=EmbedSettings(model="no-such-model")), knock=False))
     seen = {(one.subject, one.verdict.value, one.seen.split(":")[0].split(" is ")[0]) for one in found}
-    assert {("gpu", "warn", "gpu.model"), ("gpu", "warn", "gpu.lora.legal")} <= seen
+    assert {("gpu", "warn", f"gpu.{name}") for name in ("model", "lora.legal", "media_folder")} <= seen
     assert [one.verdict.value for one in found if one.subject == "embed"] == ["warn"]
     beside = WorkerSettings(gpu=GpuSettings(upstream_url="http://127.0.0.1:9/v1"))
     assert list(_lanes(beside, knock=False)) == []

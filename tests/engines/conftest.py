@@ -40,7 +40,15 @@ def tiny_ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _made(tmp_path_factory, "bert-classifier")
 
 
-def _made(tmp_path_factory: pytest.TempPathFactory, kind: Literal["llama", "bert", "bert-classifier"]) -> Path:
+@pytest.fixture(scope="session")
+def tiny_seer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model that sees images."""
+    return _made(tmp_path_factory, "idefics3")
+
+
+def _made(
+    tmp_path_factory: pytest.TempPathFactory, kind: Literal["llama", "bert", "bert-classifier", "idefics3"]
+) -> Path:
     if importlib.util.find_spec("vllm") is None:
         pytest.fail("vLLM is not installed here; `make test-vllm` sets it up", pytrace=False)
     from engines.tiny_model import Shape, make_model

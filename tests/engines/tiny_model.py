@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-Architecture = Literal["llama", "qwen3", "bert", "bert-classifier"]
+Architecture = Literal["llama", "qwen3", "bert", "bert-classifier", "idefics3"]
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
 TRAINED_ON = 120  # files of the standard library: enough for thousands of tokens, in a second
@@ -22,7 +22,18 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+IMAGE = "<image>"
+SEEING_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for part in m['content'] %}{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}"
+    "{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+IMAGE_PATCHES = 4  # of each image, whatever its size: a square of 32 pixels in patches of 8, four to a token
+IMAGE_TOKENS = IMAGE_PATCHES + 3  # with the marks around them
+_SEEING_MARKS = (IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 _CLASSES = {
+    "idefics3": ("Idefics3Config", "Idefics3ForConditionalGeneration"),
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "bert": ("BertConfig", "BertModel"),
@@ -44,6 +55,7 @@ class Shape:
     embedded: int | None = None  # rows of the embedding, where a large model is to be imitated; None = the vocabulary
     context: int = 2048
     tied: bool = True  # input and output embeddings are one
+    marks: tuple[str, ...] = ()  # tokens of their own that an answer's text shows, such as <think>
     labels: tuple[str, ...] = ("relevance",)  # classifiers only; one makes it a cross-encoder
 
 
@@ -58,7 +70,12 @@ def make_model(
     """Write config, tokenizer and weights into ``folder``, and hand it back. Without weights, load it as "dummy"."""
     shape = shape or Shape()
     folder.mkdir(parents=True, exist_ok=True)
+    if architecture == "idefics3":
+        shape = replace(shape, marks=(*shape.marks, *_SEEING_MARKS))
     tokenizer = _tokenizer(shape)
+    if architecture == "idefics3":
+        tokenizer.chat_template = SEEING_TEMPLATE
+        _image_processor(tokenizer).save_pretrained(folder)
     if architecture == "bert-classifier":
         tokenizer.chat_template = None  # as of its kind: pairs are joined by the tokenizer
     tokenizer.save_pretrained(folder)
@@ -106,6 +123,7 @@ def _tokenizer(shape: Shape) -> Any:
         tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|im_end|>", pad_token="<|pad|>",
         unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]", model_max_length=shape.context,
     )  # fmt: skip
+    fast.add_tokens([parts.AddedToken(mark, special=False) for mark in shape.marks])
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
@@ -115,7 +133,32 @@ def standard_library() -> list[Path]:
     return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 
+def _image_processor(tokenizer: Any) -> Any:
+    """One that needs Pillow alone."""
+    transformers = import_module("transformers")
+    images = transformers.Idefics3ImageProcessorPil(
+        size={"longest_edge": 32}, max_image_size={"longest_edge": 32}, do_image_splitting=False
+    )
+    return transformers.Idefics3Processor(
+        image_processor=images, tokenizer=tokenizer, image_seq_len=IMAGE_PATCHES, chat_template=SEEING_TEMPLATE
+    )
+
+
 def _config(architecture: Architecture, shape: Shape, tokenizer: Any) -> Any:
+    if architecture == "idefics3":
+        transformers = import_module("transformers")
+        eyes = transformers.models.idefics3.configuration_idefics3.Idefics3VisionConfig(
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=32,
+            patch_size=8,
+        )
+        return transformers.Idefics3Config(
+            vision_config=eyes, text_config=_config("llama", shape, tokenizer), scale_factor=2, dtype="bfloat16",
+            image_token_id=tokenizer.convert_tokens_to_ids(IMAGE), pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
     make = getattr(import_module("transformers"), _CLASSES[architecture][0])
     sizes = {
         "vocab_size": shape.embedded or len(tokenizer),

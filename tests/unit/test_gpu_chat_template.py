@@ -13,6 +13,7 @@ from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ModelFacts
 from penstock_workers.lanes.gpu.requests.chat_template import MAX_BYTES, read_template
+from penstock_workers.lanes.gpu.requests.prompts import Tokenizers
 from penstock_workers.lanes.gpu.settings import GpuSettings
 
 FACTS = ModelFacts(frozenset({"m"}), context=100, defaults={}, pools=False)
@@ -38,7 +39,7 @@ class Tokenizer:
 def test_the_operators_template_is_rendered(given: str | None, rendered: str) -> None:
     """It takes the place of the model's for every document, and the engine's own tokenizer keeps what it has."""
     tokenizer = Tokenizer()
-    builder = CallBuilder(GpuSettings(model="m"), tokenizer, FACTS, Adapters({}, "m"), chat_template=given)
+    builder = CallBuilder(GpuSettings(model="m"), Tokenizers(tokenizer, given), FACTS, Adapters({}, "m"))
     body = orjson.dumps({"messages": [{"role": "user", "content": "hello"}]})
     with pytest.raises(Exception, match=rendered):
         builder.build(Request("tag", "default", "/v1/chat/completions", body, 10.0))

@@ -11,6 +11,7 @@ from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ModelFacts
+from penstock_workers.lanes.gpu.requests.prompts import Tokenizers
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.gpu.sidecar import SidecarLane
 from penstock_workers.settings import WorkerSettings
@@ -31,7 +32,7 @@ class Tokenizer:
 
 
 def refused(body: dict[str, Any], endpoint: str = "/v1/chat/completions") -> str:
-    builder = CallBuilder(GpuSettings(model="m"), Tokenizer(), FACTS, Adapters({}, "m"))
+    builder = CallBuilder(GpuSettings(model="m"), Tokenizers(Tokenizer()), FACTS, Adapters({}, "m"))
     with pytest.raises(RequestRefused) as caught:
         builder.build(Request("tag", "default", endpoint, orjson.dumps({"model": "m"} | body), 10.0))
     assert type(caught.value) is RequestRefused

@@ -22,6 +22,7 @@ from penstock_workers.lanes.gpu.engine.adapters import Adapter
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied, EngineFault
 from penstock_workers.lanes.gpu.engine_host import EngineHost
 from penstock_workers.lanes.gpu.gpu_lane import SECONDS_PER_TOKEN, GpuLane, time_limit_s
+from penstock_workers.lanes.gpu.requests.calls import Facts
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.registry import REGISTRY
 from penstock_workers.settings import WorkerSettings
@@ -74,6 +75,9 @@ class FakeEngine:
     def tokenizer(self) -> Any:
         return [0] * 10
 
+    def renderer(self) -> None:
+        """It makes no prompts."""
+
     def pids(self) -> list[int]:
         return []
 
@@ -112,7 +116,7 @@ class House:
 
     async def ask(self, timeout_s: float = 60.0, **params: Any) -> Answer | NoAnswer:
         params = {"ignore_eos": False, "max_tokens": 8} | params
-        facts = SimpleNamespace(model="m", chat=True, base64=False)
+        facts = Facts("m", chat=True)
         call = EngineCall("job:doc#1", [1], SimpleNamespace(**params), facts=facts)
         asked = Prepared(Request("job:doc", "default", "/v1/chat/completions", b"{}", timeout_s), 9, input=call)
         return await asyncio.wait_for(self.lane.infer(asked), 5)

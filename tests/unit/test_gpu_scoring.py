@@ -16,6 +16,7 @@ from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied, RequestRefused
 from penstock_workers.lanes.gpu.requests import scoring
 from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ContextOverflow, ModelFacts
+from penstock_workers.lanes.gpu.requests.prompts import Tokenizers
 from penstock_workers.lanes.gpu.requests.replies import why_unanswered
 from penstock_workers.lanes.gpu.requests.scoring import PARTS_AT_ONCE, Classes, classes_of, run_parts
 from penstock_workers.lanes.gpu.settings import GpuSettings
@@ -41,7 +42,7 @@ def build(
     endpoint: str, body: dict[str, Any], classes: Classes, *, pools: bool = True, **more: Any
 ) -> tuple[EngineCall, int]:
     facts = ModelFacts(frozenset({"m"}), context=8, defaults={}, pools=pools, classes=classes)
-    builder = CallBuilder(GpuSettings(model="m"), Tokenizer(), facts, Adapters({}, "m"))
+    builder = CallBuilder(GpuSettings(model="m"), Tokenizers(Tokenizer()), facts, Adapters({}, "m"))
     return builder.build(Request("tag", "default", endpoint, orjson.dumps(body), 10.0, **more))
 
 

@@ -68,6 +68,10 @@ def _folders(gpu: GpuSettings) -> Iterator[LaneFinding]:
         yield LaneFinding(False, f"gpu.model: there is no folder {model} here", "mount it, or correct gpu.model")
     else:
         yield LaneFinding(True, f"gpu.model is {model}")
+    if gpu.media_folder is not None and not Path(gpu.media_folder).is_dir():
+        yield LaneFinding(
+            False, f"gpu.media_folder: there is no folder {gpu.media_folder} here", "mount it, or correct it"
+        )
     for name, folder in gpu.lora.items():
         if not Path(folder).is_dir():
             yield LaneFinding(False, f"gpu.lora.{name}: there is no folder {folder} here", "mount it, or correct it")

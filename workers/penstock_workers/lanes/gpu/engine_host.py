@@ -30,7 +30,10 @@ from penstock_workers.lanes.gpu.engine.in_process_engine import InProcessEngine
 from penstock_workers.lanes.gpu.host_files import HostFiles
 from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ModelFacts
 from penstock_workers.lanes.gpu.requests.chat_template import read_template
+from penstock_workers.lanes.gpu.requests.media import Media
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
+from penstock_workers.lanes.gpu.requests.prompts import ChatPrompts, TextChats, Tokenizers
+from penstock_workers.lanes.gpu.requests.rendered_chats import RenderedChats
 from penstock_workers.lanes.gpu.requests.replies import why_unanswered
 from penstock_workers.lanes.gpu.requests.scoring import classes_of
 from penstock_workers.lanes.gpu.settings import GpuSettings
@@ -135,16 +138,28 @@ class EngineHost:
         config = engine.config
         self.max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
         facts = _facts(self._settings, config)
-        if self.calls is None:
-            self.calls = CallBuilder(
-                self._settings, engine.tokenizer(), facts, self._adapters, chat_template=self._chat_template
-            )
+        self.calls = self._call_builder(engine, facts)
         self._served = _served(self._settings, config, facts)
         self._on_built(config)
         self.steps = StepWatch(self._settings.stall_s or stall_s(config))
         self._failing.answered()
         self.engine = engine
         self._queue.open(self.max_seqs, _kv_tokens(config))
+
+    def _call_builder(self, engine: Engine, facts: ModelFacts) -> CallBuilder:
+        """With the renderer of this engine, which ends with it."""
+        tokenizers = Tokenizers(engine.tokenizer(), self._chat_template)
+        chats = self._chats(engine.renderer(), tokenizers, facts)
+        return CallBuilder(self._settings, tokenizers, facts, self._adapters, chats)
+
+    def _chats(self, renderer: Any, tokenizers: Tokenizers, facts: ModelFacts) -> ChatPrompts:
+        """vLLM's renderer where there is more than text to read; its server renders such chats with it too."""
+        if facts.pools or not RenderedChats.suits(renderer):
+            return TextChats(tokenizers)
+        media = Media(self._settings, renderer)
+        if not media.takes_any and self._settings.tool_parser is None:
+            return TextChats(tokenizers)
+        return RenderedChats(renderer, media, self._chat_template, tokenizers.template)
 
     def _make(self) -> Engine:
         make = InProcessEngine if self._settings.in_process else ChildEngine

@@ -35,9 +35,12 @@ from penstock_workers.lanes.gpu.engine.vllm_calls import failpoint_as_fault
 from penstock_workers.lanes.gpu.engine_host import EngineHost
 from penstock_workers.lanes.gpu.requests.calls import ContextOverflow, UnknownModel
 from penstock_workers.lanes.gpu.requests.grammars import GrammarCheck
-from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
+from penstock_workers.lanes.gpu.requests.media_memory import MediaMemory
+from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT, nothing_said
+from penstock_workers.lanes.gpu.requests.parsers import AnswerParsers, Unreadable, check_parsers
 from penstock_workers.lanes.gpu.requests.replies import reply, why_unanswered
 from penstock_workers.lanes.gpu.requests.scoring import run_parts
+from penstock_workers.lanes.gpu.requests.tools import must_call
 from penstock_workers.settings import WorkerSettings
 
 SECONDS_PER_TOKEN: Final = 0.25  # of an answer, on a slow engine that is full: what the default of `timeout_s` allows
@@ -53,7 +56,10 @@ class GpuLane:
         self.queue = EngineQueue()
         self._in_process = settings.gpu.in_process
         self._failpoints = Failpoints.parse(settings.failpoints)
+        self._settings = settings.gpu
         self._grammars = GrammarCheck()
+        self._parsers = AnswerParsers(settings.gpu)
+        self._media = MediaMemory(settings.gpu.media_memory_bytes, at_once=settings.gpu.prepare_threads)
         self._host = EngineHost(
             settings.gpu,
             self.queue,
@@ -67,18 +73,30 @@ class GpuLane:
         self._threads = ThreadPoolExecutor(settings.gpu.prepare_threads, thread_name_prefix="prepare")
 
     async def start(self) -> None:
+        await asyncio.to_thread(check_parsers, self._settings)
         await self._host.start()
+        assert self._host.engine is not None, "it was started"
+        try:
+            await self._parsers.start(self._host.engine.config)
+        except BadEngineSettings:
+            await self._host.close()
+            raise
 
     async def prepare(self, request: Request) -> Prepared:
         """Template, tokens and sampling parameters, in a thread: the loop feeds the engine meanwhile."""
         assert self._host.calls is not None, "start() comes first"
         try:
-            call, tokens = await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._host.calls.build, request
-            )
+            async with self._media.turn():
+                call, tokens = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._host.calls.build, request
+                )
+                self._media.hold(call)
+            await self._parsers.ask_for(call)
             await self._grammars.check(call.params)
         except RequestRefused as error:
             return Prepared(request, refused=refusal(error))
+        except Unreadable as error:
+            return Prepared(request, refused=_unavailable(error))
         return Prepared(request, tokens, input=call)
 
     async def infer(self, prepared: Prepared) -> Tried:
@@ -112,7 +130,7 @@ class GpuLane:
             return NoAnswer("engine_died", str(error), _since(started))
         finally:
             steps.left()
-        return self._answer(engine, prepared.input, output, _since(started))
+        return await self._answer(engine, prepared.input, output, started)
 
     async def _run(self, engine: Engine, prepared: Prepared, limit_s: float) -> Any:
         """Its time begins with its first token: waiting in the engine's line is not the item's fault."""
@@ -128,14 +146,21 @@ class GpuLane:
             finally:
                 self._limits.discard(limit)
 
-    def _answer(self, engine: Engine, call: EngineCall, output: Any, took_ms: int) -> Tried:
+    async def _answer(self, engine: Engine, call: EngineCall, output: Any, started: float) -> Tried:
         missing = why_unanswered(call, output)
-        if missing is None:
-            self._host.answered()
-            return Answer(200, _HEADERS, reply(call, output), took_ms)
-        if missing.failure in ENGINES_FAULT:
-            self._host.failed(engine)
-        return NoAnswer(missing.failure, missing.detail, took_ms)
+        if missing is not None:
+            if missing.failure in ENGINES_FAULT:
+                self._host.failed(engine)
+            return NoAnswer(missing.failure, missing.detail, _since(started))
+        self._host.answered()
+        try:
+            said = await self._parsers.read(call, output)
+        except Unreadable as error:
+            return NoAnswer("invalid_answer", str(error), _since(started))
+        missing = None if said is None else nothing_said(output.outputs, said, must_call=must_call(call.facts.parsed))
+        if missing is not None:
+            return NoAnswer(missing.failure, missing.detail, _since(started))
+        return Answer(200, _HEADERS, reply(call, output, said), _since(started))
 
     def _failed(self, engine: Engine, error: EngineFault, took_ms: int) -> NoAnswer:
         if is_lost(error):
@@ -163,6 +188,7 @@ class GpuLane:
     async def close(self) -> None:
         await self._host.close()
         await self._grammars.close()
+        await self._parsers.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _expire_all(self) -> None:
@@ -181,6 +207,12 @@ def refusal(error: RequestRefused) -> Answer:
             status, code = 400, "invalid_request_error"
     body = {"error": {"message": str(error), "type": "invalid_request_error", "code": code}}
     return Answer(status, _HEADERS, orjson.dumps(body), 0)
+
+
+def _unavailable(error: Unreadable) -> Answer:
+    """Of no fault of the request's own that is known: it is tried again."""
+    body = {"error": {"message": str(error), "type": "server_error", "code": None}}
+    return Answer(503, _HEADERS, orjson.dumps(body), 0)
 
 
 def time_limit_s(prepared: Prepared) -> float:

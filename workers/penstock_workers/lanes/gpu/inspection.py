@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from penstock_workers.errors import WorkerError
 from penstock_workers.lanes import machine
 from penstock_workers.lanes.gpu.check import check
 from penstock_workers.lanes.gpu.settings import BUCKET, GpuSettings
@@ -61,9 +62,29 @@ def _hosted(gpu: GpuSettings, endpoint_url: str | None) -> Iterator[LaneFinding]
     else:
         seen = f"gpu.model is {gpu.model}, no folder: vLLM resolves it when it starts, so its files could not be seen"
         yield LaneFinding(True, seen)
+    if gpu.media_folder is not None and not Path(gpu.media_folder).is_dir():
+        yield LaneFinding(
+            False, f"gpu.media_folder: there is no folder {gpu.media_folder} here", "mount it, or correct it"
+        )
+    yield from _parsers(gpu)
     for name, adapter in gpu.lora.items():
         yield _adapter(name, Path(adapter), _rank(gpu.engine.get("max_lora_rank")))
     yield from find_adapters(gpu, endpoint_url)
+
+
+def _parsers(gpu: GpuSettings) -> Iterator[LaneFinding]:
+    """Their names, asked of the vLLM that is installed."""
+    given = [name for name in (gpu.reasoning_parser, gpu.tool_parser) if name is not None]
+    if not given:
+        return
+    from penstock_workers.lanes.gpu.requests.parsers import check_parsers
+
+    try:
+        check_parsers(gpu)
+    except WorkerError as error:
+        yield LaneFinding(False, str(error), "correct it, or use a server beside the worker (gpu.upstream_url)")
+    else:
+        yield LaneFinding(True, f"vLLM has the parsers {', '.join(given)}")
 
 
 def _version() -> Iterator[LaneFinding]:

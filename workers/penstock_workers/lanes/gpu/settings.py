@@ -17,6 +17,10 @@ BUCKET: Final = "s3://"
 SEQUENCES: Final = 256  # that vLLM runs at once on most cards; what it chose for this one is known once it is up
 SLOTS_PER_SEQUENCE: Final = 2  # items that its engine runs, and as many whose prompts are made meanwhile
 
+_OF_A_HOST: Final = (
+    "model", "lora", "lora_from", "engine", "chat_template", "reasoning_parser", "tool_parser", "media_folder",
+)  # fmt: skip
+
 
 class GpuSettings(LaneSettings):
     """The model that a `gpu` worker hosts, and how vLLM is to run it."""
@@ -35,6 +39,14 @@ class GpuSettings(LaneSettings):
     cache_bytes: Annotated[int, Field(ge=1024**2, le=1024 * TIB)] = 200 * GIB  # of the cache; the least used goes first
     pickles: bool = False  # weights in *.bin and *.pt, of a model from s3://, which may hold programs
     chat_template: str | None = None  # Jinja, or a file with it; None = the model's own
+    reasoning_parser: str | None = None  # vLLM's, by its name: what the model thinks, apart from what it says
+    tool_parser: str | None = None  # vLLM's, by its name: which tools an answer calls
+    # Of the images and sounds of one item together, before any of them is decoded.
+    media_items_max: Annotated[int, Field(ge=0, le=1000)] = 16
+    media_bytes_max: Annotated[int, Field(ge=0)] = 64 * 1024 * 1024
+    image_pixels_max: Annotated[int, Field(ge=0)] = 100_000_000
+    media_memory_bytes: Annotated[int, Field(ge=1)] = 4 * 1024**3  # of a worker, decoded, until they are answered
+    media_folder: str | None = None  # documents may name its files as file:///…; None = no file of this machine
     # Requests run at once, by each replica; None = as vLLM chooses for the card: 256, or 1024 from 70 GiB of memory.
     max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] | None = None
     # Tokens in one step of the engine; None = as vLLM chooses for the card: 8192, or 16384 from 70 GiB of memory.
@@ -59,11 +71,19 @@ class GpuSettings(LaneSettings):
             raise ValueError(f"{place!r} is no place in a bucket; give s3://bucket/prefix") from None
 
     @model_validator(mode="after")
+    def _check_folder(self) -> Self:
+        if self.media_folder is not None and not Path(self.media_folder).is_absolute():
+            raise ValueError(
+                f"media_folder: {self.media_folder!r} is relative; give the whole path, as in /data/images"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_upstream(self) -> Self:
         if self.upstream_url is None:
             return self
         check_upstream(self.upstream_url, "a vLLM server", "http://127.0.0.1:8000/v1")
-        given = [name for name in ("model", "lora", "lora_from", "engine", "chat_template") if getattr(self, name)]
+        given = [name for name in _OF_A_HOST if getattr(self, name)]
         if given:
             raise ValueError(f"with upstream_url the server has the model: leave out {', '.join(given)}")
         return self

@@ -42,9 +42,19 @@ def engine_arguments(settings: GpuSettings, adapters: Adapters, *, drain_seconds
             raise BadEngineSettings(f"gpu.engine.{name}: this vLLM ({version()}) has no such argument; {hint}")
     defaults = {name: value for name, value in _defaults(settings, adapters, drain_seconds).items() if name in known}
     try:
-        return make(**(defaults | _typed(settings.engine, make)))
+        return make(**(defaults | _thinking(settings, _typed(settings.engine, make))))
     except (TypeError, ValueError) as error:
         raise BadEngineSettings(f"gpu.engine: vLLM refuses these arguments: {error}") from error
+
+
+def _thinking(settings: GpuSettings, given: dict[str, Any]) -> dict[str, Any]:
+    """With the parser of thinking, so that schemas bind what comes after it."""
+    if settings.reasoning_parser is None:
+        return given
+    named, outputs = {"reasoning_parser": settings.reasoning_parser}, given.get("structured_outputs_config")
+    if isinstance(outputs, Mapping):  # vLLM takes the name beside an object of its own only
+        return given | {"structured_outputs_config": {**named, **outputs}}
+    return named | given
 
 
 def _typed(given: Mapping[str, Any], make: Any) -> dict[str, Any]:

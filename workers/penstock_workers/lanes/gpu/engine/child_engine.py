@@ -90,6 +90,9 @@ class ChildEngine:
     def tokenizer(self) -> Any:
         return self._llm.get_tokenizer()
 
+    def renderer(self) -> Any:
+        return getattr(self._llm, "renderer", None)
+
     def pids(self) -> list[int]:
         return processes.marked(_mark())
 

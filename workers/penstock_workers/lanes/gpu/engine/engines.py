@@ -27,7 +27,7 @@ class RequestRefused(Exception):
     """The engine says that this request can never be done."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class EngineCall:
     """One request in the engine's own terms."""
 
@@ -37,6 +37,8 @@ class EngineCall:
     lora: Any = None  # vLLM's LoRARequest
     priority: int = 0  # lower goes first
     facts: Any = field(default=None, repr=False)  # what the reply will need besides
+    rendered: Any = field(default=None, repr=False)  # vLLM's own input, where there is more to it than ``token_ids``
+    media_bytes: int = 0  # that it holds
     parts: Sequence[EngineCall] = ()  # run in its place, where one request is many of the engine's
     adapter: Any = field(default=None, repr=False)  # whose it is: its files stay as long as a call has it
 
@@ -61,6 +63,10 @@ class Engine(Protocol):
         ...
 
     def tokenizer(self) -> Any: ...
+
+    def renderer(self) -> Any:
+        """vLLM's, which makes prompts of chats; None where this version has none."""
+        ...
 
     def pids(self) -> list[int]:
         """Its processes, also while it starts."""

@@ -91,6 +91,9 @@ class InProcessEngine:
     def tokenizer(self) -> Any:
         return self._llm.get_tokenizer()
 
+    def renderer(self) -> Any:
+        return getattr(self._llm, "renderer", None)
+
     def pids(self) -> list[int]:
         return this_process()
 

@@ -18,7 +18,7 @@ CLIENT_ERRORS = frozenset({"VLLMClientError", "VLLMNotFoundError", "VLLMUnproces
 
 
 def prompt(call: EngineCall) -> dict[str, Any]:
-    return {"prompt_token_ids": call.token_ids}
+    return {"prompt_token_ids": call.token_ids} if call.rendered is None else call.rendered
 
 
 def is_pooling(params: Any) -> bool:

@@ -59,6 +59,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "include_stop_str_in_output": _SWITCH,
     "add_generation_prompt": _SWITCH,
     "continue_final_message": _SWITCH,
+    "parallel_tool_calls": _SWITCH,
     "structured_outputs": _OBJECT,
     "response_format": _OBJECT,
     "reasoning_effort": Kind("a text", lambda value: isinstance(value, str)),

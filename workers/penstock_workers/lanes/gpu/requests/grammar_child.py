@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import pickle
-import resource
-import sys
-from base64 import b64decode
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, BinaryIO, Final
-
-import orjson
+from typing import Any, Final
 
 from penstock_workers.lanes.gpu.engine.upstream import upstream
+from penstock_workers.lanes.gpu.requests.line_child import DETAIL_CHARS, bound_memory, serve
 
 PROGRAM: Final = "penstock_workers.lanes.gpu.requests.grammar_child"
 CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-MEMORY_BYTES: Final = 4 << 30  # beyond what it holds once it is ready
-DETAIL_CHARS: Final = 400
 
 
 def named(wanted: Mapping[str, Any]) -> str:
@@ -31,28 +21,6 @@ def named(wanted: Mapping[str, Any]) -> str:
         if name == "json"
         else f"structured_outputs.{name}"
     )
-
-
-def serve() -> None:
-    """Say null once ready, or why not; then an answer for each constraint, until the worker is gone."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever libraries print goes to the log
-    logging.disable(logging.CRITICAL)  # vLLM logs each one that fails, with its traceback
-    try:
-        # From the worker that started this process.
-        trial = _Trial(*pickle.loads(b64decode(sys.stdin.buffer.readline())))  # noqa: S301
-        _bound_memory()
-    except Exception as error:
-        _say(answers, f"{type(error).__name__}: {error}"[:DETAIL_CHARS])
-        return
-    _say(answers, None)
-    for line in sys.stdin.buffer:
-        _say(answers, trial.problem(orjson.loads(line)))
-
-
-def _say(answers: BinaryIO, verdict: str | None) -> None:
-    answers.write(orjson.dumps(verdict) + b"\n")
-    answers.flush()
 
 
 class _Trial:
@@ -102,12 +70,12 @@ class _Trial:
         return bool(mask.any())
 
 
-def _bound_memory() -> None:
-    """A grammar that grows without end is to end this process, and not the machine."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+def _made(facts: Any) -> Callable[[Any], str | None]:
+    """What answers each constraint: null, or why it cannot be used."""
+    trial = _Trial(*facts)
+    bound_memory()
+    return trial.problem
 
 
 if __name__ == "__main__":
-    serve()
+    serve(_made)

@@ -10,29 +10,21 @@ import asyncio
 import hashlib
 import logging
 import pickle
-import sys
-from asyncio.subprocess import PIPE, Process
-from base64 import b64encode
 from collections import OrderedDict
-from contextlib import suppress
 from typing import Any, Final
 
 import orjson
 
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.requests.grammar_child import CONSTRAINTS, PROGRAM, named
+from penstock_workers.lanes.gpu.requests.line_child import LineChild, NoChild
 
 log = logging.getLogger(__name__)
 
-START_S: Final = 120.0  # it imports vLLM: seconds, on a machine that does nothing else
 TRY_S: Final = 10.0  # one constraint; a usual one takes milliseconds
 TRIES: Final = 2  # a child can die for another reason
 IDLE_S: Final = 60.0  # after so long it is ended, to free its memory
 KEPT: Final = 1_000  # answers
-
-
-class NoChild(Exception):
-    """No process can try them out. What is wrong with one is then found by the engine."""
 
 
 class GrammarCheck:
@@ -42,7 +34,7 @@ class GrammarCheck:
         self._facts: bytes | None = None
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
         self._one_at_a_time = asyncio.Lock()
-        self._child: _Child | None = None
+        self._child: LineChild | None = None
         self._idle: asyncio.TimerHandle | None = None
 
     def know(self, config: Any) -> None:
@@ -100,8 +92,9 @@ class GrammarCheck:
     async def _ask(self, wanted: bytes) -> str | None:
         if self._child is None:
             assert self._facts is not None, "check() looks"
-            self._child = await _Child.start(self._facts)
-        return await self._child.ask(wanted)
+            self._child = await LineChild.start(PROGRAM, self._facts)
+        verdict: str | None = await self._child.ask(wanted, TRY_S)
+        return verdict
 
     def _rest(self) -> None:
         if self._idle is not None:
@@ -120,56 +113,6 @@ class GrammarCheck:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-
-
-class _Child:
-    """The worker's end of the process: a line for each constraint, and a line for each answer."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-
-    @classmethod
-    async def start(cls, facts: bytes) -> _Child:
-        """Raises NoChild."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", PROGRAM, stdin=PIPE, stdout=PIPE, start_new_session=True
-        )
-        child = cls(process)
-        try:
-            said = await child._say(b64encode(facts), START_S)
-        except (EOFError, OSError, TimeoutError) as error:
-            child.kill()
-            raise NoChild(f"their process does not start ({type(error).__name__} {error})") from error
-        except asyncio.CancelledError:
-            child.kill()
-            raise
-        if said is not None:
-            child.kill()
-            raise NoChild(said)
-        return child
-
-    async def ask(self, wanted: bytes) -> str | None:
-        """Raises EOFError and OSError where the process has ended, and TimeoutError."""
-        return await self._say(wanted, TRY_S)
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.kill()
-
-    async def gone(self) -> None:
-        await self._process.wait()
-
-    async def _say(self, line: bytes, within_s: float) -> str | None:
-        assert self._process.stdin is not None, "it was started with pipes"
-        assert self._process.stdout is not None, "it was started with pipes"
-        async with asyncio.timeout(within_s):
-            self._process.stdin.write(line + b"\n")
-            await self._process.stdin.drain()
-            answer = await self._process.stdout.readline()
-        if not answer:
-            raise EOFError
-        said: str | None = orjson.loads(answer)
-        return said
 
 
 def _constraint(params: Any) -> bytes | None:

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+
+class Said(Protocol):
+    """An answer taken apart by vLLM's parsers (``parsers.py``)."""
+
+    @property
+    def reasoning(self) -> str | None: ...
+
+    @property
+    def tool_calls(self) -> Sequence[Mapping[str, Any]]: ...
+
+    @property
+    def is_empty(self) -> bool: ...
 
 
 class Unanswered(NamedTuple):
@@ -36,9 +49,27 @@ def unanswered(completions: list[Any], *, wants_text: bool = True) -> Unanswered
             return found
     if not wants_text or any(one.text for one in completions):
         return None
+    return _empty(completions)
+
+
+def nothing_said(completions: list[Any], said: Sequence[Said], *, must_call: bool = False) -> Unanswered | None:
+    """The same of answers that were taken apart: what a model only thought is no answer, nor is half of a call.
+
+    ``must_call``: the request wants a call of a tool, whatever else is said.
+    """
+    if must_call and not all(one.tool_calls for one in said):
+        return _empty(completions, "had a whole call of a tool")
+    if not all(one.is_empty for one in said):
+        return None
+    return _empty(
+        completions, "had thought its way to any text" if any(one.reasoning for one in said) else "had any text"
+    )
+
+
+def _empty(completions: list[Any], missing: str = "had any text") -> Unanswered:
     if any(one.finish_reason == "length" for one in completions):
-        return Unanswered("empty_answer", "the answer was cut at max_tokens before it had any text: raise max_tokens")
-    return Unanswered("empty_answer", "the model ended its answer at once, without any text")
+        return Unanswered("empty_answer", f"the answer was cut at max_tokens before it {missing}: raise max_tokens")
+    return Unanswered("empty_answer", f"the model ended its answer before it {missing}")
 
 
 def unpooled(output: Any) -> Unanswered | None:

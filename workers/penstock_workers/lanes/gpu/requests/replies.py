@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -11,6 +12,7 @@ import orjson
 from penstock_workers.lanes.gpu.engine.engines import EngineCall
 from penstock_workers.lanes.gpu.requests.calls import Facts
 from penstock_workers.lanes.gpu.requests.outcomes import Unanswered, unanswered, unpooled
+from penstock_workers.lanes.gpu.requests.parsers import Said
 from penstock_workers.lanes.gpu.requests.scoring import scored
 
 
@@ -22,8 +24,8 @@ def why_unanswered(call: EngineCall, output: Any) -> Unanswered | None:
     return unanswered(completions, wants_text=not call.params.ignore_eos) if completions else unpooled(output)
 
 
-def reply(call: EngineCall, output: Any) -> bytes:
-    """The body of a good answer, JSON."""
+def reply(call: EngineCall, output: Any, said: Sequence[Said] | None = None) -> bytes:
+    """The body of a good answer, JSON. ``said``: its choices, where vLLM's parsers have taken them apart."""
     if call.parts:
         return scored(call, output)
     facts: Facts = call.facts
@@ -37,13 +39,14 @@ def reply(call: EngineCall, output: Any) -> bytes:
             "object": "chat.completion" if facts.chat else "text_completion",
             "created": int(time.time()),
             "model": facts.model,
-            "choices": [_choice(one, facts.chat) for one in output.outputs],
+            "choices": _choices(output.outputs, facts, said),
             "usage": {
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": completion_tokens,
                 "total_tokens": prompt_tokens + completion_tokens,
                 "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens or 0},
-            },
+            }
+            | _thinking(said),
         },
         option=orjson.OPT_NON_STR_KEYS,
     )
@@ -63,6 +66,37 @@ def _choice(one: Any, chat: bool) -> dict[str, Any]:
         "finish_reason": one.finish_reason,
         "stop_reason": one.stop_reason,
     }
+
+
+def _choices(completions: list[Any], facts: Facts, said: Sequence[Said] | None) -> list[dict[str, Any]]:
+    choices = [_choice(one, facts.chat) for one in completions]
+    for choice, each in zip(choices, said or (), strict=False):
+        choice["message"] = _message(each)
+        if each.tool_calls and _ends_with_calls(facts, choice["finish_reason"]):
+            choice["finish_reason"] = "tool_calls"
+    return choices
+
+
+def _message(said: Said) -> dict[str, Any]:
+    """With the names that vLLM's server gives its fields."""
+    message: dict[str, Any] = {"role": "assistant", "content": said.content}
+    if said.reasoning is not None:
+        message["reasoning"] = said.reasoning
+    if said.tool_calls:
+        message["tool_calls"] = said.tool_calls
+    return message
+
+
+def _ends_with_calls(facts: Facts, reason: str) -> bool:
+    """As vLLM's server has it: not where the request named the tool."""
+    choice = (facts.parsed or {}).get("tool_choice")
+    return choice == "auto" or (choice == "required" and reason == "stop")
+
+
+def _thinking(said: Sequence[Said] | None) -> dict[str, Any]:
+    if not said or all(one.reasoning is None for one in said):
+        return {}
+    return {"completion_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in said)}}
 
 
 def _logprobs(one: Any, chat: bool) -> dict[str, Any] | None:

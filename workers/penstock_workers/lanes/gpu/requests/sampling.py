@@ -18,7 +18,8 @@ _SAME = frozenset({
 _READ_ELSEWHERE = frozenset({
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "response_format",
     "structured_outputs", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "stream", "user",
-    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning_effort",
+    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "reasoning_effort", "tools",
+    "tool_choice", "parallel_tool_calls",
 })  # fmt: skip
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 

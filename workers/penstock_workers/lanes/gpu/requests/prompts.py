@@ -1,0 +1,149 @@
+"""Prompts of text: chat templates and token ids by the model's own tokenizer. Runs in threads."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from penstock_workers.lanes.gpu.engine.engines import RequestRefused
+from penstock_workers.lanes.gpu.requests.documents import check_tokens
+from penstock_workers.lanes.gpu.requests.fields import shown
+
+EFFORT: Final = "reasoning_effort"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the engine reads."""
+
+    token_ids: list[int]  # all of them: those that stand for images too
+    rendered: Any = None  # vLLM's own input, where there is more to it than tokens
+    media_bytes: int = 0  # that it holds
+
+
+class ChatPrompts(Protocol):
+    """How chats become prompts. Used in several threads."""
+
+    def read(self, body: dict[str, Any]) -> None:
+        """Check the messages, and put them into the form that ``prompt`` takes. Raises RequestRefused."""
+
+    def prompt(self, body: Mapping[str, Any]) -> Prompt:
+        """Raises RequestRefused where the template refuses these messages."""
+        ...
+
+
+class Tokenizers:
+    """The model's tokenizer, for several threads: fast ones refuse to be used by two at once."""
+
+    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+        """``chat_template``: the operator's, in place of the model's own."""
+        self._tokenizer = tokenizer
+        if chat_template is not None:
+            self._tokenizer = copy.deepcopy(tokenizer)  # the engine's own stays as it is
+            self._tokenizer.chat_template = chat_template
+        self.vocabulary = len(tokenizer)
+        self._threads = threading.local()
+        self._copying = threading.Lock()
+
+    @property
+    def template(self) -> str:
+        return str(getattr(self._tokenizer, "chat_template", ""))
+
+    def own(self) -> Any:
+        """This thread's."""
+        own = getattr(self._threads, "tokenizer", None)
+        if own is None:
+            with self._copying:
+                own = self._threads.tokenizer = copy.deepcopy(self._tokenizer)
+        return own
+
+    def token_ids(self, prompt: Any, field: str) -> list[int]:
+        """Of a text, or of what are token ids already. Raises RequestRefused."""
+        if isinstance(prompt, str) and prompt:
+            return list(self.own()(prompt).input_ids)
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list)):
+            return check_tokens(prompt, field, self.vocabulary)
+        raise RequestRefused(f"{field} is {type(prompt).__name__}: give one text or one list of token ids per item")
+
+
+class TextChats:
+    """Implements ``ChatPrompts`` for models that take text only."""
+
+    def __init__(self, tokenizers: Tokenizers) -> None:
+        self._tokenizers = tokenizers
+
+    def read(self, body: dict[str, Any]) -> None:
+        body["messages"] = [_plain(message, place) for place, message in messages_of(body)]
+
+    def prompt(self, body: Mapping[str, Any]) -> Prompt:
+        tokenizer = self._tokenizers.own()
+        try:
+            text = tokenizer.apply_chat_template(
+                body["messages"], tokenize=False, **template_variables(body, self._tokenizers.template)
+            )
+        except RequestRefused:
+            raise
+        except Exception as error:  # templates are programs of the model's makers: they raise what they like
+            raise RequestRefused(f"the model's chat template refuses these messages: {error}") from error
+        return Prompt(list(tokenizer(text, add_special_tokens=False).input_ids))
+
+
+def messages_of(body: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """With their places. Raises RequestRefused for what is no message."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestRefused("messages is empty or no list: give at least one message")
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RequestRefused(f"messages[{place}] is {shown(message)}: give an object with a role and a content")
+        yield place, message
+
+
+def template_variables(body: Mapping[str, Any], template: str) -> dict[str, Any]:
+    """Raises RequestRefused for an effort that the model's template would ignore."""
+    continued = bool(body.get("continue_final_message", False))
+    given = dict(body.get("chat_template_kwargs") or {}) | {
+        "add_generation_prompt": body.get("add_generation_prompt", not continued),
+        "continue_final_message": continued,
+    }
+    effort = body.get(EFFORT)
+    if effort is None:
+        return given
+    if EFFORT not in template:
+        raise RequestRefused(
+            f"{EFFORT} is {shown(effort)}, and this model's chat template does not read it: leave it out, or give the "
+            "variable that the template reads in chat_template_kwargs"
+        )
+    return {EFFORT: effort} | given
+
+
+def _plain(message: dict[str, Any], place: int) -> dict[str, Any]:
+    """A message whose content is one text: what chat templates of text models take. Raises RequestRefused."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
+    parts = parts_of(content, place)
+    texts = [text_of(part, f"messages[{place}].content[{number}]") for number, part in enumerate(parts)]
+    return message | {"content": "\n".join(texts)}
+
+
+def parts_of(content: Any, place: int) -> list[Any]:
+    """Raises RequestRefused."""
+    if isinstance(content, list):
+        return content
+    seen = "null" if content is None else shown(content)
+    raise RequestRefused(f"messages[{place}].content is {seen}: give a text")
+
+
+def text_of(part: Any, field: str) -> str:
+    """Of a part that must be text. Raises RequestRefused."""
+    kind = part.get("type") if isinstance(part, dict) else part
+    if kind != "text":
+        raise RequestRefused(f"{field} is {shown(kind)}, and this model takes text only: leave it out")
+    text = part.get("text") if isinstance(part, dict) else part
+    if not isinstance(text, str):
+        raise RequestRefused(f"{field}.text is {shown(text)}: give a text")
+    return text
