@@ -198,10 +198,11 @@ async def test_a_cancelled_item_leaves_the_engine_to_the_others(lane: GpuLane) -
     assert lane.queue.inside == 0
 
 
-async def test_an_item_that_takes_too_long_is_a_timeout(lane: GpuLane) -> None:
-    """A request that outlasts its own time limit ends as the failure `timeout`."""
-    slow = Request("job:slow", "default", "/v1/chat/completions", json.dumps(chat(8, max_tokens=900)).encode(), 0.05)
-    answer = await tried(lane, slow)
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_an_item_that_takes_too_long_is_a_timeout(lane: GpuLane, choices: int) -> None:
+    """A request that outlasts its own time limit, counted from its first token, ends as the failure `timeout`."""
+    body = json.dumps(chat(8, max_tokens=900, n=choices, temperature=1.0)).encode()
+    answer = await tried(lane, Request("job:slow", "default", "/v1/chat/completions", body, 0.05))
     assert isinstance(answer, NoAnswer)
     assert answer.failure == "timeout"
 

@@ -212,3 +212,20 @@ def test_the_default_of_an_items_time_follows_max_tokens() -> None:
     assert limit(120.0, 8) == 120.0
     assert limit(120.0, 4_000) == 4_000 * SECONDS_PER_TOKEN
     assert limit(30.0, 4_000) == 30.0
+
+
+async def test_what_is_pooled_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no first token, so its time counts from its entry: twice its own, for what is before it in the engine's line."""
+
+    class PoolingParams:
+        ignore_eos = False
+
+    house = House(monkeypatch, stall_s=600)
+    await house.lane.start()
+    house.engines[0]._behaviour = lambda _call, _began: None
+    call = EngineCall("job:doc#1", [1], PoolingParams())
+    asked = Prepared(Request("job:doc", "default", "/v1/embeddings", b"{}", 0.01), 9, input=call)
+    late = await asyncio.wait_for(house.lane.infer(asked), 5)
+    await house.lane.close()
+    assert isinstance(late, NoAnswer)
+    assert (late.failure, late.detail.startswith("no answer within 0.02 s in the engine")) == ("timeout", True)

@@ -28,7 +28,10 @@ START_S: Final = 120.0  # it imports vLLM: seconds, on a machine that does nothi
 TRY_S: Final = 10.0  # one constraint; a usual one takes milliseconds
 TRIES: Final = 2  # a child can die for another reason
 IDLE_S: Final = 60.0  # after so long it is ended, to free its memory
-KEPT: Final = 1_000  # answers
+KEPT: Final = 1_000  # answers, and jobs with slow ones
+SLOW_MAX: Final = (
+    3  # of one job that used up TRY_S, or ended the child: its further ones are refused untried, as all others wait
+)
 
 
 class NoChild(Exception):
@@ -41,6 +44,7 @@ class GrammarCheck:
     def __init__(self) -> None:
         self._facts: bytes | None = None
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        self._slow: OrderedDict[str, int] = OrderedDict()  # of each job that has some
         self._one_at_a_time = asyncio.Lock()
         self._child: _Child | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -52,15 +56,17 @@ class GrammarCheck:
         except Exception as error:
             log.warning("schemas and grammars are not tried out before the engine has them: %s", error)
 
-    async def check(self, params: Any) -> None:
+    async def check(self, params: Any, job_id: str) -> None:
         """Raises RequestRefused where the answer that ``params`` ask for cannot be."""
         wanted = _constraint(params)
         if wanted is None or self._facts is None:
             return
         key = hashlib.sha256(wanted).digest()
-        async with self._one_at_a_time:
-            if key not in self._verdicts:
-                self._keep(key, await self._verdict(wanted))
+        if key not in self._verdicts:  # else it does not wait for those that are being tried out
+            async with self._one_at_a_time:
+                if key not in self._verdicts:
+                    self._refuse_slow_job(job_id)
+                    self._keep(key, await self._verdict(wanted, job_id))
         self._verdicts.move_to_end(key)
         if (problem := self._verdicts[key]) is not None:
             raise RequestRefused(problem)
@@ -72,12 +78,25 @@ class GrammarCheck:
             if child is not None:
                 await child.gone()
 
+    def _refuse_slow_job(self, job_id: str) -> None:
+        slow = self._slow.get(job_id, 0)
+        if slow >= SLOW_MAX:
+            raise RequestRefused(
+                f"{slow} schemas or patterns of this job took longer than {TRY_S:g} s to compile, so its others are not tried: "
+                "simplify them, and replay these documents"
+            )
+
+    def _note_slow(self, job_id: str) -> None:
+        self._slow[job_id] = self._slow.pop(job_id, 0) + 1
+        if len(self._slow) > KEPT:
+            self._slow.popitem(last=False)
+
     def _keep(self, key: bytes, verdict: str | None) -> None:
         self._verdicts[key] = verdict
         if len(self._verdicts) > KEPT:
             self._verdicts.popitem(last=False)
 
-    async def _verdict(self, wanted: bytes) -> str | None:
+    async def _verdict(self, wanted: bytes, job_id: str) -> str | None:
         how = ""
         for _ in range(TRIES):
             try:
@@ -92,9 +111,13 @@ class GrammarCheck:
             except (EOFError, OSError):
                 how = "ends the process that compiles it"
                 self._end_child()
+            except asyncio.CancelledError:
+                self._end_child()  # its answer would be taken for that of the next one
+                raise
             finally:
                 self._rest()
         self._end_child()
+        self._note_slow(job_id)
         return f"{named(orjson.loads(wanted))} {how}: simplify it, its patterns and numbers of repeats above all"
 
     async def _ask(self, wanted: bytes) -> str | None:
@@ -173,9 +196,12 @@ class _Child:
 
 
 def _constraint(params: Any) -> bytes | None:
-    """What the answer must look like, as JSON; None where it may look like anything."""
+    """What the answer must look like, as JSON; None where it may look like anything. Raises RequestRefused."""
     asked = getattr(params, "structured_outputs", None)
     if asked is None:
         return None
     given = {name: value for name in CONSTRAINTS if (value := getattr(asked, name, None)) is not None}
-    return orjson.dumps(given, option=orjson.OPT_SORT_KEYS) if given else None
+    try:
+        return orjson.dumps(given, option=orjson.OPT_SORT_KEYS) if given else None
+    except TypeError as error:  # it nests deeper than orjson writes
+        raise RequestRefused(f"{named(given)} cannot be used: {error}") from error

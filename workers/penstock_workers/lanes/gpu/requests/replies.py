@@ -32,7 +32,7 @@ def reply(call: EngineCall, output: Any) -> bytes:
             "object": "chat.completion" if facts.chat else "text_completion",
             "created": int(time.time()),
             "model": facts.model,
-            "choices": [_choice(one, facts.chat) for one in output.outputs],
+            "choices": [_choice(one, facts.chat) for one in sorted(output.outputs, key=lambda one: one.index)],
             "usage": {
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": completion_tokens,
