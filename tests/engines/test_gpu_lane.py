@@ -234,12 +234,13 @@ async def test_a_generative_engine_refuses_embeddings(lane: GpuLane) -> None:
         {"structured_outputs": {"grammar": "root ::= root"}},
         {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}}},
         {"structured_outputs": {"regex": "("}},
+        {"structured_outputs": {"regex": "((((a{0,40}){0,40}){0,40}){0,40})"}},
     ],
 )
 async def test_what_no_answer_can_follow_is_refused_before_the_engine_has_it(
     lane: GpuLane, fields: dict[str, Any]
 ) -> None:
-    """A schema that is itself, a grammar without an end, a wrong pattern: `bad_request` at once, and never a 200 (H1)."""
+    """A schema that is itself, a grammar without an end, a pattern whose every token takes longer: `bad_request` (H1)."""
     refused = await named(lane, request(chat(1, **fields)))
     assert isinstance(refused, Failure)
     assert refused.name == "bad_request"
@@ -307,7 +308,7 @@ async def test_a_pooling_engine_embeds(tiny_bert: Path) -> None:
 
 
 async def test_a_bad_adapter_refuses_its_own_requests_only(tiny_llama: Path, tmp_path: Path) -> None:
-    """Rank 64 is served; a folder that is missing and weights that cannot be read are refused by name, and no engine dies (H2)."""
+    """Rank 64 is served; a missing folder and weights that cannot be read are refused by name, and no engine dies (H2)."""
     from engines.tiny_model import make_adapter
 
     wide, broken = make_adapter(tmp_path / "wide", rank=64), make_adapter(tmp_path / "broken")

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.requests import grammars
-from penstock_workers.lanes.gpu.requests.grammars import SLOW_MAX, GrammarCheck
+from penstock_workers.lanes.gpu.requests.grammar_child import next_token
+from penstock_workers.lanes.gpu.requests.grammars import GrammarCheck
 
 CONFIG = SimpleNamespace(model_config=None, structured_outputs_config=None)
 
@@ -51,14 +54,18 @@ def pattern(text: str) -> Any:
     return SimpleNamespace(structured_outputs=SimpleNamespace(regex=text))
 
 
-async def test_a_job_whose_patterns_are_slow_keeps_no_other_job_waiting(check: GrammarCheck) -> None:
-    """After a few that take too long its further ones are refused untried, with the reason; those of other jobs are tried."""
-    for number in range(SLOW_MAX):
+async def test_a_job_whose_patterns_are_slow_keeps_no_other_job_waiting(
+    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once they took long together its further ones are refused untried, with the reason; those of other jobs are tried."""
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(grammars, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    for number in range(3):
         with pytest.raises(RequestRefused, match="takes longer than 10 s to compile"):
             await check.check(pattern(f"a*{number}"), "bad")
     children = Child.started
     for text in ("a*9", "plain"):
-        with pytest.raises(RequestRefused, match=f"{SLOW_MAX} schemas or patterns of this job took longer"):
+        with pytest.raises(RequestRefused, match=r"slow schemas and patterns of this job have taken 30 s"):
             await check.check(pattern(text), "bad")
     assert Child.started == children
     await check.check(pattern("plain"), "good")
@@ -106,3 +113,16 @@ async def test_a_schema_deeper_than_json_is_written_is_refused(check: GrammarChe
         deep = {"a": deep}
     with pytest.raises(RequestRefused, match=r"the JSON schema .* cannot be used"):
         await check.check(SimpleNamespace(structured_outputs=SimpleNamespace(json=deep)), "job")
+
+
+@given(st.sets(st.integers(0, 199), min_size=1), st.integers(0, 30))
+def test_a_trial_goes_on_with_a_token_that_is_allowed(allowed: set[int], place: int) -> None:
+    """Whichever bits are set, it takes one of theirs, and the end of the answer only where nothing else may come."""
+    words = [0] * 7
+    for token in allowed:
+        words[token // 32] |= 1 << token % 32
+    signed = [word - (word >> 31 << 32) for word in words]  # as 32 bits with a sign
+    assert next_token(signed, place, None) in allowed
+    end = min(allowed)
+    found = next_token(signed, place, end)
+    assert found in allowed - {end} if len(allowed) > 1 else found is None

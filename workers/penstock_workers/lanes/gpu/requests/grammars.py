@@ -11,6 +11,7 @@ import hashlib
 import logging
 import pickle
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from base64 import b64encode
 from collections import OrderedDict
@@ -29,8 +30,9 @@ TRY_S: Final = 10.0  # one constraint; a usual one takes milliseconds
 TRIES: Final = 2  # a child can die for another reason
 IDLE_S: Final = 60.0  # after so long it is ended, to free its memory
 KEPT: Final = 1_000  # answers, and jobs with slow ones
-SLOW_MAX: Final = (
-    3  # of one job that used up TRY_S, or ended the child: its further ones are refused untried, as all others wait
+SLOW_S: Final = 1.0  # one that takes longer is slow,
+SLOW_S_IN_ALL: Final = (
+    30.0  # and when those of a job took so long together its others are refused untried: all jobs wait
 )
 
 
@@ -44,7 +46,7 @@ class GrammarCheck:
     def __init__(self) -> None:
         self._facts: bytes | None = None
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
-        self._slow: OrderedDict[str, int] = OrderedDict()  # of each job that has some
+        self._slow: OrderedDict[str, float] = OrderedDict()  # seconds of each job that has slow ones
         self._one_at_a_time = asyncio.Lock()
         self._child: _Child | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -79,15 +81,16 @@ class GrammarCheck:
                 await child.gone()
 
     def _refuse_slow_job(self, job_id: str) -> None:
-        slow = self._slow.get(job_id, 0)
-        if slow >= SLOW_MAX:
+        took_s = self._slow.get(job_id, 0.0)
+        if took_s >= SLOW_S_IN_ALL:
             raise RequestRefused(
-                f"{slow} schemas or patterns of this job took longer than {TRY_S:g} s to compile, so its others are not tried: "
+                f"slow schemas and patterns of this job have taken {took_s:.0f} s to try out, so its others are not tried: "
                 "simplify them, and replay these documents"
             )
 
-    def _note_slow(self, job_id: str) -> None:
-        self._slow[job_id] = self._slow.pop(job_id, 0) + 1
+    def _note_time(self, job_id: str, took_s: float) -> None:
+        if took_s > SLOW_S:
+            self._slow[job_id] = self._slow.pop(job_id, 0.0) + took_s
         if len(self._slow) > KEPT:
             self._slow.popitem(last=False)
 
@@ -100,7 +103,7 @@ class GrammarCheck:
         how = ""
         for _ in range(TRIES):
             try:
-                return await self._ask(wanted)
+                return await self._ask(wanted, job_id)
             except NoChild as error:
                 log.warning("schemas and grammars are not tried out before the engine has them: %s", error)
                 self._facts = None
@@ -117,14 +120,17 @@ class GrammarCheck:
             finally:
                 self._rest()
         self._end_child()
-        self._note_slow(job_id)
         return f"{named(orjson.loads(wanted))} {how}: simplify it, its patterns and numbers of repeats above all"
 
-    async def _ask(self, wanted: bytes) -> str | None:
+    async def _ask(self, wanted: bytes, job_id: str) -> str | None:
         if self._child is None:
             assert self._facts is not None, "check() looks"
             self._child = await _Child.start(self._facts)
-        return await self._child.ask(wanted)
+        began = time.monotonic()
+        try:
+            return await self._child.ask(wanted)
+        finally:
+            self._note_time(job_id, time.monotonic() - began)
 
     def _rest(self) -> None:
         if self._idle is not None:
