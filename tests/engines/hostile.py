@@ -24,7 +24,8 @@ NUMBERS: Final = (
 )  # fmt: skip
 TOKENS: Final = (0, 1, 2, 100, VOCABULARY - 1, VOCABULARY, -1, 2**31, 2**63 - 1)
 PATTERNS: Final = (
-    "(", "", "[", "a{3,1}", "(?=a)b", "(a|a)*$", "[ab]{1,5}", "\\p{L}+", "(a{1,900}){1,900}", "((((a{0,40}){0,40}){0,40}){0,40})",
+    "(", "", "[", "a{3,1}", "(?=a)b", "(a|a)*$", "[ab]{1,5}", "\\p{L}+", "(a{1,900}){1,900}", "a+",
+    "((((a{0,40}){0,40}){0,40}){0,40})",
     "[^\\x00-\\U0010ffff]", "^$",
 )  # fmt: skip
 GRAMMARS: Final = (
@@ -97,7 +98,7 @@ ANY: Final = st.recursive(
 
 
 def numbers(*more: object) -> st.SearchStrategy[Any]:
-    return st.one_of(st.sampled_from((*more, *more, *NUMBERS)), ANY)
+    return st.one_of(st.sampled_from(more), st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), ANY)
 
 
 def tokens() -> st.SearchStrategy[Any]:
@@ -119,13 +120,17 @@ def constraint() -> st.SearchStrategy[Any]:
         {}, {}, {}, {"_backend": "no-such"}, {"_backend": "guidance"}, {"whitespace_pattern": "("}, {"disable_fallback": True},
         {"disable_any_whitespace": "x"}, {"regex": "a"}, {"no_such": 1},
     ])  # fmt: skip
-    return st.one_of(st.builds(lambda one, two: one | two, of_kind, more), ANY)
+    whole = st.builds(lambda one, two: one | two, of_kind, more)
+    return st.one_of(whole, whole, whole, ANY)
 
 
 def response_format() -> st.SearchStrategy[Any]:
     schema = st.sampled_from(SCHEMAS)
+    whole = st.builds(lambda it: {"type": "json_schema", "json_schema": {"name": "x", "schema": it}}, schema)
     return st.one_of(
-        st.builds(lambda it: {"type": "json_schema", "json_schema": {"name": "x", "schema": it}}, schema),
+        whole,
+        whole,
+        whole,
         st.builds(lambda kind: {"type": kind}, st.sampled_from(["text", "json_object", "json_schema", "yaml", "", None, 1, []])),
         st.builds(lambda it: {"type": "json_schema", "json_schema": it}, ANY),
         ANY,
@@ -240,6 +245,7 @@ PROMPT: Final = st.one_of(
     ANY,
 )
 
+CONSTRAINTS: Final = ("response_format", "structured_outputs")  # there is most to them, so they are drawn more often
 SHORT_PARAMS: Final = {"max_tokens": 4, "temperature": 0}
 
 
@@ -248,9 +254,9 @@ def _body(draw: st.DrawFn, good: Body, text: tuple[str, st.SearchStrategy[Any]],
     body = dict(good)
     if draw(st.integers(0, 2)) == 0:
         body[text[0]] = draw(text[1])
-    names = st.lists(
-        st.sampled_from(sorted(fields)), min_size=text[0] in good and body == good, max_size=3, unique=True
-    )
+    often = [name for name in CONSTRAINTS if name in fields] * 8
+    least = int(body == good)  # else nothing of it is hostile
+    names = st.lists(st.sampled_from([*sorted(fields), *often]), min_size=least, max_size=3, unique=True)
     for name in draw(names):
         body[name] = draw(fields[name])
     return body
@@ -302,6 +308,15 @@ def scorings() -> st.SearchStrategy[Body]:
         "no_such_field": ANY,
     }  # fmt: skip
     return _body(good, ("input", texts), fields)
+
+
+def every_constraint() -> list[Body]:
+    """A chat with each of the schemas, patterns and grammars, so that none is left to chance."""
+    good = {"messages": [{"role": "user", "content": "Name a topic."}], "max_tokens": 30, "temperature": 0}
+    wanted: list[Body] = [{"json": schema} for schema in SCHEMAS if isinstance(schema, dict)]
+    for name, values in (("regex", PATTERNS), ("grammar", GRAMMARS), ("choice", CHOICES), ("structural_tag", TAGS)):
+        wanted += [{name: value} for value in values]
+    return [good | {"structured_outputs": one} for one in wanted]
 
 
 def drawn(bodies: st.SearchStrategy[Body], number: int) -> list[Body]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from engines.gpu_worker import WORK_S, engine_of, gpu_worker
-from engines.hostile import Body, chats, completions, drawn, embeddings, scorings
+from engines.hostile import Body, chats, completions, drawn, embeddings, every_constraint, scorings
 from fleet import Fleet, Process
 
 from penstock_ledger.model import Job, JobState
@@ -87,8 +87,8 @@ def _wants_json(asked: Body) -> bool:
 def test_no_hostile_body_ends_an_engine_or_is_a_false_success(fleet: Fleet, tiny_llama: Path) -> None:
     """500 documents through a whole fleet: each has one outcome, soon, and the engine at the end is the first one."""
     bodies = {
-        "/v1/chat/completions": accepted("/v1/chat/completions", drawn(chats(), 330)),
-        "/v1/completions": accepted("/v1/completions", drawn(completions(), 200)),
+        "/v1/chat/completions": accepted("/v1/chat/completions", [*every_constraint(), *drawn(chats(), 290)]),
+        "/v1/completions": accepted("/v1/completions", drawn(completions(), 180)),
         "/v1/embeddings": accepted("/v1/embeddings", drawn(embeddings(), 40)),
     }
     assert sum(map(len, bodies.values())) >= 500
