@@ -32,7 +32,7 @@ GRAMMARS: Final = (
     "root ::= root", 'root ::= "a" root', "start: x", "", "root ::=", 'root ::= "yes" | "no"', 'root ::= "a"{1,90000}',
     "root ::= nowhere", 'root ::= ("a"* )*', "root ::= [",
 )  # fmt: skip
-CHOICES: Final = ([], [""], ["yes", "no"], [1], "yes", ["a"] * 3_000, ["x" * 9_000])
+CHOICES: Final[tuple[Any, ...]] = ([], [""], ["yes", "no"], [1], "yes", ["a"] * 3_000, ["x" * 9_000])
 TAGS: Final = ("", "{}", '{"structures":[]}', '{"type":"structural_tag"}')
 
 

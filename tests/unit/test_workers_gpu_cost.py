@@ -97,7 +97,7 @@ def test_the_price_of_a_worker() -> None:
 
 
 @pytest.mark.parametrize(("lane", "charged"), [("api", 2_000), ("embed", 0), ("gpu", 0)])
-def test_prices_of_providers_are_not_charged_to_a_model_of_ones_own(lane: str, charged: int, tmp_path: Path) -> None:
+def test_prices_of_providers_are_not_charged_to_a_model_of_ones_own(lane: Any, charged: int, tmp_path: Path) -> None:
     """A job of such a lane names a provider too, `default`, whose prices have nothing to do with it (H10)."""
     url = f"sqlite:///{tmp_path}/ledger.db"
     priced = ProviderSettings(usd_per_mtok_in=100.0, usd_per_mtok_out=100.0)
