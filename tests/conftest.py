@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from servers import MissingServer, Postgres, RedisServer, S3Server
 
-# No test is judged by how long it takes, not by Hypothesis either.
+# No test fails by how long it takes, not by Hypothesis either.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 

@@ -40,7 +40,7 @@ class Call:
     max_tokens: float
 
     def at_admission(self, charge: Charge) -> dict[str, float]:
-        """What is judged and charged when it arrives."""
+        """What is checked and charged when it arrives."""
         if charge is Charge.PRODUCED:
             return {REQUESTS: 1.0, INPUT_TOKENS: self.prompt, OUTPUT_TOKENS: 0.0}
         output = self.output if charge is Charge.ACTUAL else self.max_tokens

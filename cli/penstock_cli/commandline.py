@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from penstock_cli.run.state import StateFolder
+from penstock_cli.state import StateFolder
 
 
 def this_command() -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock_cli.errors import RedisNotRunning, UsageProblem
 from penstock_cli.redis_server.server import EmbeddedRedis
-from penstock_cli.run.state import StateFolder
+from penstock_cli.state import StateFolder
 
 if TYPE_CHECKING:
     import redis

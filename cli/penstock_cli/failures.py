@@ -7,9 +7,9 @@ import traceback
 from typing import NoReturn
 
 from penstock_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from penstock_cli.run.state import StateFolder
 from penstock_cli.settings import debug
 from penstock_cli.show.text import safe
+from penstock_cli.state import StateFolder
 from penstock_ledger.errors import EXIT_USAGE, PenstockError, SchemaMissing
 
 # Packages that are usable alone, so that their errors have roots of their own.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from penstock_cli.run.orphan import PARENT_PID_VARIABLE
-
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 SETTINGS_PREFIX = "PENSTOCK_"
 OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"
 REDIS_SERVER_VARIABLE = "PENSTOCK_REDIS_SERVER"
+PARENT_PID_VARIABLE = "PENSTOCK_PARENT_PID"  # set by the supervisor, for its own children only
 
 
 def debug() -> bool:

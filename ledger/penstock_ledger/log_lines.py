@@ -1,4 +1,4 @@
-"""How every Penstock process writes its log: one record, one line; no secrets, and nothing that steers a terminal."""
+"""How every Penstock process writes its log: one record, one line; no secrets, and no commands to a terminal."""
 
 from __future__ import annotations
 

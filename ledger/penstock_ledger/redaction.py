@@ -78,7 +78,7 @@ def remember(*values: str | None) -> None:
 def remember_url(url: str | None) -> None:
     """Hide the password of a URL, and what its query calls one.
 
-    A password that is also its user, its host or its database is no secret that could be hidden.
+    A password that is also its user, its host or its database is not a secret that could be hidden.
     """
     if url is None or "://" not in url:
         return

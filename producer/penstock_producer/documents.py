@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock_producer.errors import InvalidDocument, seen
+from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms import check_doc_id, form_of
 from penstock_producer.sources.strict_json import RowFault, parse_object
 
@@ -51,6 +51,6 @@ def _as_json(given: Mapping[str, Any] | bytes | str) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidDocument(
             "invalid_json",
-            f"{seen(given)} is no JSON object ({error}); pass plain values",
-            public="it is no JSON object; pass plain values",
+            f"{seen(given)} is not a JSON object ({error}); pass plain values",
+            public="it is not a JSON object; pass plain values",
         ) from error

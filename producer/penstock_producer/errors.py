@@ -5,14 +5,15 @@ PenstockError, of the ledger
     ├── SpecError               the job spec is unusable; ``problems`` lists each field
     │   └── TemplateError       the prompt template is unusable
     ├── SettingsError           a setting is unusable
-    ├── SourceError             the source is unusable as a whole; ``code`` is stable
-    │   ├── SourceUnavailable   it cannot be reached now (pause and try again)
-    │   │   └── SourceForbidden it lies outside of what remote doors may read
-    │   ├── SourceChanged       it is not the content that was pinned
-    │   │   └── BadReference    a message names a place in it where its document is not
-    │   └── TooManyBadRows      more rows are refused than the spec allows
+    ├── ContentError            what was given to work on is unusable; ``code`` is stable
+    │   ├── SourceError         the source, as a whole
+    │   │   ├── SourceUnavailable   it cannot be reached now (pause and try again)
+    │   │   │   └── SourceForbidden it lies outside of what remote doors may read
+    │   │   ├── SourceChanged       it is not the content that was pinned
+    │   │   │   └── BadReference    a message names a place in it where its document is not
+    │   │   └── TooManyBadRows      more rows are refused than the spec allows
+    │   └── InvalidDocument     one document pushed by a service
     ├── SinkError               outputs cannot be written there
-    ├── InvalidDocument         one document pushed by a service is unusable
     ├── JobCancelled            a document was pushed into a job that was cancelled or has failed
     └── WireError               a queue message is unusable
         ├── BadMessage          not an item message, or a damaged one
@@ -124,13 +125,13 @@ class SettingsError(ProducerError):
     exit_status = EXIT_USAGE
 
 
-class SourceError(ProducerError):
-    """The source cannot be used as a whole."""
+class ContentError(ProducerError):
+    """What was given to work on cannot be used; ``code`` is stable."""
 
     exit_status = EXIT_USAGE
 
     def __init__(self, code: str, message: str, *, public: str | None = None) -> None:
-        """``public`` is the message without content of rows, where ``message`` shows some."""
+        """``public`` is the message without content of documents, where ``message`` shows some."""
         self.code = code
         self._public = message if public is None else public
         super().__init__(f"{code}: {message}")
@@ -138,6 +139,10 @@ class SourceError(ProducerError):
     @property
     def public_message(self) -> str:
         return f"{self.code}: {self._public}"
+
+
+class SourceError(ContentError):
+    """The source cannot be used as a whole."""
 
 
 class SourceUnavailable(SourceError):
@@ -211,20 +216,8 @@ class SinkError(ProducerError):
     exit_status = EXIT_USAGE
 
 
-class InvalidDocument(ProducerError):
+class InvalidDocument(ContentError):
     """A document pushed by a service cannot be accepted; ``code`` is one of the row error codes."""
-
-    exit_status = EXIT_USAGE
-
-    def __init__(self, code: str, message: str, *, public: str | None = None) -> None:
-        """``public`` is the message without content of the document, where ``message`` shows some."""
-        self.code = code
-        self._public = message if public is None else public
-        super().__init__(f"{code}: {message}")
-
-    @property
-    def public_message(self) -> str:
-        return f"{self.code}: {self._public}"
 
 
 class JobCancelled(ProducerError):
@@ -245,7 +238,7 @@ class WireError(ProducerError):
 
 
 class BadMessage(WireError):
-    """The message is no item message, or it is damaged."""
+    """The message is not an item message, or it is damaged."""
 
 
 class UnknownMessageVersion(WireError):

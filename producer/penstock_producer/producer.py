@@ -119,7 +119,9 @@ class Producer:
         """
         spec = self._accepted(spec)
         if not isinstance(source, str | Path):  # a pin is made here, of what was read here
-            raise SourceError("unsupported_source", f"{seen(source)} is no source; give a path or an s3:// URI as text")
+            raise SourceError(
+                "unsupported_source", f"{seen(source)} is not a source; give a path or an s3:// URI as text"
+            )
         opened = open_source(source, spec, self._settings, remote=self._borders is not None, timeout_s=timeout_s)
         known = self._known(job_key)
         if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
@@ -172,7 +174,9 @@ class Producer:
 
     def _found(self, job: object) -> Job:
         if not isinstance(job, str) or not job.isprintable() or len(job) > _MAX_JOB_KEY_CHARS:
-            raise SpecError([Problem("invalid_value", "/job", f"{seen(job)} is no id or key of a job", "give its key")])
+            raise SpecError(
+                [Problem("invalid_value", "/job", f"{seen(job)} is not the id or key of a job", "give its key")]
+            )
         return self._jobs.get(job)
 
     def status(self, job: str) -> JobStatus:
@@ -211,7 +215,7 @@ class Producer:
         """
         found = self._jobs.get(job)
         spec = JobSpec.accepted({**found.spec, "budget_usd": budget_usd, "deadline_s": deadline_s})
-        check_acceptable(spec, self._settings)
+        check_acceptable(spec, self._settings.prices(spec.provider))
         return self._jobs.amend(found.job_id, spec.to_json(), _digest(spec, found.source), expect=found.digest)
 
     def cancel(self, job: str) -> bool:
@@ -246,7 +250,7 @@ class Producer:
         refused_endpoint = self._settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
         if refused_endpoint is not None:
             raise SpecError([Problem("invalid_value", "/endpoint", refused_endpoint, "")])
-        check_acceptable(spec, self._settings)
+        check_acceptable(spec, self._settings.prices(spec.provider))
         if self._borders is not None:
             self._borders.check(spec)
         return spec

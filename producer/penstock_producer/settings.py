@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings.exceptions import SettingsError as MalformedVariable
 
 from penstock_ledger import RedisAddress, Waits
 from penstock_ledger.redaction import HIDDEN, is_secret_name, redact, remember_url, remember_variables
 from penstock_producer.errors import SettingsError, seen
-from penstock_producer.job.endpoints import check_path, refusal
+from penstock_producer.job.endpoints import refusal
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES
+from penstock_producer.job.provider_facts import ProviderFacts
+from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.source_roots import check_root
 from penstock_producer.storage import check_destination
 
@@ -32,29 +34,6 @@ CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
 PLACEHOLDER = "CHANGE_ME"  # where .env.example has no password
-DEFAULT_MAX_LINE_BYTES = 8 * 1024 * 1024  # above any model's context, below what hurts a small machine
-DEFAULT_MAX_BODY_BYTES = (
-    16 * 1024 * 1024
-)  # a template may name a column twice; named more often, a short row would fill any memory
-
-
-class ProviderFacts(BaseModel):
-    """What the producer needs to know of a provider; workers have more settings of it. A price of 0 stands for an unknown one."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
-
-    endpoints: tuple[str, ...] = ()  # paths that jobs may ask besides those of its dialect, such as /v1/rerank
-    usd_per_mtok_in: Annotated[float, Field(ge=0)] = 0.0  # US dollars per million input tokens
-    usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
-
-    @property
-    def priced(self) -> bool:
-        return self.usd_per_mtok_in > 0 or self.usd_per_mtok_out > 0
-
-    @field_validator("endpoints")
-    @classmethod
-    def _check_endpoints(cls, endpoints: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(check_path(endpoint) for endpoint in endpoints)
 
 
 class ProducerSettings(BaseSettings):

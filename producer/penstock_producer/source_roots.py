@@ -98,7 +98,7 @@ def _object(uri: str) -> tuple[str, str]:
         return "", ""
     try:
         parts = urlsplit(uri)
-    except ValueError:  # brackets that are no address
+    except ValueError:  # brackets that are not an address
         return "", ""
     if parts.query or parts.fragment or not parts.netloc.replace("-", "").replace(".", "").replace("_", "").isalnum():
         return "", ""

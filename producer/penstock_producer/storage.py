@@ -60,9 +60,9 @@ def check_destination(text: str) -> str:
         return text
     parts = urlsplit(text)
     if parts.scheme == "file" and parts.path.startswith("/") and parts.netloc in ("", "localhost"):
-        raise ValueError(f"{seen(text)} is no place for outputs; write the folder alone: {unquote(parts.path)}")
+        raise ValueError(f"{seen(text)} is not a place for outputs; write the folder alone: {unquote(parts.path)}")
     if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
-        raise ValueError(f"{seen(text)} is no place for outputs; give a folder or s3://bucket/prefix")
+        raise ValueError(f"{seen(text)} is not a place for outputs; give a folder or s3://bucket/prefix")
     return text
 
 

@@ -60,7 +60,7 @@ class QuotaHeld(RateLimitError):
 
     def __init__(self, quota_id: str, reason: str) -> None:
         super().__init__(
-            f"quota {quota_id!r} is held: {reason}; put the account right at the provider, then lift the hold "
+            f"quota {quota_id!r} is held: {reason}; correct the account at the provider, then lift the hold "
             f"(penstock limits --lift {shlex.quote(quota_id)})"
         )
         self.quota_id, self.reason = quota_id, reason

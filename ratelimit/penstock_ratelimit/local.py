@@ -157,7 +157,7 @@ class LocalQuota:
         self._held = ""
 
     def gauge(self, running: float, waiting: float) -> None:
-        """Of no use here: requests in flight are not controlled."""
+        """Ignored here: requests in flight are not controlled."""
 
     def stats(self) -> QuotaStats:
         return QuotaStats(

@@ -19,7 +19,7 @@ DAY = datetime.timedelta(days=1)
 
 
 def served(kind: str, authority: Path | None) -> ssl.SSLContext:
-    """A server's context with a certificate of this kind (see config.CERTIFICATES).
+    """A server's context with a certificate of this kind (see choices.CERTIFICATES).
 
     ``authority``: the file with the certificate and key that sign it, made where it is missing; None makes one that no
     client knows. Raises BadSetting where `cryptography` is not installed or the file cannot be used.

@@ -6,19 +6,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from penstock_simulate import checks
-from penstock_simulate.answers.headers import HeaderStyle
-from penstock_simulate.answers.retry import RetryStyle
+from penstock_simulate.choices import CERTIFICATES, CREDIT_ERRORS, WINDOWS, Crowded, HeaderStyle, Mode, RetryStyle
 from penstock_simulate.errors import BadSetting
 from penstock_simulate.hostile import chosen
-from penstock_simulate.limits.capacity import Crowded
-from penstock_simulate.limits.charges import Mode
 from penstock_simulate.presets import PRESETS, Metering
 
 MAX_PORT = 65_535
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-WINDOWS = ("bucket", "10s", "minute")
-CREDIT_ERRORS = ("insufficient_quota", "credit_balance_exhausted", "enforced_spend_limit_reached", "billing_error")
-CERTIFICATES = ("good", "self-signed", "expired", "other-host")  # all but the second are the authority's
 
 CHOICES = {
     "like": tuple(PRESETS),

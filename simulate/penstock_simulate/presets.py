@@ -30,7 +30,7 @@ class Metering(NamedTuple):
 PRESETS: Mapping[str, Metering] = {
     # Posted headers fit a bucket of one minute's depth that is never refunded.
     "openai": Metering(depth_s=60.0),
-    # Requests are judged over 10 s; the count of tokens starts anew each minute.
+    # Requests are limited over 10 s; the count of tokens starts anew each minute.
     "azure": Metering(window="10s", tokens_window="minute", headers="azure"),
     # max_tokens does not count; a wait is in seconds; 529 when the machines are full.
     "anthropic": Metering(

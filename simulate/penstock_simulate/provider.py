@@ -12,18 +12,19 @@ from penstock_simulate import controls
 from penstock_simulate.answers import refusals
 from penstock_simulate.answers.calls import Call, at_admission, unreadable
 from penstock_simulate.answers.faults import document_of
+from penstock_simulate.answers.hostility import Hostility
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.answers.replies import Replies
-from penstock_simulate.answers.reply import Manner, Reply
 from penstock_simulate.book import CallBook
+from penstock_simulate.choices import Crowded, Mode
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.hostile.luck import Hostility
 from penstock_simulate.limits import charges
-from penstock_simulate.limits.capacity import Crowded, ServerSlots, gauges, resized
-from penstock_simulate.limits.charges import Charge, Mode
+from penstock_simulate.limits.capacity import ServerSlots, gauges, resized
+from penstock_simulate.limits.charges import Charge
 from penstock_simulate.limits.limits import KeyLimits
 from penstock_simulate.limits.money import Wallet
 from penstock_simulate.limits.ramps import make_ramp, ramp_settings
+from penstock_simulate.reply import Manner, Reply
 
 MODELS = ("sim-small", "sim-large", "sim-embed")  # listed; any other name works too
 

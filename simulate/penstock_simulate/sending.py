@@ -1,4 +1,4 @@
-"""How a reply leaves over HTTP: whole, late, in pieces, broken off, or as bytes that are no HTTP."""
+"""How a reply leaves over HTTP: whole, late, in pieces, broken off, or as bytes that are not HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 from aiohttp import web
 
-from penstock_simulate.answers.reply import Manner, Reply
+from penstock_simulate.reply import Manner, Reply
 
 DRIP_S = 0.5  # between two bytes
 

@@ -39,7 +39,7 @@ def test_run_starts_its_workers_before_it_imports_anything_heavy() -> None:
     code = (
         "from penstock_cli.main import main\n"
         "import sys\n"
-        "from penstock_cli.run import standby\n"
+        "from penstock_cli.processes import standby\n"
         "class Begun(SystemExit): pass\n"
         "def begin(lane): raise Begun\n"
         "standby.Standby = begin\n"

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 # Words that readers stumbled over. A sentence that needs one of them is better said another way.
 WORDS = re.compile(
     r"\b(nobody|somebody|whoever|everybody|anybody|heed(?:s|ed|ing)?|mend(?:s|ed|ing)?|trying on|of ours"
-    r"|(?:comes?|came) to something|told|verdicts?|homecoming|sightings)\b",
+    r"|(?:comes?|came) to something|told|verdicts?|homecoming|sightings|lookouts?|shelves|absorb(?:s|ed)?"
+    r"|judg(?:es?|ed|ing)|steer(?:s|ed|ing)?|of no use|errors? of penstock|(?:is|are) no (?:json\w*|url|regular))\b",
     re.IGNORECASE,
 )
 # Code in a page (`names`, fenced blocks of output) is a quotation of the program; its strings are held below.

@@ -93,6 +93,6 @@ async def test_classes_have_the_models_labels_and_probabilities(tmp_path: Path) 
 
 
 def test_a_reranker_that_generates_is_refused_at_the_start(tiny_llama: Path) -> None:
-    """A model that would judge by the words that it generates is refused by name."""
+    """A model that would score by the words that it generates is refused by name."""
     with pytest.raises(ModelUnusable, match=r"gpu\.upstream_url|'yes'"):
         SentenceTransformersClassifier(tiny_llama, EmbedSettings(device="cpu"))

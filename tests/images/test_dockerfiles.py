@@ -1,4 +1,4 @@
-"""The recipes of the images, as far as they can be judged without building them."""
+"""The recipes of the images, as far as they can be checked without building them."""
 
 from __future__ import annotations
 

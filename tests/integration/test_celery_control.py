@@ -169,7 +169,7 @@ def test_odd_messages_are_kept_and_harm_nobody(fleet: Fleet) -> None:
 
 
 def test_odd_kwargs_reach_the_engine(fleet: Fleet) -> None:
-    """A valid task message of an unknown version is the engine's to judge: it gets the kwargs as they are."""
+    """A valid task message of an unknown version is for the engine to refuse: it gets the kwargs as they are."""
     fleet.start()
     message = json.loads(encode_item(ItemKey("job", 1, "new"), queue=QUEUE, body=b"{}", ref=None))
     for number, kwargs in enumerate(({"v": 99}, [1, 2], None, "text")):

@@ -25,7 +25,7 @@ echo 'GPU 1: Toy (UUID: GPU-bbbb2222-0000-0000-0000-000000000000)'
 TOY = """
 import json, os, signal, sys, time
 from pathlib import Path
-from penstock_cli.run.orphan import end_with_parent
+from penstock_cli.processes.orphan import end_with_parent
 from penstock_cli.settings import parent_pid
 from penstock_workers.celery_app.probe import ProbeFiles
 end_with_parent(parent_pid())

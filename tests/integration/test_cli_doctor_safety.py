@@ -15,7 +15,7 @@ from penstock_cli.doctor import checks
 from penstock_cli.doctor import safety as safety_checks
 from penstock_cli.doctor.finding import Finding, Verdict
 from penstock_cli.doctor.safety import Reach, amqp_safety, database_fix, patched, reach_of
-from penstock_cli.doctor.server_versions import Software
+from penstock_cli.server_versions import Software
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 CANARY = "canary-8f3b1c0d-not-a-known-shape"

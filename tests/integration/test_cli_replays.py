@@ -74,7 +74,7 @@ def replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replays
         ("max_token=5", "did you mean 'max_tokens'"),
         ("temperature=3", "--set temperature: 3 is refused; give a number from 0 to 2"),
         ("model=5", "--set model: 5 is refused"),
-        ("messages=[]", "messages is no parameter"),
+        ("messages=[]", "messages is not a parameter"),
     ],
 )
 def test_an_unusable_change_is_refused(replays: Replays, typed: str, told: str) -> None:

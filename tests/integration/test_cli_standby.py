@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock_cli.run import standby as subject
-from penstock_cli.run.standby import ForkedWorker, Standby
+from penstock_cli.processes import standby as subject
+from penstock_cli.processes.standby import ForkedWorker, Standby
 
 # The fork server without what a real worker imports; its workers do what their settings say.
 SERVER = """
 import os, sys, time
-from penstock_cli.run.fork_server import ForkServer
+from penstock_cli.processes.fork_server import ForkServer
 server = ForkServer()
 print("as some modules do while they are imported", flush=True)
 name = server.serve()

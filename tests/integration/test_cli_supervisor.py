@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from penstock_cli.errors import WorkersKeepCrashing
-from penstock_cli.run import supervisor as subject
-from penstock_cli.run.supervisor import MAX_QUICK_CRASHES, Supervisor
+from penstock_cli.processes import supervisor as subject
+from penstock_cli.processes.supervisor import MAX_QUICK_CRASHES, Supervisor
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -154,9 +154,9 @@ def test_logs_are_bounded(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from penstock_cli.run.supervisor import Supervisor
+from penstock_cli.processes.supervisor import Supervisor
 child = (
-    "import os, time; from penstock_cli.run.orphan import end_with_parent;"
+    "import os, time; from penstock_cli.processes.orphan import end_with_parent;"
     "end_with_parent(int(os.environ['PENSTOCK_PARENT_PID'])); print('up', flush=True); time.sleep(600)"
 )
 fleet = Supervisor(lambda _: [sys.executable, "-c", child], 2, environment=dict(os.environ), logs=Path(sys.argv[1]))

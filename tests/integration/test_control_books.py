@@ -215,7 +215,7 @@ def test_what_a_worker_held_when_redis_forgot_comes_again(house: House) -> None:
     job = house.submit(2)
     house.control.tick()
     house.redis.flushall()
-    assert begun(house, ItemKey(job.job_id, 1, "d0")) == [None], "while Redis has forgotten, nothing is judged"
+    assert begun(house, ItemKey(job.job_id, 1, "d0")) == [None], "while Redis has forgotten, nothing is counted"
     house.redis.flushall()
     house.hot.install_epoch()
     assert isinstance(begun(house, ItemKey(job.job_id, 1, "d0"))[0], Skipped)

@@ -13,7 +13,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from penstock_ledger import HEAD, Database, DatabaseUnusable, JobStore, SchemaMissing, SchemaTooNew, open_database
-from penstock_ledger.migrations import alembic_config, upgrade
+from penstock_ledger.migrations import alembic_config
+from penstock_ledger.sql.database import upgrade
 from penstock_ledger.sql.tables import metadata
 
 MIGRATE = "import sys; from penstock_ledger import open_database; open_database(sys.argv[1]).migrate()"
@@ -123,7 +124,7 @@ def test_a_downgrade_leaves_nothing_behind(empty_url: str) -> None:
         ("mysql://x/y", "mysql"),
         ("sqlite://", "file"),
         ("sqlite:///:memory:", "file"),
-        ("not a url", "no URL"),
+        ("not a url", "is not a URL"),
         ("sqlite:////no/such/folder/x.db", "/no/such/folder"),
     ],
 )

@@ -119,7 +119,7 @@ def test_what_was_enqueued_is_stored_when_the_interpreter_ends(producer: Produce
 
 
 def test_closing_the_producer_flushes_its_open_jobs(url: str, no_timer: None) -> None:
-    """The end of `with Producer()` is no place where documents get lost (D5)."""
+    """The end of `with Producer()` is not a place where documents get lost (D5)."""
     with Producer(ProducerSettings(database_url=url)) as producer:
         producer.open_job(SPEC, job_key="night").enqueue("a", {"text": "1"})
     with Producer(ProducerSettings(database_url=url)) as producer:

@@ -160,13 +160,7 @@ def test_no_secret_is_left_anywhere(tmp_path: Path, postgres_url: str, monkeypat
         held = fleet.producer.submit(source(tmp_path, "held", "401"), spec, job_key="held")
         fleet.wait_for(held, JobState.PAUSED, 60)
 
-        told = [run(fleet, *arguments) for arguments in (
-            ["dlq", "list", "mixed"], ["dlq", "show", "hooked", "hooked-0"], ["status", "held"], ["limits"], ["doctor"],
-        )]  # fmt: skip
-        wrong = {"PENSTOCK_REDIS_URL": url.replace(PASSWORD, WRONG)}
-        told.append(run(fleet, "doctor", "--no-provider", **wrong))
-        told.append(run(fleet, "jobs", PENSTOCK_DATABASE_URL=f"mysql://fleet:{WRONG}@127.0.0.1/x"))
-        told.append(run(fleet, "worker", "--lane", "api", PENSTOCK_REDIS_URL=f"redis://fleet:{WRONG}/x@127.0.0.1/0"))
+        shown = commands(fleet, url)
         until(lambda: len(collector.payloads) > 0, 30, "traces arrive")
         heard.ended.set()
         heard.join()
@@ -175,14 +169,10 @@ def test_no_secret_is_left_anywhere(tmp_path: Path, postgres_url: str, monkeypat
             "sql": sql_contents(database),
             "events": "\n".join(map(unpacked, heard.messages)),
             "traces": repr(collector.payloads),
-            "commands": "\n".join(told),
+            "commands": "\n".join(shown),
             **{str(path): path.read_text(errors="replace") for path in files(tmp_path)},
         }
-    # It looked at the right places: each has what the run was about.
-    assert "[redacted]" in left["sql"] and "[redacted]" in left["commands"]  # noqa: PT018 -- one statement
-    assert "task-failed" in left["events"]
-    assert any("output.jsonl" in name for name in left) and any("api-" in name for name in left)  # noqa: PT018
-    assert len(left["traces"]) > 1_000
+    looked_everywhere(left)
     found = [
         (canary, place, around(said, canary)) for place, said in left.items() for canary in CANARIES if canary in said
     ]
@@ -190,6 +180,33 @@ def test_no_secret_is_left_anywhere(tmp_path: Path, postgres_url: str, monkeypat
     logs = "".join(said for name, said in left.items() if name.endswith(".log"))
     assert not [line for line in logs.splitlines() if line.startswith("ERROR forged")]
     assert "\x1b[2J" not in logs
+
+
+def commands(fleet: Fleet, url: str) -> list[str]:
+    """What commands print about the fleet, and what they print with a wrong password in each setting."""
+    asked = (
+        ["dlq", "list", "mixed"],
+        ["dlq", "show", "hooked", "hooked-0"],
+        ["status", "held"],
+        ["limits"],
+        ["doctor"],
+    )
+    return [
+        *(run(fleet, *arguments) for arguments in asked),
+        run(fleet, "doctor", "--no-provider", PENSTOCK_REDIS_URL=url.replace(PASSWORD, WRONG)),
+        run(fleet, "jobs", PENSTOCK_DATABASE_URL=f"mysql://fleet:{WRONG}@127.0.0.1/x"),
+        run(fleet, "worker", "--lane", "api", PENSTOCK_REDIS_URL=f"redis://fleet:{WRONG}/x@127.0.0.1/0"),
+    ]
+
+
+def looked_everywhere(left: dict[str, str]) -> None:
+    """The test looked at the right places: each has what the run was about."""
+    assert "[redacted]" in left["sql"]
+    assert "[redacted]" in left["commands"]
+    assert "task-failed" in left["events"]
+    assert any("output.jsonl" in name for name in left)
+    assert any("api-" in name for name in left)
+    assert len(left["traces"]) > 1_000
 
 
 def around(said: str, canary: str) -> str:

@@ -23,7 +23,7 @@ from penstock_cli.doctor.broker import rabbitmq
 from penstock_cli.doctor.finding import Verdict
 from penstock_ledger import JobNotFound, keys
 from penstock_ledger.model import Job, JobState
-from penstock_workers.broker.amqp.address import AmqpAddress
+from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.broker.amqp.connect import AMQP_ERRORS, connect
 from penstock_workers.broker.amqp.publisher import Publisher
 from penstock_workers.celery_app.app import create_app

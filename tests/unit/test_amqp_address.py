@@ -7,7 +7,7 @@ import ssl
 import pytest
 
 from penstock_producer.errors import SettingsError
-from penstock_workers.broker.amqp.address import AmqpAddress
+from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.celery_app.app import create_app
 from penstock_workers.settings import WorkerSettings
 

@@ -29,7 +29,7 @@ def new_message(body: str | bytes, **properties: Any) -> Any:
 
 
 class Channel:
-    """One channel: its RabbitMQ, its hub and its Redis, all of them steered by the test."""
+    """One channel: its RabbitMQ, its hub and its Redis, all of them controlled by the test."""
 
     def __init__(self) -> None:
         self.leases = Leases()

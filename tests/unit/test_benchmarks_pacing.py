@@ -136,7 +136,7 @@ def test_a_promise_without_a_figure_is_not_kept() -> None:
 
 
 def test_every_target_that_is_set_gives_one_verdict() -> None:
-    """Each target that a case sets is judged once, beside those that hold for all."""
+    """Each target that a case sets is checked once, beside those that hold for all."""
     targets = Targets(jain=0.99, refused_share=0.01, calls_per_item=0.5)
     found = verdicts(outcome(utilisation=0.9, calls_per_item=0.6), targets)
     assert {v.what: v.met for v in found} == {

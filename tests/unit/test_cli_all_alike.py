@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from penstock_cli.connect import Books
 from penstock_cli.main import command_line
-from penstock_cli.show.all_alike import advice
 from penstock_cli.show.report import Report, build
+from penstock_cli.watching.all_alike import advice
 from penstock_ledger import DeadLetter, ItemKey, Result
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer

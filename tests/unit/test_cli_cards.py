@@ -88,7 +88,7 @@ def test_a_divided_card_is_used_by_its_slices() -> None:
         ("9" * 5000, None, 1, "no card"),
         ("all", "", 1, "CUDA_VISIBLE_DEVICES='' leaves none of them"),
         ("all", "-1", 1, "to run on the CPU leave --gpus out"),
-        ("all", "0,9", 1, "CUDA_VISIBLE_DEVICES='0,9': '9' is no card of this machine"),
+        ("all", "0,9", 1, "CUDA_VISIBLE_DEVICES='0,9': '9' is not a card of this machine"),
         ("all", "GPU-", 1, "names several cards"),
         ("all", "1,GPU-bbbb", 1, "twice"),
         ("2,", "0,1", 1, "2 cards may be used here"),
@@ -215,7 +215,7 @@ def test_two_tensor_parallel_sizes_are_refused() -> None:
     ],
 )
 def test_an_engine_uses_as_many_cards_as_its_sizes_say(engine: dict[str, Any], cards: int) -> None:
-    """Tensor, pipeline and data parallel sizes multiply; what is no number is left for vLLM to refuse."""
+    """Tensor, pipeline and data parallel sizes multiply; what is not a number is left for vLLM to refuse."""
     assert WorkerSettings(lane="gpu", gpu={"engine": engine}).gpu.cards_per_engine() == cards  # type: ignore[arg-type]  # as read
 
 

@@ -111,7 +111,7 @@ def test_the_commands_pass_these_flags_on(
 
     monkeypatch.setattr("penstock_cli.run.local.run_local", stop)
     monkeypatch.setattr("penstock_cli.job.jobspec.job_spec", stop)
-    monkeypatch.setattr("penstock_cli.run.standby.Standby", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("penstock_cli.processes.standby.Standby", lambda *_: contextlib.nullcontext())
     more = ["--preprocess", "a:b", "--postprocess", "c:d", "--on-overflow", "shrink", *typed]
     CliRunner().invoke(command_line(), [command, "x.jsonl", *(["--out", "o"] if command == "run" else []), *more])
     assert [

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from penstock_cli.commands import jobs
-from penstock_cli.run.disk import ENOUGH_BYTES, LOW_BYTES, DiskGuard, is_full
+from penstock_cli.disk import ENOUGH_BYTES, LOW_BYTES, DiskGuard, is_full
 from penstock_cli.run.fleet import Fleet
 from penstock_cli.show.figures import JobFigures
 from penstock_cli.show.progress import HURRIES, NOTE_EVERY_S, RESUMES, Lines, Panel, for_console

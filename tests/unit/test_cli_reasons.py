@@ -13,7 +13,7 @@ from penstock_cli.show.figures import JobFigures, retried_by_reason
 from penstock_cli.show.progress import CAUSE_EVERY_S, LINE_EVERY_S, Lines, panel, reason_lines
 from penstock_cli.show.quota import QuotaSeen, lines, troubles
 from penstock_cli.show.reasons import CAUSE_FRESH_S, bound, cause_line, in_hooks, latest_cause, retried_line, unserved
-from penstock_cli.show.watch import STALL_NOTICE_S, Stall
+from penstock_cli.watching.watch import STALL_NOTICE_S, Stall
 from penstock_ledger import Cause, WorkerSeen
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.watch import QuotaView
@@ -86,7 +86,7 @@ def test_the_stall_notice_says_why() -> None:
     clock[0] = STALL_NOTICE_S
     notice = stall.notice(JobFigures(total=10, retries=10, cause=cause_line(CAUSE, NOW)))
     assert notice is not None
-    assert "10 tries have failed since" in notice
+    assert "10 attempts have failed since" in notice
     assert "connect_failed" in notice
     assert "certificate verify failed" in notice
 

@@ -13,7 +13,7 @@ from penstock_cli.files import write_report
 from penstock_cli.show.figures import COUNT_SHARE, Counter, JobFigures, KeptFigures, Speed
 from penstock_cli.show.progress import LINE_EVERY_S, Lines, line, panel
 from penstock_cli.show.report import build, show
-from penstock_cli.show.watch import STALL_NOTICE_S, Stall
+from penstock_cli.watching.watch import STALL_NOTICE_S, Stall
 from penstock_ledger.model import Counts, Job, JobState
 
 FIELDS = [
@@ -161,7 +161,7 @@ def test_a_stall_is_told_once_and_only_when_tries_fail() -> None:
     assert stall.notice(JobFigures(total=10, succeeded=1, retries=5)) is None
     told = stall.notice(JobFigures(total=10, succeeded=1, retries=25))
     assert told is not None
-    assert "20 tries have failed" in told
+    assert "20 attempts have failed" in told
     assert stall.notice(JobFigures(total=10, succeeded=1, retries=99)) is None
     assert stall.notice(JobFigures(total=10, succeeded=2, retries=99)) is None
     now[0] = 2 * STALL_NOTICE_S

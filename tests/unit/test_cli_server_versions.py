@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock_cli.doctor.server_versions import Software, of_postgresql, of_program, of_redis
 from penstock_cli.errors import NoRedisServer
 from penstock_cli.redis_server import binary as redis_binary
+from penstock_cli.server_versions import Software, of_postgresql, of_program, of_redis
 
 
 @pytest.mark.parametrize(

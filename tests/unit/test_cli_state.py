@@ -14,8 +14,8 @@ import pytest
 from penstock_cli.commandline import remember, remembered
 from penstock_cli.errors import Interrupted, StateBusy, UsageProblem
 from penstock_cli.run.interrupts import Interrupts
-from penstock_cli.run.state import StateFolder
 from penstock_cli.settings import child_environment
+from penstock_cli.state import StateFolder
 
 
 def test_a_state_folder_is_private(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_killed_holder_frees_the_lock(tmp_path: Path) -> None:
     """kill -9 leaves no lock behind."""
     folder = StateFolder.create(tmp_path)
     code = (
-        "import sys, time; from pathlib import Path; from penstock_cli.run.state import StateFolder\n"
+        "import sys, time; from pathlib import Path; from penstock_cli.state import StateFolder\n"
         "with StateFolder.create(Path(sys.argv[1])).locked(): print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)

@@ -73,9 +73,9 @@ def test_a_schema_comes_from_a_file(tmp_path: Path) -> None:
     assert job_spec({"response_schema": path}).response_schema == {"type": "object"}
 
 
-@pytest.mark.parametrize(("content", "told"), [("{", "no JSON"), (None, "No such file"), ("[1]", "--response-schema")])
+@pytest.mark.parametrize(("content", "told"), [("{", "not JSON"), (None, "No such file"), ("[1]", "--response-schema")])
 def test_a_file_without_a_schema_is_refused_by_its_flag(content: str | None, told: str, tmp_path: Path) -> None:
-    """What is missing or no JSON object is named with the flag (D34)."""
+    """What is missing or not a JSON object is named with the flag (D34)."""
     path = tmp_path / "answer.json"
     if content is not None:
         path.write_text(content)

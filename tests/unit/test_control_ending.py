@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_workers.control.job.ending import ENDING_DOCUMENTS, ENDING_FOR_S, ENDING_INTERVAL_S, Ending
+from penstock_workers.control.job.ending import ENDING_DOCUMENTS, ENDING_FOR_S, ENDING_INTERVAL_S, JobEnding
 
 USUAL_S = 0.2
 
@@ -10,7 +10,7 @@ USUAL_S = 0.2
 def test_the_last_outcomes_are_looked_for_more_often() -> None:
     """With few documents under way and outcomes that keep coming, ticks are short; with many, or none to end, as usual."""
     now = 100.0
-    ending = Ending(lambda: now)
+    ending = JobEnding(lambda: now)
     assert ending.interval_s(USUAL_S) == USUAL_S
     ending.note("job", ENDING_DOCUMENTS + 1)
     assert ending.interval_s(USUAL_S) == USUAL_S
@@ -24,7 +24,7 @@ def test_the_last_outcomes_are_looked_for_more_often() -> None:
 def test_a_slow_tail_is_not_polled() -> None:
     """Where no outcome came for a while, ticks are as usual until the next one does."""
     now = 100.0
-    ending = Ending(lambda: now)
+    ending = JobEnding(lambda: now)
     ending.note("job", 3)
     now += ENDING_FOR_S
     ending.note("job", 3)

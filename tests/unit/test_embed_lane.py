@@ -66,7 +66,7 @@ async def answered(lane: EmbedLane, asked: Request) -> dict[str, Any]:
 
 
 async def refused(lane: EmbedLane, asked: Request) -> tuple[Answer, Failure]:
-    """The refusal, and what the judge calls it."""
+    """The refusal, and which failure it is."""
     prepared = await lane.prepare(asked)
     assert prepared.refused is not None
     named = name_failure(prepared.refused, 0.0)
@@ -144,7 +144,7 @@ async def test_base64_is_float32_in_little_endian(lane: EmbedLane) -> None:
     ],
 )
 async def test_bad_bodies_are_refused_for_good(lane: EmbedLane, fake: FakeEncoder, body: Any, param: str) -> None:
-    """400 in OpenAI's words, a dead letter to the judge, and the encoder never sees it."""
+    """400 in OpenAI's words, a dead letter, and the encoder never sees it."""
     answer, failure = await refused(lane, request(body))
     assert (answer.status, failure.name) == (400, "bad_request")
     assert orjson.loads(answer.body)["error"]["param"] == param

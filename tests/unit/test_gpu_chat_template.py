@@ -46,7 +46,7 @@ def test_the_operators_template_is_rendered(given: str | None, rendered: str) ->
 
 
 def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
-    """A path that is wrong, a folder, a file of weights and one that is no text are refused with setting and path."""
+    """A path that is wrong, a folder, a file of weights and one that is not text are refused with setting and path."""
     (tmp_path / "weights").write_bytes(b"{" * (MAX_BYTES + 1))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for name in ("missing.jinja", "weights", "binary", "."):

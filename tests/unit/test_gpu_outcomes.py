@@ -47,7 +47,7 @@ def test_an_answer_without_text_is_none() -> None:
 
 @pytest.mark.parametrize(("reason", "name"), [("error", "error_in_answer"), ("abort", "engine_aborted")])
 def test_a_servers_200_with_such_a_reason_is_a_failure(reason: str, name: str) -> None:
-    """vLLM's server answers 200 with `abort` and half a text while it ends: that is no result, either (H1)."""
+    """vLLM's server answers 200 with `abort` and half a text while it ends: that is not a result, either (H1)."""
     choice = {"index": 0, "message": {"role": "assistant", "content": "half"}, "finish_reason": reason}
     named = name_failure(Answer(200, {}, json.dumps({"choices": [choice]}).encode(), 5), 0.0)
     assert isinstance(named, Failure)

@@ -39,7 +39,7 @@ def test_tls_checks_certificates_unless_told_otherwise() -> None:
         ("rediss+cluster://h:7000", "sentinel://host:26379"),
         ("sentinel://h:26379/0", "service=mymaster"),
         ("sentinel:///0?service=jobs", "at least one Sentinel"),
-        ("sentinel://h:x,g/0?service=jobs", "'h:x' is no host:port"),
+        ("sentinel://h:x,g/0?service=jobs", "'h:x' is not the host:port"),
         ("amqp://h", "start it with redis://"),
         ("redis:h", "start it with redis://"),
         ("redis://h/0?socket_timeout=soon", "socket_timeout"),

@@ -71,7 +71,7 @@ def test_packed_bits_are_read_as_their_bytes() -> None:
         assert embeddings(as_json(pack(Vectors(b"\xff", dtype, 8, "float", "m", 1)))) == [[number]]  # type: ignore[arg-type]  # both are types of vectors
 
 
-@given(some.binary(max_size=60) | some.just(module.MAGIC[:-1]))
+@given(some.binary(max_size=60).filter(lambda body: not body.startswith(module.MAGIC)) | some.just(module.MAGIC[:-1]))
 def test_what_is_not_packed_is_left_alone(body: bytes) -> None:
     """Rows of earlier releases and of other lanes are read as they are."""
     assert as_json(body) is body

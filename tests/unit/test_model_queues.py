@@ -141,7 +141,7 @@ def test_models_without_room_wait_in_the_lanes_queue() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_body_names_a_model_or_none(body: bytes) -> None:
-    """What is no JSON object with a model names none."""
+    """What is not a JSON object with a model names none."""
     assert model_of(body) is None or json.loads(body)["model"]
 
 

@@ -81,7 +81,7 @@ def test_a_refused_request_keeps_the_providers_words() -> None:
 
 @pytest.mark.parametrize("kept", [None, b"<html>", b'{"error": {"message": "cut', b"[]", b'{"detail": "x"}'])
 def test_a_refusal_without_usable_words_says_what_is_known(kept: bytes | None) -> None:
-    """Excerpts and HTML pages are no error bodies: one is made of the reason and the last error."""
+    """Excerpts and HTML pages are not error bodies: one is made of the reason and the last error."""
     body = json.loads(error_line(letter("server_error", 503, kept)))["response"]["body"]
     assert (body["error"]["code"], body["error"]["message"]) == ("server_error", "what was said")
 

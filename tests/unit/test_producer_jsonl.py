@@ -134,7 +134,7 @@ def test_other_formats_and_schemes_are_named(name: str) -> None:
 
 
 def test_missing_files_folders_pipes_and_devices(tmp_path: Path) -> None:
-    """What is no regular file is refused at once, even a pipe without a writer."""
+    """What is not a regular file is refused at once, even a pipe without a writer."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(SourceError, match="not_a_regular_file"):

@@ -27,12 +27,12 @@ def nested(levels: int) -> dict[str, Any]:
         ({"$ref": "#/nowhere"}, "/$ref", "'#/nowhere' is not in the schema"),
         ({"type": "objekt"}, "/type", "'objekt' is refused"),
         ({"properties": 5}, "/properties", "5 is refused"),
-        ({"items": {"pattern": "("}}, "/items/pattern", "is no regular expression"),
-        ({"patternProperties": {"(": {}}}, "/patternProperties", "is no regular expression"),
+        ({"items": {"pattern": "("}}, "/items/pattern", "is not a regular expression"),
+        ({"patternProperties": {"(": {}}}, "/patternProperties", "is not a regular expression"),
         ({"$schema": []}, "/$schema", "give a string"),
         ({"description": "x" * SCHEMA_BYTES_MAX}, "", "bytes"),
         ({"enum": [*range(SCHEMA_LIST_MAX + 1)]}, "/enum", "too many values"),
-        ({"const": {1, 2}}, "", "is no JSON"),
+        ({"const": {1, 2}}, "", "is not JSON"),
     ],
 )
 def test_a_schema_that_cannot_work_is_refused_when_it_is_submitted(

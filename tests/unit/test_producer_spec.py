@@ -7,9 +7,9 @@ import pytest
 
 from penstock_producer.errors import SpecError
 from penstock_producer.job.acceptance import check_acceptable
+from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.request_body import BodyBuilder
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.settings import ProducerSettings
 
 
 def refusal(**fields: Any) -> SpecError:
@@ -21,10 +21,10 @@ def refusal(**fields: Any) -> SpecError:
 def test_only_lanes_that_make_vectors_take_their_type() -> None:
     """`embedding_dtype` goes with each request as output_dtype; elsewhere it would be ignored, and is refused."""
     spec = JobSpec(lane="embed", endpoint="/v1/embeddings", prompt="{text}", embedding_dtype="int8")
-    check_acceptable(spec, ProducerSettings())
+    check_acceptable(spec, ProviderFacts())
     assert json.loads(BodyBuilder(spec)("a")) == {"input": "a", "output_dtype": "int8"}
     with pytest.raises(SpecError, match="/embedding_dtype"):
-        check_acceptable(JobSpec(model="m", prompt="{text}", embedding_dtype="int8"), ProducerSettings())
+        check_acceptable(JobSpec(model="m", prompt="{text}", embedding_dtype="int8"), ProviderFacts())
     with pytest.raises(SpecError, match="float32"):
         JobSpec.from_json({"embedding_dtype": "int4"})
 
@@ -61,7 +61,7 @@ def test_unknown_fields_are_refused_with_a_hint(name: str, hint: str) -> None:
 
 @pytest.mark.parametrize("value", [True, 0, -1, 1.5, "3", None, 101, [4]])
 def test_attempts_are_a_strict_positive_integer(value: Any) -> None:
-    """Booleans, floats, text, zero and negative numbers are no number of attempts."""
+    """Booleans, floats, text, zero and negative numbers are not a number of attempts."""
     assert refusal(max_attempts=value).problems[0].pointer == "/max_attempts"
 
 
@@ -157,9 +157,9 @@ def test_specs_are_frozen() -> None:
         ({"temperature": 2.5}, "give a number from 0 to 2"),
         ({"top_p": "0.5"}, "give a number from 0 to 1"),
         ({"stop": 5}, "give text or a list"),
-        ({"x.": 1}, "names no parameter"),
+        ({"x.": 1}, "is not the name of a parameter"),
         ({"x.stream": True}, "remove it"),
-        ({"messages": []}, "messages is no parameter"),
+        ({"messages": []}, "messages is not a parameter"),
     ],
 )
 def test_request_parameters_are_checked_by_the_table(params: dict[str, Any], told: str) -> None:

@@ -180,6 +180,14 @@ def test_answers_that_take_three_times_as_long_per_token_show_a_queue() -> None:
     assert bench.control.limit < before
 
 
+def test_answers_within_a_quarter_of_a_second_are_no_queue() -> None:
+    """A lane that answers in microseconds wavers by the worker's own steps: cut for them, a fleet went on one by one."""
+    bench = Bench()
+    for latency_s in [0.002] * 40 + [0.2, 0.002] * 40:
+        bench.round(latency_s)
+    assert bench.control.limit == bench.maximum
+
+
 def test_longer_answers_are_not_a_queue() -> None:
     """Ten times the tokens in ten times the time is the same pace."""
     bench = Bench()

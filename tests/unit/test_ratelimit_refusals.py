@@ -265,7 +265,7 @@ RUBBISH: list[Any] = [
 @pytest.mark.parametrize(("status", "name", "signal"), BY_STATUS)
 @pytest.mark.parametrize("body", RUBBISH, ids=range(len(RUBBISH)))
 def test_without_words_the_status_decides(status: int, name: str, signal: Signal, body: Any) -> None:
-    """HTML of a proxy, what is no JSON, and an empty body are judged by the status, and never raise.
+    """HTML of a proxy, what is not JSON, and an empty body are read by the status, and never raise.
 
     But for one thing: HTML says nothing of an account (A3).
     """

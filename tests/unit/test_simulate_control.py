@@ -10,10 +10,10 @@ import pytest
 from penstock_ratelimit.provider.refusals import Signal, classify
 from penstock_simulate.answers.calls import CHAT
 from penstock_simulate.answers.refusals import BY_NAME
-from penstock_simulate.answers.reply import Reply
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.errors import BadSetting
 from penstock_simulate.provider import Provider
+from penstock_simulate.reply import Reply
 
 BODY = json.dumps(
     {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "Read it. " * 40}]}
@@ -32,7 +32,7 @@ def change(provider: Provider, now: float = 0.0, **settings: Any) -> None:
 
 
 def test_a_limit_can_be_lowered_while_running() -> None:
-    """The next answer shows the new limit and is judged by it; what is used stays used."""
+    """The next answer shows the new limit and keeps to it; what is used stays used."""
     provider = Provider(SimulatorConfig(rpm=600, depth_s=10))
     assert ask(provider).headers["x-ratelimit-limit-requests"] == "600"
     change(provider, rpm=60)

@@ -9,8 +9,9 @@ import pytest
 
 from penstock_ratelimit.provider.headers import STYLES, read_limits
 from penstock_ratelimit.provider.profiles import PROFILES
-from penstock_simulate.answers.headers import WRITERS, HeaderStyle, go_duration
-from penstock_simulate.answers.retry import ABSURD_VALUES, RetryHeaders, RetryStyle
+from penstock_simulate.answers.headers import WRITERS, go_duration
+from penstock_simulate.answers.retry import ABSURD_VALUES, RetryHeaders
+from penstock_simulate.choices import HeaderStyle, RetryStyle
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.limits.charges import charge
 from penstock_simulate.limits.limits import KeyLimits

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
 from penstock_simulate.answers.calls import CHAT
-from penstock_simulate.answers.reply import Manner, Reply
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.errors import BadSetting
 from penstock_simulate.hostile import KINDS, sizes
 from penstock_simulate.provider import Provider
+from penstock_simulate.reply import Manner, Reply
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Read the file."}]}).encode()
 
@@ -84,7 +84,10 @@ def test_what_is_large_costs_the_simulator_nothing() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"hostile": "nul,nil"}, "--hostile: 'nil' is no kind; `penstock simulate --hostile list` shows all of them"),
+        (
+            {"hostile": "nul,nil"},
+            "--hostile: 'nil' is not a kind; `penstock simulate --hostile list` shows all of them",
+        ),
         ({"hostile": "all", "host": "0.0.0.0"}, "--hostile with --host 0.0.0.0: it serves this machine only"),
         ({"certificate": "old"}, "--certificate: 'old' cannot be used; give good, self-signed, expired or other-host"),
         ({"hostile_share": 2}, "--hostile-share: 2 cannot be used"),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock_simulate.answers.calls import CHAT
-from penstock_simulate.answers.reply import Manner, Reply
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.provider import Provider
+from penstock_simulate.reply import Manner, Reply
 
 INPUT, MOST = 100, 500  # tokens of the request below, and its max_tokens
 QUESTION = "Read. " + "x" * (4 * INPUT - 6)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS
-from penstock_simulate.answers.reply import Reply
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.errors import BadSetting
 from penstock_simulate.provider import Provider
+from penstock_simulate.reply import Reply
 
 PROMPT = "Summarise: Open the file and read all of it. Then close it."
 

@@ -58,7 +58,7 @@ def test_after_a_long_pause_the_ramp_starts_over() -> None:
 
 
 def test_the_wait_leads_to_the_next_slot() -> None:
-    """A client that comes back after the wait is judged anew; a little earlier is too early."""
+    """A client that comes back after the wait is measured anew; a little earlier is too early."""
     detector = RampDetector(percent=100, within_s=10, free_rpm=60)
     for _ in range(2):
         assert detector.wait_s(100.25) == 0

@@ -159,7 +159,7 @@ def test_a_refusal_carries_what_the_provider_asked_for() -> None:
     {"text": "completions answer with text", "finish_reason": "stop"},
 ])  # fmt: skip
 def test_unusual_but_usable_answers_are_results(choice: dict[str, object]) -> None:
-    """Tool calls, refusals, cut answers and plain completions are results; judging content is the user's business."""
+    """Tool calls, refusals, cut answers and plain completions are results; checking content is the user's business."""
     assert isinstance(name_failure(answer(200, {**CHAT, "choices": [choice]}), NOW), Reply)
 
 

@@ -182,7 +182,7 @@ async def test_postprocess_changes_what_is_stored(at_work: JobCode, module: str)
 
 @pytest.mark.parametrize(("name", "final"), [("refuse", False), ("refuse_for_good", True)])
 async def test_invalid_is_a_failure_of_its_own(at_work: JobCode, module: str, name: str, final: bool) -> None:
-    """It is retried unless the hook says that this is of no use."""
+    """It is retried unless the hook says that this does not help."""
     said = await after(at_work, f"{module}:{name}")
     assert isinstance(said, Failure)
     assert (said.name, said.final, said.status) == ("invalid_result", final, 200)
@@ -225,7 +225,7 @@ async def test_whatever_a_hook_raises_or_returns_ends_its_item_alone(
     assert (await before(at_work, f"{module}:louder"))[0] is None
 
 
-@pytest.mark.parametrize(("name", "words"), [("bad_body", "an item whose body is list"), ("no_json", "no JSON")])
+@pytest.mark.parametrize(("name", "words"), [("bad_body", "an item whose body is list"), ("no_json", "not JSON")])
 async def test_a_body_that_cannot_be_sent_is_a_failure(at_work: JobCode, module: str, name: str, words: str) -> None:
     """And the body of the item stays what it was."""
     failure, body = await before(at_work, f"{module}:{name}")
@@ -234,12 +234,12 @@ async def test_a_body_that_cannot_be_sent_is_a_failure(at_work: JobCode, module:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("no_json_answer", "no JSON"), ("endless", "no JSON"), ("huge", "1000 are allowed")]
+    ("name", "words"), [("no_json_answer", "not JSON"), ("endless", "not JSON"), ("huge", "1000 are allowed")]
 )
 async def test_a_response_that_cannot_be_stored_is_a_failure(
     at_work: JobCode, module: str, name: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hook's result that is no JSON or too large ends as `hook_failed`, with the reason."""
+    """A hook's result that is not JSON or too large ends as `hook_failed`, with the reason."""
     monkeypatch.setattr(hook_calls, "HOOK_RESULT_BYTES", 1_000)
     said = await after(at_work, f"{module}:{name}")
     assert isinstance(said, Failure)

@@ -109,7 +109,7 @@ async def test_a_bound_job_stays_with_its_model() -> None:
 
 
 async def test_a_binding_that_a_stranger_wrote_binds_nothing() -> None:
-    """A name that is no queue of the lane is followed nowhere: the job is paused, and a person looks who can write there."""
+    """A name that is not a queue of the lane is followed nowhere: the job is paused, and a person looks who can write there."""
     hot = Hot()
     hot.bindings["job"] = "penstock.api"
     outcome = await outcome_of(gate(hot, TINY2), attempt(b"{}"))

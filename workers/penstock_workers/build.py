@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ from penstock_workers.lanes.registry import home_queue, lane_row, served_by
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
-from penstock_workers.stores import open_stores
+from penstock_workers.stores import Stores, open_stores
 from penstock_workers.tracing import Tracing, open_tracing
 
 if TYPE_CHECKING:
@@ -52,6 +53,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Consume = Callable[[Sequence[str]], None]  # makes the worker take messages of more queues
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the items of a worker go through."""
+
+    runner: ItemRunner
+    settler: Settler
+    starts: Starts
+    causes: Causes
+    admission: Admission
+    code: JobCode
+    waits: ItemWaits
+    models: ModelGate | None
 
 
 class WorkerEngine:
@@ -84,10 +99,36 @@ class WorkerEngine:
         stores = self._closing.enter_context(open_stores(settings, "worker"))
         self._hot = stores.hot
         self._tracing = self._closing.enter_context(open_tracing(settings, settings.lane))
+        parts = self._make_parts(bridge, stores)
+        self._code, self._settler = parts.code, parts.settler
+        self._backlogs = (parts.settler.backlog, parts.starts.backlog)
+        self._host = ItemHost(parts.runner, parts.settler, parts.waits)
+        # closed in the opposite order
+        for part in (self._lane, parts.causes, parts.admission, parts.code, parts.starts, parts.settler):
+            self._parts.push_async_callback(part.close)
+        await self._lane.start()
+        if parts.models is not None:
+            parts.models.open(self._take_up_model())
+            await asyncio.to_thread(self._note_queues)  # before the first claim: what is held there must be found
+        parts.starts.start()
+        parts.settler.start()
+        parts.causes.start()
+        self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe, self._note_queues)
+        self._heartbeat.start()
+        if settings.control:
+            from penstock_workers.control import start_control
+
+            self._control = self._closing.enter_context(start_control(settings))
+
+    def _make_parts(self, bridge: Bridge, stores: Stores) -> _Parts:
+        """All that items go through, made and joined; nothing of it has started."""
+        settings = self._settings
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database)
         traces = None if self._tracing is None else self._tracing.of_items()
         start_child = child_starter(settings)
         suspects = ChildPool(start_child, self._row.suspect_children)
+        hooks, schemas = (ChildPool(start_child, settings.hook_processes) for _ in range(2))
+        code = JobCode(hooks, schemas, suspects)
         settler = Settler(
             bridge,
             Records(jobs, outcomes, stores.hot),
@@ -97,13 +138,8 @@ class WorkerEngine:
             linger_s=settings.commit_linger_s,
             on_durable=partial(_after_settling, None if traces is None else traces.settled),
         )
-        starts = Starts(stores.hot, outcomes, jobs)
-        causes = Causes(stores.hot.failing.note)
+        starts, causes = Starts(stores.hot, outcomes, jobs), Causes(stores.hot.failing.note)
         admission = self._priced(self._row.admission(settings, self._lane))
-        code = JobCode(
-            ChildPool(start_child, settings.hook_processes), ChildPool(start_child, settings.hook_processes), suspects
-        )
-        self._code = code
         waits = ItemWaits(settings.concurrency)
         reads = Reads(JobBook(read_job(jobs, settings)), Bodies(stores.database, settings), waits.others)
         models = None if served_by(settings) is None else ModelGate(settings.lane, stores.hot, reads)
@@ -123,23 +159,7 @@ class WorkerEngine:
             runs=Runs(settings.pause_after_run),
             traced=traces is not None,
         )
-        self._settler, self._backlogs = settler, (settler.backlog, starts.backlog)
-        self._host = ItemHost(runner, settler, waits)
-        for part in (self._lane, causes, admission, code, starts, settler):  # closed in the opposite order
-            self._parts.push_async_callback(part.close)
-        await self._lane.start()
-        if models is not None:
-            models.open(self._take_up_model())
-            await asyncio.to_thread(self._note_queues)  # before the first claim: what is held there must be found
-        starts.start()
-        settler.start()
-        causes.start()
-        self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe, self._note_queues)
-        self._heartbeat.start()
-        if settings.control:
-            from penstock_workers.control import start_control
-
-            self._control = self._closing.enter_context(start_control(settings))
+        return _Parts(runner, settler, starts, causes, admission, code, waits, models)
 
     def accept(self, delivery: Delivery) -> None:
         self._running.accept(delivery)

@@ -19,7 +19,7 @@ from penstock_ledger.redaction import looks_secret, redact, remember, remember_u
 from penstock_producer.job.borders import DoorSettings
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
 from penstock_producer.settings import ProducerSettings, ProviderFacts, check_url, refuse_example_password
-from penstock_workers.broker.amqp.address import AmqpAddress
+from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.errors import MissingApiKey, PlainHttp, UnknownProvider
 from penstock_workers.lanes.lane_fields import LaneFields, suitable_concurrency
 

@@ -83,7 +83,7 @@ def _named(name: str, given: str, seen: CardsSeen) -> Device:
         found = [device for device in seen.devices if name and device.uuid.startswith(name)]
     if len(found) == 1:
         return found[0]._replace(name=name)
-    why = "names several cards" if found else "is no card of this machine"
+    why = "names several cards" if found else "is not a card of this machine"
     raise UsageProblem(f"{given}: {name!r} {why}: {seen.looked} ({_shown(seen.devices)})")
 
 
@@ -101,7 +101,9 @@ def _places(asked: str, usable: Sequence[Device]) -> list[int]:
 
 def _first(count: int, usable: Sequence[Device]) -> list[int]:
     if count == 0:
-        raise UsageProblem("--gpus 0 is no card: a number alone is how many; for card 0 alone give `--gpus 0,`")
+        raise UsageProblem(
+            "--gpus 0 is not a number of cards: a number alone is how many; for card 0 alone give `--gpus 0,`"
+        )
     if count > len(usable):
         raise UsageProblem(
             f"--gpus {count}: {counted(len(usable), 'card')} may be used here ({_shown(usable)}): give that many or "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock_workers.celery_app.probe import ALIVE, READY, STARTED, ProbeFiles, check, note_of
 
 if TYPE_CHECKING:
-    from penstock_cli.run.worker_process import Worker
+    from penstock_cli.processes.worker_process import Worker
 
 
 class CardProbes:

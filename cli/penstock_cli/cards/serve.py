@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from penstock_cli.cards.choose import Group
 from penstock_cli.cards.probes import CardProbes
 from penstock_cli.errors import UsageProblem
+from penstock_cli.processes.supervisor import Supervisor
+from penstock_cli.processes.worker_process import Policy
 from penstock_cli.run.interrupts import Interrupts
-from penstock_cli.run.supervisor import Supervisor
-from penstock_cli.run.worker_process import Policy
 from penstock_cli.settings import own_environment
 from penstock_cli.show.text import safe
 

@@ -17,7 +17,7 @@ def flower(
 ) -> None:
     """Serve Flower for this fleet; SIGTERM ends it.
 
-    The login is PENSTOCK_FLOWER__AUTH=user:password (or FLOWER_BASIC_AUTH), never a flag: command lines are no secret.
+    The login is PENSTOCK_FLOWER__AUTH=user:password (or FLOWER_BASIC_AUTH), never a flag: command lines are not secret.
     Everything else is read from penstock.toml, PENSTOCK_FLOWER__* and Flower's own FLOWER_* variables.
     """
     if find_spec("flower") is None:

@@ -34,7 +34,7 @@ def status(
     from penstock_cli.connect import books
     from penstock_cli.show.progress import for_console
     from penstock_cli.show.terminal import console as make_console
-    from penstock_cli.show.watch import Watch
+    from penstock_cli.watching.watch import Watch
 
     with books(state) as ledger:
         watched = Watch(ledger, ledger.jobs.get(job))
@@ -82,9 +82,9 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
 
 
 def _what_died(job: Job, ledger: Books) -> list[str]:
-    from penstock_cli.show.all_alike import advice
     from penstock_cli.show.report import build
     from penstock_cli.show.text import argument
+    from penstock_cli.watching.all_alike import advice
 
     alike = advice(ledger, job, build(job, ledger.outcomes.counts(job.job_id), stats={}))
     return [*alike, f"list them:  penstock dlq list {argument(job.job_key)}{ledger.option()}"]
@@ -187,7 +187,7 @@ def pause(
 def resume(job: options.JobName, state: options.StateOption = None) -> None:
     """Let a paused job go on; a pause or a hold of its provider ends, too."""
     from penstock_cli.connect import books
-    from penstock_cli.show.pauses import lift_provider
+    from penstock_cli.watching.holds import lift_provider
     from penstock_ledger.model import JobState
 
     with books(state) as ledger:

@@ -201,7 +201,7 @@ def _client(state: Path | None) -> redis.Redis:
         refuse_without_redis(client, settings)
         return client
     from penstock_cli.redis_server.server import EmbeddedRedis
-    from penstock_cli.run.state import StateFolder
+    from penstock_cli.state import StateFolder
 
     folder = StateFolder.existing(state)
     running = EmbeddedRedis.find(folder.redis)

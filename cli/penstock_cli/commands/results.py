@@ -19,9 +19,9 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
 
     from penstock_cli.connect import books
     from penstock_cli.show import report as reports
-    from penstock_cli.show.all_alike import advice
     from penstock_cli.show.terminal import console as make_console
     from penstock_cli.show.text import argument
+    from penstock_cli.watching.all_alike import advice
 
     with books(state) as ledger:
         found = ledger.jobs.get(job)

@@ -39,8 +39,8 @@ def run(
     2 bad usage or input, 1 failed, 130 interrupted.
     """
     from penstock_cli.job.jobspec import default_job_key
+    from penstock_cli.processes.standby import Standby
     from penstock_cli.run.request import RunRequest, default_state
-    from penstock_cli.run.standby import Standby
     from penstock_producer.job.lanes import has_own_model
 
     request = RunRequest(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
 MINIMUM_PYTHON = (3, 11)
-MAX_CLOCK_SKEW_S = 5.0  # leases are judged by Redis's clock; a worker this far off reports nonsense times
+MAX_CLOCK_SKEW_S = 5.0  # leases are counted by Redis's clock; a worker this far off reports nonsense times
 LOW_DISK_BYTES = 1_000_000_000  # a job of 100,000 documents with 10 kB answers fills this
 REDIS_TIMEOUT_S = 5.0
 
@@ -99,7 +99,7 @@ def _inspected(lane: AskedLane) -> Iterator[Finding]:
 def _configuration(state: Path | None) -> tuple[WorkerSettings, str | None, str, str | None]:
     """The settings, and the URLs of Redis, of the database and of RabbitMQ, where there is one."""
     from penstock_cli.redis_server.server import EmbeddedRedis
-    from penstock_cli.run.state import StateFolder
+    from penstock_cli.state import StateFolder
     from penstock_workers.settings import WorkerSettings
 
     settings = WorkerSettings.load()
@@ -241,8 +241,8 @@ def _redis(url: str, *, private: bool) -> Iterator[Finding]:
     import redis
 
     from penstock_cli.doctor.safety import REDIS_FIXES, fix_for, redis_safety
-    from penstock_cli.doctor.server_versions import of_redis
     from penstock_cli.redis_server.binary import MINIMUM_VERSION
+    from penstock_cli.server_versions import of_redis
     from penstock_ledger import RedisAddress, is_cluster
 
     address = RedisAddress.parse(url)

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.doctor.finding import Finding, Verdict
-from penstock_cli.doctor.server_versions import Software, of_postgresql, of_redis
+from penstock_cli.server_versions import Software, of_postgresql, of_redis
 
 if TYPE_CHECKING:
     from penstock_ledger import Database, RedisAddress

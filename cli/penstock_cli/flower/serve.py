@@ -20,7 +20,7 @@ from penstock_cli.flower.queues import handlers
 from penstock_cli.flower.settings import FlowerRole
 from penstock_cli.settings import flower_variables
 from penstock_ledger.log_lines import log_to_stderr
-from penstock_workers.broker.amqp.address import AmqpAddress
+from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.celery_app.app import create_app
 
 log = logging.getLogger("penstock.flower")

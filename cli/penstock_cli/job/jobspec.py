@@ -40,7 +40,7 @@ def parse_duration(flag: str, text: str) -> float:
     else:
         raise UsageProblem(f"{flag} {text!r} is not a duration; write seconds, or units such as 90s, 30m, 1h30m or 2d")
     if seconds <= 0:
-        raise UsageProblem(f"{flag} {text!r} must be longer than nothing")
+        raise UsageProblem(f"{flag} {text!r} must be longer than 0 s")
     return seconds
 
 
@@ -102,7 +102,7 @@ def _schema_file(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_SCHEMA_BYTES:
             raise UsageProblem(
-                f"--response-schema {path}: more than {MAX_SCHEMA_BYTES} bytes is no schema; name another file"
+                f"--response-schema {path}: a schema has at most {MAX_SCHEMA_BYTES} bytes; name a smaller file"
             )
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -110,7 +110,7 @@ def _schema_file(path: Path) -> Any:
             f"--response-schema {path}: {error.strerror}; name a file that holds a JSON schema"
         ) from error
     except ValueError as error:
-        raise UsageProblem(f"--response-schema {path}: no JSON ({error}); write one JSON object") from error
+        raise UsageProblem(f"--response-schema {path}: not JSON ({error}); write one JSON object") from error
 
 
 def in_flags(error: SpecError) -> UsageProblem:

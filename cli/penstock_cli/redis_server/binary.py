@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 
-from penstock_cli.doctor.server_versions import Software, of_program
 from penstock_cli.errors import NoRedisServer
+from penstock_cli.server_versions import Software, of_program
 from penstock_cli.settings import REDIS_SERVER_VARIABLE, chosen_redis_server
 
 MINIMUM_VERSION = (6, 2)  # the oldest server that our Lua scripts are tested on

@@ -6,9 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from penstock_cli.disk import shortage
 from penstock_cli.errors import EmbeddedRedisFailed
 from penstock_cli.redis_server.server import SILENCE_MAX_S, EmbeddedRedis, Tell, end
-from penstock_cli.run.disk import shortage
 from penstock_cli.show.progress import Wait
 from penstock_cli.show.text import duration
 

@@ -8,8 +8,8 @@ from penstock_cli import files
 from penstock_cli.job.hooks import check_hooks
 from penstock_cli.job.jobspec import in_flags, job_spec, with_own_model, with_provider
 from penstock_cli.run.request import Plan, RunRequest
-from penstock_cli.run.state import StateFolder
 from penstock_cli.show.text import count
+from penstock_cli.state import StateFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +56,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     )
     settings = _with_hooks(settings, spec)
     try:
-        check_acceptable(spec, settings)
+        check_acceptable(spec, settings.prices(spec.provider))
     except SpecError as error:
         raise in_flags(error) from error
     if asks_a_provider(spec):

@@ -12,9 +12,9 @@ from penstock_cli.connect import Books
 from penstock_cli.errors import JobStopped
 from penstock_cli.run.check import asks_a_provider
 from penstock_cli.run.request import Plan
-from penstock_cli.show.all_alike import advice
 from penstock_cli.show.figures import MICRO, KeptFigures
 from penstock_cli.show.text import argument, count
+from penstock_cli.watching.all_alike import advice
 
 if TYPE_CHECKING:
     from penstock_cli.show.report import Report

@@ -12,20 +12,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from penstock_cli.disk import DiskGuard, is_full, shortage
 from penstock_cli.errors import RedisNotRunning, UsageProblem
+from penstock_cli.processes.standby import Standby, worker_command
+from penstock_cli.processes.supervisor import MAX_LOG_BYTES, Supervisor
 from penstock_cli.redis_server.keeper import RedisKeeper
 from penstock_cli.redis_server.server import EmbeddedRedis
-from penstock_cli.run.disk import DiskGuard, is_full, shortage
 from penstock_cli.run.reach import knock
-from penstock_cli.run.standby import Standby, worker_command
-from penstock_cli.run.state import StateFolder
-from penstock_cli.run.supervisor import MAX_LOG_BYTES, Supervisor
 from penstock_cli.settings import child_environment
 from penstock_cli.show.figures import JobFigures, KeptFigures
-from penstock_cli.show.pauses import ends_by_itself, lift_provider, pause_lines
+from penstock_cli.show.pauses import ends_by_itself, pause_lines
 from penstock_cli.show.progress import HURRIES, Wait
 from penstock_cli.show.text import counted, duration, one_line
-from penstock_cli.show.watch import Stall, Watch
+from penstock_cli.state import StateFolder
+from penstock_cli.watching.holds import lift_provider
+from penstock_cli.watching.watch import Stall, Watch
 from penstock_ledger.log_lines import LineFormatter
 from penstock_ledger.model import JobState
 from penstock_producer.feed.queues import queue_name
@@ -303,7 +304,7 @@ class Fleet:
 
     def _no_room(self) -> str:
         short = next(filter(None, map(shortage, self._places)), None)
-        return f" Their answers have no room, {short}: free some space now." if short else ""
+        return f" There is no room for their answers: {short}: free some space now." if short else ""
 
     def _calls_held(self) -> int | None:
         """None when Redis does not say."""

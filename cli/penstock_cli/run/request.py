@@ -1,4 +1,4 @@
-"""What `penstock run` was asked to do, and the plan that comes of it."""
+"""What `penstock run` was asked to do, and the plan made of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock_cli import files
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.flags import JobFlags
 from penstock_cli.job.options import ProviderFlags
-from penstock_cli.run.state import StateFolder
+from penstock_cli.state import StateFolder
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -22,7 +22,7 @@ from penstock_cli.errors import UsageProblem
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
     from penstock_cli.run.request import RunRequest
-    from penstock_cli.run.state import StateFolder
+    from penstock_cli.state import StateFolder
     from penstock_ledger.model import Job, Result
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.settings import ProducerSettings

@@ -192,5 +192,5 @@ def _host_and_port(text: str) -> tuple[str, int]:
     if not colon:
         return text.strip("[]"), SENTINEL_PORT
     if not host or not port.isdigit():
-        raise ValueError(f"{text[:80]!r} is no host:port of a Sentinel")
+        raise ValueError(f"{text[:80]!r} is not the host:port of a Sentinel")
     return host.strip("[]"), int(port)

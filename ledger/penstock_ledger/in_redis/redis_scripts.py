@@ -178,7 +178,7 @@ class Scripts:
 
 
 class _Fields:
-    """Where documents stand in the completed set. Fields that are no text travel as arguments behind ``before`` others:
+    """Where documents stand in the completed set. Fields that are not text travel as arguments behind ``before`` others:
     Redis's msgpack does not read binary."""
 
     def __init__(self, before: int) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from penstock_ledger.sql.tables import metadata
-
-context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
+given = context.config.attributes
+context.configure(connection=given["connection"], target_metadata=given["tables"])
 with context.begin_transaction():
     context.run_migrations()

@@ -35,10 +35,17 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from penstock_ledger.errors import DatabaseUnavailable, DatabaseUnusable, SchemaMissing, SchemaTooNew
-from penstock_ledger.sql.postgres import COUNT_CONNECTIONS, POOL_SIZE, Connections, Waits, open_engine
+from penstock_ledger.sql import fresh
+from penstock_ledger.sql.postgres import (
+    COUNT_CONNECTIONS,
+    POOL_SIZE,
+    Connections,
+    Waits,
+    open_engine,
+    wait_for_other_migrations,
+)
 from penstock_ledger.sql.sqlite_lock import WriteLock, is_busy
-from penstock_ledger.sql.tables import HEAD
-from penstock_ledger.stores import fresh
+from penstock_ledger.sql.tables import HEAD, metadata
 
 T = TypeVar("T")
 
@@ -113,8 +120,6 @@ class Database:
     def migrate(self) -> None:
         """Create or upgrade the tables. Safe when several processes do it at once. Raises SchemaTooNew."""
         if self.revision() != HEAD and not (self.is_sqlite and self.write_unchecked(fresh.create)):
-            from penstock_ledger.migrations import upgrade  # alembic costs 100 ms and only this needs it
-
             self.write_unchecked(upgrade)
         self._schema_ok = True
 
@@ -142,7 +147,7 @@ class Database:
         return cast(literal_column(seconds), Double)  # one of two constants
 
     def now(self, connection: Connection) -> float:
-        """The database server's clock, Unix seconds: leases are never judged by a client's clock."""
+        """The database server's clock, Unix seconds: leases are never measured by a client's clock."""
         return float(connection.execute(select(self.clock())).scalar_one())
 
     def connections(self) -> Connections | None:
@@ -178,6 +183,18 @@ class Database:
         self._schema_ok = True
 
 
+def upgrade(connection: Connection) -> None:
+    """Bring the schema to the newest revision inside the transaction of ``connection``.
+
+    SQLite's write lock is held already; on PostgreSQL the others wait, and then find nothing to do.
+    """
+    from penstock_ledger import migrations  # alembic costs 100 ms and only this needs it
+
+    if connection.dialect.name == "postgresql":
+        wait_for_other_migrations(connection)
+    migrations.upgrade(connection, metadata)
+
+
 # Every handle of this process, for the child of a fork: two processes on one socket would read each other's answers.
 _OPEN: Final[weakref.WeakSet[Database]] = weakref.WeakSet()
 # The parent's pools, kept so that nothing closes them here: one for each handle that came through a fork.
@@ -204,7 +221,9 @@ def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise DatabaseUnusable(f"database URL {url[:80]!r} is no URL: use sqlite:///file or postgresql://…") from error
+        raise DatabaseUnusable(
+            f"database URL {url[:80]!r} is not a URL: use sqlite:///file or postgresql://…"
+        ) from error
     if parsed.port is not None and not 0 < parsed.port < 65536:
         raise DatabaseUnusable(f"the database URL names port {parsed.port}; write one from 1 to 65535")
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):

@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import ExceptionContext
 
 APPLICATION: Final = "penstock"  # what our connections' names start with, in pg_stat_activity
@@ -21,6 +21,9 @@ CONNECT_TIMEOUT_S: Final = 10
 IDLE_IN_TRANSACTION_S: Final = 60.0  # a process that was frozen in a transaction loses its locks after this
 # A server that vanished without a word is noticed within half a minute, not after the two hours of most systems.
 KEEPALIVES: Final = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
+# Serialises migrations of several processes; any number that no other program uses ("penstock" on a keypad).
+MIGRATION_LOCK: Final = 73678625
+OTHERS_S: Final = 600.0  # that another process may take to migrate; an index over millions of rows takes minutes
 _NAME_BYTES: Final = 63  # PostgreSQL cuts longer ones
 _ERROR_CHARS: Final = 500  # of an error's first line: it may quote a value ("invalid input syntax for …")
 
@@ -86,6 +89,17 @@ def application_name(role: str) -> str:
 def wait_longer(connection: Connection, statement_s: float, lock_s: float) -> None:
     """Other limits for the rest of this transaction."""
     connection.exec_driver_sql(_limits(statement_s, lock_s))
+
+
+def wait_for_other_migrations(connection: Connection) -> None:
+    """Take the lock of migrations; it is the transaction's, as a pooler wants it.
+
+    A table that is in use is then waited for no longer than by others: all other statements on it would queue up behind
+    the migration.
+    """
+    wait_longer(connection, statement_s=0, lock_s=OTHERS_S)
+    connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
+    wait_longer(connection, statement_s=0, lock_s=Waits().lock_s)
 
 
 def _bounded_by(waits: Waits) -> Any:

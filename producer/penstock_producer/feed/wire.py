@@ -117,7 +117,7 @@ def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
     """The item named by a task message that Celery has parsed, of any shape.
 
     Raises UnknownMessageVersion for another version and BadMessage for anything else that is not of the promised shape:
-    ids that no database takes, numbers beyond what is possible, a body that is no JSON object.
+    ids that no database takes, numbers beyond what is possible, a body that is not a JSON object.
     """
     if not isinstance(kwargs, dict):
         raise BadMessage(f"kwargs is {seen(kwargs)}; it must be a JSON object")

@@ -26,7 +26,7 @@ def job(value: Any) -> str:
 def doc(value: Any) -> str:
     fault = id_fault(value) if isinstance(value, str) else (f"It is {type(value).__name__}, not text.", "")
     if fault is not None:
-        raise BadMessage(f"kwargs.doc is {seen(value)}, which is no document id. {fault[0]}")
+        raise BadMessage(f"kwargs.doc is {seen(value)}, which is not a document id. {fault[0]}")
     return str(value)
 
 
@@ -52,4 +52,4 @@ def body(body: dict[str, Any]) -> bytes:
     try:
         return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadMessage(f"kwargs.body is no JSON object: {type(error).__name__}: {error}") from error
+        raise BadMessage(f"kwargs.body is not a JSON object: {type(error).__name__}: {error}") from error

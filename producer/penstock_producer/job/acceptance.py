@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, has_own_model
+from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.settings import ProducerSettings
 
 __all__ = ["check_acceptable"]
 
 
-def check_acceptable(spec: JobSpec, settings: ProducerSettings) -> None:
-    """Raises SpecError for a job that would wait for ever, or whose budget would never hold."""
+def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
+    """``provider`` is the job's. Raises SpecError for a job that would wait for ever, or whose budget would never hold."""
     unserved = LANES[spec.lane].unserved
     if unserved is not None:
         fix = f'use lane "{DEFAULT_LANE}" until it is'
@@ -25,15 +25,15 @@ def check_acceptable(spec: JobSpec, settings: ProducerSettings) -> None:
         why = f"lane {spec.lane} stores vectors as they come"
         raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])
     if spec.budget_usd is not None:
-        _check_budget(spec, settings)
+        _check_budget(spec, provider)
 
 
-def _check_budget(spec: JobSpec, settings: ProducerSettings) -> None:
+def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
     problem = f"{spec.budget_usd:g} USD would never be reached"
     if has_own_model(spec.lane):
         why = f"{problem}: lane {spec.lane} runs a model of its own, which costs no money per token"
         raise SpecError([Problem("invalid_value", "/budget_usd", why, "leave it out, or give a deadline")])
-    if settings.prices(spec.provider).priced:
+    if provider.priced:
         return
     place = f"providers.{spec.provider}"
     variable = f"PENSTOCK_PROVIDERS__{spec.provider.upper()}__USD_PER_MTOK_IN"

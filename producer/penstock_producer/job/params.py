@@ -128,9 +128,11 @@ def param_problems(given: Mapping[str, Any], endpoint: str, pointer: str = "/par
             if value:
                 yield Problem("streaming_unsupported", at, "results are stored whole, not streamed", "remove it")
         elif name.removeprefix(UNCHECKED) in _FIELDS_OF_THE_BODY:
-            yield Problem("invalid_value", at, f"{name} is no parameter", "use the model and prompt of the job")
+            yield Problem("invalid_value", at, f"{name} is not a parameter", "use the model and prompt of the job")
         elif not name.removeprefix(UNCHECKED):
-            yield Problem("invalid_value", at, f"{seen(name)} names no parameter", "write its name after x.")
+            yield Problem(
+                "invalid_value", at, f"{seen(name)} is not the name of a parameter", "write its name after x."
+            )
         elif name.startswith(UNCHECKED) or known is None:
             continue
         elif name not in known:

@@ -18,7 +18,7 @@ from penstock_producer.errors import Problem, seen
 
 SCHEMA_BYTES_MAX = 256 * 1024  # it travels with the job and lies in every worker; what providers take is far smaller
 SCHEMA_DEPTH_MAX = 64  # objects and lists inside one another; checking goes down all of them, once per answer
-SCHEMA_VALUES_MAX = 10_000  # names and values: a schema is no place for data
+SCHEMA_VALUES_MAX = 10_000  # names and values: a schema is not a place for data
 SCHEMA_LIST_MAX = 1_000  # of enum, required and the like; checking that they differ may take time to the square of this
 PROBLEMS_MAX = 20  # in one error
 SCHEMAS_KEPT = 32  # whose problems are remembered: a service submits many jobs with the same one
@@ -34,7 +34,7 @@ def schema_problems(schema: dict[str, Any]) -> tuple[Problem, ...]:
     try:
         dumped = orjson.dumps(schema)
     except TypeError as error:
-        return (Problem("invalid_type", _AT, f"the schema is no JSON: {error}", "give a JSON schema"),)
+        return (Problem("invalid_type", _AT, f"the schema is not JSON: {error}", "give a JSON schema"),)
     if len(dumped) > SCHEMA_BYTES_MAX:
         fix = f"at most {SCHEMA_BYTES_MAX} are allowed; leave out descriptions and examples"
         return (Problem("invalid_value", _AT, f"the schema has {len(dumped)} bytes", fix),)
@@ -65,7 +65,7 @@ def _too_much(schema: dict[str, Any]) -> Problem | None:
 
 
 def _walk(schema: dict[str, Any]) -> Iterator[Problem]:
-    """References that lead out of the schema or nowhere, and patterns that are no regular expressions."""
+    """References that lead out of the schema or nowhere, and patterns that are not regular expressions."""
     stack: list[tuple[Any, str]] = [(schema, _AT)]
     own_names = _names(schema)
     while stack:
@@ -132,7 +132,7 @@ def _pattern_problems(pattern: str, at: str) -> Iterator[Problem]:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        yield Problem("invalid_value", at, f"{seen(pattern)} is no regular expression", str(error))
+        yield Problem("invalid_value", at, f"{seen(pattern)} is not a regular expression", str(error))
 
 
 def _against_its_rules(schema: dict[str, Any]) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""What to do about a source that is no JSON Lines file: its kind, and one command that makes such a file of it."""
+"""What to do about a source that is not a JSON Lines file: its kind, and one command that makes such a file of it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def refuse_unreadable(path: str) -> None:
 
 
 def refuse_kind(path: str, mode: int) -> None:
-    """Raises SourceError for what is no regular file, each kind in its own words."""
+    """Raises SourceError for what is not a regular file, each kind in its own words."""
     if stat.S_ISREG(mode):
         return
     quoted = shlex.quote(path)
@@ -97,7 +97,7 @@ def cannot_open(path: str, error: OSError) -> SourceError:
         )
     if isinstance(error, FileNotFoundError) and Path(path).name == "-":
         return SourceError(
-            "no_such_file", "- is no source: it is read more than once; keep it as a file: cat > documents.jsonl"
+            "no_such_file", "- is not a source: it is read more than once; keep it as a file: cat > documents.jsonl"
         )
     if isinstance(error, FileNotFoundError):
         return SourceUnavailable(f"{path}: there is no such file; check the path, or name an object as s3://bucket/key")

@@ -16,9 +16,9 @@ from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.request_body import BodyBuilder, text_field
+from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.template import MissingField, Template, TextTooLong
-from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.strict_json import RowFault
 
 _MAX_COLUMNS_SHOWN = 20

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock_producer.errors import BadReference, SourceError, seen
+from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import BadRow, Cursor, Document
-from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.blob import Blob
 from penstock_producer.sources.convert import refuse_content
 from penstock_producer.sources.forms import RowForm, form_of
@@ -62,7 +62,7 @@ class JsonlSource:
         """Raises BadReference for a position that the survey cannot have given: the pinned bytes have not changed."""
         span = _POSITION.fullmatch(position)
         if span is None or int(span[2]) > self._max_line_bytes:
-            raise BadReference(f"{seen(position)} is no position of a document in {self.uri}")
+            raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
         offset, length = int(span[1]), int(span[2])
         data = self._blob.read(offset, length)
         try:

@@ -8,8 +8,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SourceError, seen
+from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.settings import DEFAULT_MAX_BODY_BYTES, ProducerSettings
+from penstock_producer.settings import ProducerSettings
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import local, s3
 from penstock_producer.sources.blob import Blob, TimedBlob
@@ -35,7 +36,7 @@ def open_source(
 
     With ``timeout_s`` reading it raises SourceError once that many seconds are over. ``remote`` confines a path or URI to
     the setting `source_roots`; of a pin, its own word counts. Raises SourceError for
-    what is no JSONL file, and SpecError when the spec cannot make requests of its rows.
+    what is not a JSONL file, and SpecError when the spec cannot make requests of its rows.
     """
     chosen = settings or _DEFAULTS
     if isinstance(where, Mapping):

@@ -29,7 +29,9 @@ class S3Object:
         try:
             parts = urlsplit(uri)
         except ValueError as error:
-            raise SourceError("invalid_uri", f"{seen(uri)} is no address ({error}); write s3://bucket/key") from None
+            raise SourceError(
+                "invalid_uri", f"{seen(uri)} is not an address ({error}); write s3://bucket/key"
+            ) from None
         self.uri = uri
         self._bucket, self._key = parts.netloc, unquote(parts.path.lstrip("/"))
         if not self._bucket or not self._key:

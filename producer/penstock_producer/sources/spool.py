@@ -45,7 +45,7 @@ class SpoolSource:
 
     def fetch(self, position: str) -> Document:
         if _NUMBER.fullmatch(position) is None:
-            raise BadReference(f"{seen(position)} is no row of the spool of {self._job_id}")
+            raise BadReference(f"{seen(position)} is not a row of the spool of {self._job_id}")
         row = self._spool.fetch(self._job_id, int(position))
         if row is None:
             raise SourceChanged(f"row {position} of the spool of {self._job_id} is gone; restore the database")

@@ -12,8 +12,9 @@ goodput    vLLM refuses nothing and queues without bound (vllm#13395), and its l
            server works on less than half of the limit on average (Little's law), the worker's own steps take the rest of
            the time, and goodput says nothing about the server: grow.
 queueing   Several processes at one server would each win goodput from the others for ever. So where a token takes three times
-           as long as in the best window known, requests wait in the server's queue, and 15 % come off. Where vLLM's own
-           gauges are reachable, they say it directly: waiting above 10 % of running.
+           as long as in the best window known, requests wait in the server's queue, and 15 % come off. Answers that come
+           within a quarter of a second are exempt: what they waver by is the worker's own loop. Where vLLM's own gauges are
+           reachable, they say it directly: waiting above 10 % of running.
 
 Growth doubles the limit per round trip of answers, as TCP does, until it did not pay twice in a row or was refused; then it
 adds 10 % per window of a second or more. Nothing grows while less than half of the limit is in use: an unused limit
@@ -57,6 +58,8 @@ HOLD_WINDOWS: Final = 4
 GAUGE_EVERY_S: Final = 5.0
 QUEUEING: Final = 3.0
 """Times the best seconds per token: the engine's own slowing down under load stays below."""
+QUEUEING_FROM_S: Final = 0.25
+"""An answer that takes less has not waited long in any queue. A worker with hundreds in flight reads each so late by itself."""
 SERVER_PART: Final = 0.5
 """Of the limit, that the server must have had on average before its goodput is asked."""
 FORGET: Final = 1.01
@@ -157,7 +160,7 @@ class AdaptiveConcurrency:
             return
         pace = self._busy_s / self._goods
         self._best_pace = min(self._best_pace * FORGET, pace)
-        if pace > QUEUEING * self._best_pace:
+        if pace > QUEUEING * self._best_pace and self._busy_s >= QUEUEING_FROM_S * self._answers:
             self._cut(QUEUED_CUT, now)
             return
         goodput, used = self._goods / max(age, 1e-9), self._most_in_flight

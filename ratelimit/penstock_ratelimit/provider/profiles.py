@@ -143,7 +143,7 @@ PROFILES: Final[Mapping[str, Profile]] = {
         # max_tokens unset: the documents are silent; the usual answer is taken. Bucket one minute deep by its headers.
         # Slope: `slow_down` above 1M TPM for growth beyond 50 % in 15 min.
         Profile("openai", _RPM_TPM, Output.MAX_TOKENS, settles=False, burst_s=2.0, slope=_AFTER_A_QUARTER),
-        # Prompt estimate + max_tokens (+ best_of), a running count "reset each minute", no refund; requests judged over
+        # Prompt estimate + max_tokens (+ best_of), a running count "reset each minute", no refund; requests limited over
         # 1 or 10 s, so little at once (learn.microsoft.com .../how-to/quota). Unset: as at OpenAI.
         Profile("azure", _RPM_TPM, Output.MAX_TOKENS, settles=False, header_style="azure", horizon_s=0.4),
         # ITPM estimated at the start and corrected; OTPM counts "as produced", max_tokens "does not factor": the usual

@@ -57,7 +57,8 @@ class ProviderState:
         before, self.health, self.is_known = self.health, reply.health, True
         if self.health.hold and not before.hold:
             log.error(
-                "quota %s: the account is held: %s. Nothing is lost; put it right, then: penstock limits --lift %s",
+                "quota %s: the account is held: %s. Nothing is lost; correct the account at the provider, then: "
+                "penstock limits --lift %s",
                 self._quota_id, self.health.hold, shlex.quote(self._quota_id),
             )  # fmt: skip
         if reply.pause_id > self._latest_pause and reply.pause_left_s > 0:

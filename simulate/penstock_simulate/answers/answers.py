@@ -10,9 +10,11 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import shake_256
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
+
+from penstock_simulate.reply import Usage
 
 CHARS_PER_TOKEN = 4
 CATEGORY_CHARS = 240  # of a document, read for its category
@@ -36,13 +38,6 @@ _CATEGORIES: Mapping[str, Sequence[str]] = {
     "security": ("hash", "secret", "ssl", "certificate", "password", "digest", "key-derivation", "tls"),
 }
 _BY_WORD = {word: category for category, words in _CATEGORIES.items() for word in words}
-
-
-class Usage(NamedTuple):
-    """Tokens of one call."""
-
-    prompt: int
-    completion: int
 
 
 def tokens_of(text: str) -> int:

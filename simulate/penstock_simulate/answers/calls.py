@@ -19,7 +19,8 @@ from penstock_simulate.answers.answers import (
     write_answer,
 )
 from penstock_simulate.answers.refusals import Refusal
-from penstock_simulate.limits.charges import Charge, Mode, charge
+from penstock_simulate.choices import Mode
+from penstock_simulate.limits.charges import Charge, charge
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MAX_INPUTS = 2048  # texts of one embeddings request, as at OpenAI

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import orjson
 
 from penstock_simulate.answers.refusals import Refusal
-from penstock_simulate.config import CREDIT_ERRORS
+from penstock_simulate.choices import CREDIT_ERRORS
 
 ANTHROPIC_TYPES: Mapping[int, str] = {
     400: "invalid_request_error",

@@ -5,26 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from functools import lru_cache
 
+from penstock_simulate.choices import HeaderStyle
 from penstock_simulate.limits.meters import DAY_S, MINUTE_S, TOLERANCE, Meter
 
 ROUNDED_TO = 1_000  # Anthropic shows remaining tokens in whole thousands
 
 Meters = Mapping[str, Meter]
 Writer = Callable[[Meters, float, float], dict[str, str]]  # (meters, now, Unix time of now)
-
-
-class HeaderStyle(StrEnum):
-    """Whose headers; with ANTHROPIC errors have its form, too."""
-
-    OPENAI = "openai"
-    ANTHROPIC = "anthropic"
-    TOGETHER = "together"
-    AZURE = "azure"
-    GROQ = "groq"
-    NONE = "none"
 
 
 def openai(meters: Meters, now: float, _: float) -> dict[str, str]:

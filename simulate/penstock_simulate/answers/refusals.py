@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock_simulate.answers.faults import Poison
-from penstock_simulate.config import CREDIT_ERRORS
+from penstock_simulate.choices import CREDIT_ERRORS
 from penstock_simulate.limits.limits import OverLimit
 
 NEVER_FITS_RETRY_S = 60.0  # what OpenAI asks for although no wait helps: a request above the limit itself
@@ -25,7 +25,7 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that is no result. ``wait_s``: when to come back, None where the answer names no wait."""
+    """An answer that is not a result. ``wait_s``: when to come back, None where the answer names no wait."""
 
     status: int
     message: str

@@ -6,15 +6,16 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 from penstock_simulate.answers import dialects, refusals
-from penstock_simulate.answers.answers import EMBEDDING_DIMENSIONS, Usage, chat_body, completion_body, embedding_body
+from penstock_simulate.answers.answers import EMBEDDING_DIMENSIONS, chat_body, completion_body, embedding_body
 from penstock_simulate.answers.calls import CHAT, EMBEDDINGS, Call
 from penstock_simulate.answers.faults import Draw, Fates, Fault, Poison, document_of
-from penstock_simulate.answers.headers import WRITERS, HeaderStyle, Meters
+from penstock_simulate.answers.headers import WRITERS, Meters
 from penstock_simulate.answers.refusals import Refusal
-from penstock_simulate.answers.reply import NO_USAGE, Manner, Reply
-from penstock_simulate.answers.retry import RetryHeaders, RetryStyle
+from penstock_simulate.answers.retry import RetryHeaders
+from penstock_simulate.choices import HeaderStyle, RetryStyle
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.hostile.kinds import Asked, Kind
+from penstock_simulate.reply import NO_USAGE, Manner, Reply, Usage
 
 LONG_CONTEXT_SUFFIX = "-long"  # a model named so has no context overflows: replaying with one rescues those documents
 ERROR_BODY = dialects.openai(Refusal(200, "The engine is currently unavailable.", "server_error"))[1]

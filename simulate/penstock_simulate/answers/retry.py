@@ -5,19 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from email.utils import formatdate
-from enum import StrEnum
 
-
-class RetryStyle(StrEnum):
-    """The headers of a wait. Both figures are rounded up."""
-
-    BOTH = "both"  # whole seconds for all clients, milliseconds for clients that know the header
-    SECONDS = "seconds"
-    MILLISECONDS = "ms"
-    DATE = "date"  # an HTTP date in retry-after
-    NONE = "none"
-    ABSURD = "absurd"  # one after the other from ABSURD_VALUES
-
+from penstock_simulate.choices import RetryStyle
 
 # What a client must survive: no number, no time, no finite time, and times that make no sense.
 ABSURD_VALUES = ("-5", "soon", "", "nan", "inf", "1e400", "99999999999", "1,5", "0x10", "Thu, 01 Jan 1970 00:00:00 GMT")

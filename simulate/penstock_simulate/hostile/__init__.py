@@ -34,7 +34,7 @@ def chosen(names: str | None) -> tuple[Kind, ...]:
     wanted = [name.strip() for name in names.split(",")]
     for name in wanted:
         if name not in KINDS:
-            raise BadSetting(f"--hostile: {name!r} is no kind; `penstock simulate --hostile list` shows all of them")
+            raise BadSetting(f"--hostile: {name!r} is not a kind; `penstock simulate --hostile list` shows all of them")
     return tuple(KINDS[name] for name in dict.fromkeys(wanted))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock_simulate.answers.reply import Reply
 from penstock_simulate.hostile.kinds import JSON, Asked, Kind, error, fixed
+from penstock_simulate.reply import Reply
 
 DEPTH = 100_000
 DIGITS = 5_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from penstock_simulate.answers.reply import Reply
+from penstock_simulate.reply import Reply
 
 JSON = {"Content-Type": "application/json"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock_simulate.answers.reply import Reply
 from penstock_simulate.hostile.kinds import Asked, Kind
+from penstock_simulate.reply import Reply
 
 TRAP = "/trap"
 ELSEWHERE = "localhost"  # another name of this machine, and so another host for a client that was given 127.0.0.1

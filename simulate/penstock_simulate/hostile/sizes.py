@@ -5,8 +5,8 @@ from __future__ import annotations
 import zlib
 from functools import cache
 
-from penstock_simulate.answers.reply import Manner, Reply
 from penstock_simulate.hostile.kinds import JSON, Asked, Kind
+from penstock_simulate.reply import Manner, Reply
 
 BLOCK = b" " * 65_536
 LARGE_BYTES = 100 * 1024 * 1024

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock_simulate.answers.reply import Reply
 from penstock_simulate.hostile.kinds import JSON, Asked, Kind, error, fixed
+from penstock_simulate.reply import Reply
 
 SURROGATE = b"\xed\xa0\x80"  # U+D800 as UTF-8 would write it, were it a character
 FORGED = r"no\r\n2026-01-01 00:00:00 CRITICAL penstock: everything is lost\u001b[2J\u001b]0;pwned\u0007"

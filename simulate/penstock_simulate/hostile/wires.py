@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock_simulate.answers.reply import Manner, Reply
 from penstock_simulate.hostile.kinds import JSON, Asked, Kind
+from penstock_simulate.reply import Manner, Reply
 
 HUGE_HEADER_BYTES = 1_000_000
 
@@ -40,6 +40,6 @@ KINDS = (
     Kind("length-twice", "two Content-Lengths that differ", _twice),
     Kind("huge-header", "a header of 1 MB", _huge),
     Kind(
-        "no-http", "bytes that are no HTTP", lambda _: Reply(200, b"\x16\x03\x01 what?\r\n\r\n", {}, manner=Manner.RAW)
+        "no-http", "bytes that are not HTTP", lambda _: Reply(200, b"\x16\x03\x01 what?\r\n\r\n", {}, manner=Manner.RAW)
     ),
 )

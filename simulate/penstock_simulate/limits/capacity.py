@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from enum import StrEnum
 
+from penstock_simulate.choices import Crowded
 from penstock_simulate.presets import Metering
-
-
-class Crowded(StrEnum):
-    """What a call above the capacity gets."""
-
-    THROTTLED = "429"  # too many concurrent requests
-    UNAVAILABLE = "503"  # shared capacity is gone
-    QUEUED = "queue"  # it waits as long as it takes: vLLM
 
 
 class ServerSlots:

@@ -5,18 +5,9 @@ Sources: the providers' rate-limit pages, named in penstock_ratelimit/provider/p
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import NamedTuple
 
-
-class Mode(StrEnum):
-    """When output tokens are charged; input is charged at admission everywhere."""
-
-    RESERVE = "reserve"  # max_tokens at admission, never given back: OpenAI, Azure
-    ACTUAL = "actual"  # what `usage` will say, at admission
-    SETTLE = "settle"  # max_tokens at admission, corrected to `usage` at the end: Bedrock
-    PRODUCED = "output-as-produced"  # evenly over the time that the answer takes: Anthropic
-    INPUT = "input"  # never: only the prompt counts, Gemini
+from penstock_simulate.choices import Mode
 
 
 class Charge(NamedTuple):

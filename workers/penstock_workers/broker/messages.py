@@ -14,7 +14,7 @@ _RAW = "penstock:raw"  # carries a message's text through kombu to ``Message``
 
 
 def payload_of(raw: bytes) -> dict[str, Any]:
-    """What kombu builds a message from. Raises ValueError for a text that is no JSON object."""
+    """What kombu builds a message from. Raises ValueError for a text that is not a JSON object."""
     payload = _read(raw)
     payload[_RAW] = raw
     return payload

@@ -16,9 +16,9 @@ from kombu.entity import Queue
 from penstock_ledger import REDIS_CONNECT_TIMEOUT_S, REDIS_TIMEOUT_S, RedisAddress, keys
 from penstock_ledger.log_lines import make_safe
 from penstock_producer.feed.wire import TASK_NAME, queue_name
+from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.broker import transport
 from penstock_workers.broker.amqp import connect as amqp
-from penstock_workers.broker.amqp.address import AmqpAddress
 from penstock_workers.broker.amqp.publisher import QUORUM
 from penstock_workers.broker.lease_scripts import Keys
 from penstock_workers.broker.leases import Leases

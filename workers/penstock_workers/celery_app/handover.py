@@ -160,7 +160,10 @@ class HandOver:
             try:
                 self._engine.running.accept(delivery)
             except Exception:
-                log.exception("item %s was not accepted, by an error of Penstock; it goes back", delivery.task_id)
+                log.exception(
+                    "item %s was not accepted, because of an error in Penstock; it goes back to its queue",
+                    delivery.task_id,
+                )
                 self.conclude([(delivery, Released("not accepted"))])
 
     def started(self, delivery: Delivery) -> None:
@@ -198,7 +201,10 @@ class HandOver:
                 else:
                     self._conclude(item, outcome)
             except Exception:
-                log.exception("item %s was not concluded, by an error of Penstock; it goes back", delivery.task_id)
+                log.exception(
+                    "item %s was not concluded, because of an error in Penstock; it goes back to its queue",
+                    delivery.task_id,
+                )
                 self.acks.give_back(item.message)
         self.acks.flush()
 

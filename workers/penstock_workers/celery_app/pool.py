@@ -163,7 +163,9 @@ class AsyncioPool(ItemPool):
             try:
                 step()
             except Exception:
-                log.exception("a step of the pool failed, by an error of Penstock; the worker goes on")
+                log.exception(
+                    "a step of the pool failed because of an error in Penstock; the worker goes on. Please report this"
+                )
         self.handover.deliver()
 
     def give_back_all(self) -> int:

@@ -30,7 +30,7 @@ from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.balance import Balance
 from penstock_workers.control.job.cancel import Cancelling
 from penstock_workers.control.job.complete import Completion
-from penstock_workers.control.job.ending import Ending
+from penstock_workers.control.job.ending import JobEnding
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.limits import JobLimits
 from penstock_workers.control.job.outputs import OutputWriter
@@ -78,7 +78,7 @@ class JobSteps:
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
         self.leadership = Leadership(jobs, owner, self._open_led)
-        self.ending = Ending()
+        self.ending = JobEnding()
 
     def prepare(self, live: Sequence[LiveJob], seen: Sequence[JobSeen]) -> None:
         """Before the steps of a round: forget jobs that are over, renew what is led, and note which jobs share the queues."""

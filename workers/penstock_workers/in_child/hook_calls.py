@@ -141,7 +141,7 @@ def _json(value: dict[str, Any]) -> bytes:
     try:
         dumped = orjson.dumps(value)
     except (TypeError, RecursionError) as error:
-        raise HookFault(f"its result is no JSON: {error}") from error
+        raise HookFault(f"its result is not JSON: {error}") from error
     if len(dumped) > HOOK_RESULT_BYTES:
         raise HookFault(f"its result has {len(dumped)} bytes; {HOOK_RESULT_BYTES} are allowed")
     return dumped

@@ -68,7 +68,7 @@ class Options(msgspec.Struct, frozen=True):
 _number: ContextVar[int] = ContextVar("number of the call")
 
 
-class Serving:
+class ChildServer:
     """One connection to the worker."""
 
     def __init__(self, writer: asyncio.StreamWriter, running_calls: RunningCalls, options: Options) -> None:
@@ -120,7 +120,7 @@ class Serving:
     async def _run(self, number: int, what: ImportHook | Preprocess | Postprocess | Infer) -> None:
         try:
             answer = await (self._infer(what) if isinstance(what, Infer) else self._hooks.answer(number, what))
-        except Exception as error:  # an error of Penstock: a hook's exceptions come back as values
+        except Exception as error:  # an error in Penstock: a hook's exceptions come back as values
             answer = CallFault(f"{type(error).__name__}: {error}")
         finally:
             self._tasks.pop(number, None)
@@ -193,7 +193,7 @@ def _record_tasks(loop: asyncio.AbstractEventLoop, running_calls: RunningCalls) 
 async def _main(fd: int, running_calls: RunningCalls, options: Options) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
     _record_tasks(asyncio.get_running_loop(), running_calls)
-    serving = Serving(writer, running_calls, options)
+    serving = ChildServer(writer, running_calls, options)
     gc.freeze()
     await serving.serve(reader)
 

@@ -6,6 +6,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
+from penstock_producer.settings import check_url
+
 
 class LaneSettings(BaseModel):
     """The settings that one lane alone reads: `[NAME]` in penstock.toml, `PENSTOCK_NAME__FIELD` as variables."""
@@ -23,3 +25,13 @@ class LaneSettings(BaseModel):
     def hosting(self, model: str) -> Self:
         """The same with the model that a command line names. For lanes that host a model themselves."""
         raise NotImplementedError(f"{type(self).__name__} hosts no model")
+
+
+def check_upstream(url: str, server: str, example: str) -> None:
+    """``url`` is a lane's `upstream_url`, where ``server`` answers with OpenAI's API. Raises ValueError."""
+    try:
+        check_url(url, ("http", "https"))
+    except ValueError as error:
+        raise ValueError(f"upstream_url: {error}") from None
+    if not url.endswith("/v1"):
+        raise ValueError(f"upstream_url: give {server}'s address with its /v1, as in {example}")

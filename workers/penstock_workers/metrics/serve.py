@@ -48,7 +48,7 @@ class SourcesCollector(Collector):
                 yield from list(source())
             except Exception:
                 log.exception(
-                    "some figures of the worker are missing from this page, by an error of Penstock: please report it"
+                    "some figures of the worker are missing from this page because of an error in Penstock: please report it"
                 )
 
 

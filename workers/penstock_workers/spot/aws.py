@@ -48,7 +48,7 @@ class AwsService:
         expect_ok(answer, f"PUT {TOKEN_PATH}")
         token = answer.body.decode("latin-1").strip()
         if not token or len(token) > MAX_TOKEN_CHARS or not (token.isascii() and token.isprintable()):
-            raise Unusable(f"it answered PUT {TOKEN_PATH} with {len(answer.body)} bytes that are no token")
+            raise Unusable(f"it answered PUT {TOKEN_PATH} with {len(answer.body)} bytes that are not a token")
         return token
 
 
@@ -62,5 +62,5 @@ def _read(answer: HttpAnswer) -> Notice:
     except ValueError:
         ends_at = None
     if ends_at is None:
-        raise Unusable(f"its notice ({action}) has the time {shown(time)}, which is no time of ISO 8601")
+        raise Unusable(f"its notice ({action}) has the time {shown(time)}, which is not a time in ISO 8601")
     return believed(AwsService.cloud, action, ends_at)

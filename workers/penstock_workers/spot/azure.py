@@ -47,7 +47,7 @@ class AzureService:
         expect_ok(answer, NAME_PATH)
         name = answer.body.decode("utf-8", "replace").strip()
         if not name or len(name) > MAX_NAME_CHARS:
-            raise Unusable(f"it answered {NAME_PATH} with {shown(answer.body)}, which is no name")
+            raise Unusable(f"it answered {NAME_PATH} with {shown(answer.body)}, which is not a name")
         return name.lower()
 
 
@@ -67,5 +67,5 @@ def _read(event: dict[str, Any]) -> Notice:
     except (ValueError, OverflowError):
         ends_at = None
     if ends_at is None:
-        raise Unusable(f"its Preempt event has the NotBefore {shown(time)}, which is no HTTP date")
+        raise Unusable(f"its Preempt event has the NotBefore {shown(time)}, which is not an HTTP date")
     return believed(AzureService.cloud, "Preempt", ends_at)

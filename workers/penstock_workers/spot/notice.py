@@ -58,9 +58,9 @@ def json_object(answer: HttpAnswer, asked: str) -> dict[str, Any]:
     try:
         found = json.loads(answer.body)
     except (ValueError, RecursionError):
-        raise Unusable(f"it answered {asked} with what is no JSON: {shown(answer.body)}") from None
+        raise Unusable(f"it answered {asked} with what is not JSON: {shown(answer.body)}") from None
     if not isinstance(found, dict):
-        raise Unusable(f"it answered {asked} with {shown(answer.body)}, which is no JSON object")
+        raise Unusable(f"it answered {asked} with {shown(answer.body)}, which is not a JSON object")
     return found
 
 

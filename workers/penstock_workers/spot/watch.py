@@ -107,9 +107,9 @@ class SpotWatch:
             notice = await self._service.look(client)
         except (HttpError, Unusable) as error:
             return self._failed(type(error).__name__, str(error))
-        except Exception as error:  # an error of Penstock must end neither the watch nor the worker
+        except Exception as error:  # an error in Penstock must end neither the watch nor the worker
             log.debug("the watch for spot notices", exc_info=True)
-            return self._failed("error", f"{type(error).__name__}: {error}, by an error of Penstock")
+            return self._failed("error", f"{type(error).__name__}: {error}, because of an error in Penstock")
         self._answers, self._failures = True, 0
         if notice is None:
             self._enter("answers", logging.INFO, "it answers, and has no notice for this machine")

@@ -68,7 +68,9 @@ class SpanSink:
                     self._take(span)
         except Exception:
             if not self._erred:
-                log.exception("some spans are missing, by an error of Penstock: please report it; this is logged once")
+                log.exception(
+                    "some spans are missing because of an error in Penstock: please report it; this is logged once"
+                )
             self._erred = True
 
     def _take(self, span: Span) -> None:

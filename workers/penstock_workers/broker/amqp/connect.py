@@ -8,7 +8,7 @@ from kombu.connection import Connection
 from kombu.exceptions import KombuError
 from kombu.transport import TRANSPORT_ALIASES, pyamqp
 
-from penstock_workers.broker.amqp.address import SCHEME_PREFIX, AmqpAddress
+from penstock_workers.amqp_address import SCHEME_PREFIX, AmqpAddress
 
 __all__ = ["AMQP_ERRORS", "CHANNEL_ERRORS", "connect"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock_ledger import RedisAddress, keys
 from penstock_ratelimit import full_jitter
-from penstock_workers.broker.amqp.address import AmqpAddress
+from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.broker.amqp.connect import AMQP_ERRORS, connect
 from penstock_workers.broker.amqp.fleet_queues import FleetQueues
 from penstock_workers.broker.amqp.lane_shovel import LaneShovel
@@ -53,7 +53,9 @@ class Shovel:
             except (*BROKER_ERRORS, *AMQP_ERRORS) as error:
                 wait_s = self._fail(error)
             except Exception:  # a defect of the shovel: messages wait in their lists meanwhile, and nothing is lost
-                log.exception("the shovel failed by an error of Penstock, which it survives; please report this")
+                log.exception(
+                    "moving messages to RabbitMQ failed because of an error in Penstock; it goes on. Please report this"
+                )
                 wait_s = self._fail(None)
             stop.wait(wait_s)
         self._disconnect()
@@ -109,7 +111,7 @@ class Shovel:
         wait_s = BACKOFF_BASE_S + full_jitter(self._faults, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S)
         if error is not None and self._faults == 0:
             log.warning(
-                "messages cannot go to RabbitMQ at %s (%s: %s); they wait in Redis, and the shovel keeps trying",
+                "messages cannot go to RabbitMQ at %s (%s: %s); they wait in Redis, and it is tried again",
                 self._address.shown, type(error).__name__, error,
             )  # fmt: skip
         self._faults += 1

@@ -224,5 +224,5 @@ def _queues(seen: WorkerSeen) -> set[str]:
 
 
 def _number(text: str | None) -> int:
-    """Anyone who reaches Redis may write heartbeats: what is no number of slots is none."""
+    """Anyone who reaches Redis may write heartbeats: what is not a number of slots is none."""
     return int(text) if text is not None and text.isdecimal() and len(text) < SLOTS_DIGITS else 0

@@ -14,7 +14,7 @@ ENDING_FOR_S = 2.0  # after the latest outcome
 ENDING_INTERVAL_S = 0.04  # a tick costs 1 to 2 ms
 
 
-class Ending:
+class JobEnding:
     """Belongs to the control thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

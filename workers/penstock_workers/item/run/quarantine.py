@@ -40,7 +40,7 @@ def line_of(crashes: int) -> int:
 
 
 def crashed_too_often(crashes: int) -> Failure:
-    detail = f"{crashes} times its worker died while it was tried, the last times in a process apart from others"
+    detail = f"{crashes} times its worker died during an attempt, the last times in a process of its own"
     return Failure("worker_crashed", detail, None)
 
 

@@ -1,4 +1,4 @@
-"""vLLM's own gauges, read from its /metrics where that is reachable: they steer how many requests are sent to it."""
+"""vLLM's own gauges, read from its /metrics where that is reachable: they decide how many requests are sent to it."""
 
 from __future__ import annotations
 

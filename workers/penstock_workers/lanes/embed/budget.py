@@ -1,4 +1,4 @@
-"""How many tokens, padding included, a batch may have: steered by the throughput that was measured, and by memory.
+"""How many tokens, padding included, a batch may have: by the throughput that was measured, and by memory.
 
 A ladder of budgets, each twice the one below. A trial on a rung ends with its rate, real tokens a second; then it goes a
 step towards the smallest budget that is about as fast as any, or to a neighbour of that which is not known yet. Running

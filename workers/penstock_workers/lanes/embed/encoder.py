@@ -29,7 +29,7 @@ class OutOfMemory(Exception):
 
 
 class NotFinite(Exception):
-    """A vector holds what is no number, which JSON would keep as null."""
+    """A vector holds what is not a number, which JSON would keep as null."""
 
 
 class Encoder(Protocol):

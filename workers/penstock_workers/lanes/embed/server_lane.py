@@ -236,7 +236,7 @@ def _read(body: bytes, inputs: int) -> tuple[Sequence[Vector], str | None, int]:
     if len(vectors) != inputs or inputs > MAX_INPUTS or len({len(vector) for vector in vectors}) != 1:
         raise _Unusable(f"200 with {len(vectors)} vectors for {inputs} inputs, or of unequal length")
     if not all(len(vector) and numpy.isfinite(vector).all() for vector in vectors):
-        raise _Unusable("200 with a vector that is empty or holds what is no number")
+        raise _Unusable("200 with a vector that is empty or holds what is not a number")
     model = answer.get("model")
     return vectors, model if isinstance(model, str) else None, max(0, tokens)
 

@@ -8,9 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock_producer.feed.served import Served
-from penstock_producer.settings import check_url
 from penstock_workers.lanes.embed.models import find_model
-from penstock_workers.lanes.lane_settings import LaneSettings
+from penstock_workers.lanes.lane_settings import LaneSettings, check_upstream
 
 
 class EmbedSettings(LaneSettings):
@@ -35,12 +34,7 @@ class EmbedSettings(LaneSettings):
     def _check_upstream(self) -> Self:
         if self.upstream_url is None:
             return self
-        try:
-            check_url(self.upstream_url, ("http", "https"))
-        except ValueError as error:
-            raise ValueError(f"upstream_url: {error}") from None
-        if not self.upstream_url.endswith("/v1"):
-            raise ValueError("upstream_url: give a server's address with its /v1, as in http://127.0.0.1:8080/v1")
+        check_upstream(self.upstream_url, "a server", "http://127.0.0.1:8080/v1")
         if self.model is not None:
             raise ValueError("with upstream_url the server has the model: leave out model")
         return self

@@ -1,4 +1,4 @@
-"""The life of a worker's engine: built with its adapters, watched, ended when it is of no use, and built anew.
+"""The life of a worker's engine: built with its adapters, watched, ended when it cannot be used any more, and built anew.
 
 An engine is dead when it says so, when it hangs, when its device is lost, and when it fails at everything.
 """
@@ -158,7 +158,7 @@ class EngineHost:
         if not engine.kill():
             self.engine = None
             self._queue.close()
-            self._give_up(f"the engine in this process is of no use any more: {why}")
+            self._give_up(f"the engine in this process cannot be used any more: {why}")
         self.note_death(engine, why)
         self._on_end()  # whatever the engine says of what is in it, or does not
 

@@ -90,6 +90,6 @@ def _adapter(name: str, folder: Path, most: int) -> LaneFinding:
 
 
 def _rank(value: Any) -> int:
-    """As it was written; 0 for what is no number, which vLLM refuses."""
+    """As it was written; 0 for what is not a number, which vLLM refuses."""
     text = str(value)
     return int(text) if text.isdecimal() and 0 < len(text) < 10 else 0

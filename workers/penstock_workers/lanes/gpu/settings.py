@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
-from penstock_producer.settings import check_url
-from penstock_workers.lanes.lane_settings import LaneSettings
+from penstock_workers.lanes.lane_settings import LaneSettings, check_upstream
 
 SLOTS_PER_SEQUENCE: Final = 2  # items that its engine runs, and as many whose prompts are made meanwhile
 
@@ -36,12 +35,7 @@ class GpuSettings(LaneSettings):
     def _check_upstream(self) -> Self:
         if self.upstream_url is None:
             return self
-        try:
-            check_url(self.upstream_url, ("http", "https"))
-        except ValueError as error:
-            raise ValueError(f"upstream_url: {error}") from None
-        if not self.upstream_url.endswith("/v1"):
-            raise ValueError("upstream_url: give a vLLM server's address with its /v1, as in http://127.0.0.1:8000/v1")
+        check_upstream(self.upstream_url, "a vLLM server", "http://127.0.0.1:8000/v1")
         given = [name for name in ("model", "lora", "engine", "chat_template") if getattr(self, name)]
         if given:
             raise ValueError(f"with upstream_url the server has the model: leave out {', '.join(given)}")
@@ -71,6 +65,6 @@ class GpuSettings(LaneSettings):
 
 
 def _number(value: Any) -> int:
-    """vLLM's own arguments come as they were written: what is no number is left for vLLM to refuse."""
+    """vLLM's own arguments come as they were written: what is not a number is left for vLLM to refuse."""
     text = str(value)
     return int(text) if text.isdecimal() and 0 < len(text) < 10 and int(text) else 1

@@ -62,7 +62,7 @@ def check_named_tokens(body: Mapping[str, Any], vocabulary: int) -> None:
         raise RequestRefused(f"logit_bias is {type(biases).__name__}: give an object from token ids to numbers")
     for token, bias in biases.items():
         if not (token.isascii() and token.isdecimal() and len(token) < 20 and int(token) < vocabulary):
-            raise RequestRefused(f"logit_bias: {token[:40]!r} is no token id of this model: 0 to {vocabulary - 1}")
+            raise RequestRefused(f"logit_bias: {token[:40]!r} is not a token id of this model: 0 to {vocabulary - 1}")
         if type(bias) not in (int, float) or not -BIAS_MOST <= bias <= BIAS_MOST:
             raise RequestRefused(
                 f"logit_bias[{token}] is {shown(bias)}: give a number from -{BIAS_MOST} to {BIAS_MOST}"

@@ -32,7 +32,7 @@ def worker_command(lane: str, number: int) -> list[str]:
 
 
 def server_command(lane: str) -> list[str]:
-    return [sys.executable, "-m", "penstock_cli.run.fork_server", lane]
+    return [sys.executable, "-m", "penstock_cli.processes.fork_server", lane]
 
 
 def worker_name(number: int) -> str:

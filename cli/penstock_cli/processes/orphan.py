@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 
-PARENT_PID_VARIABLE = "PENSTOCK_PARENT_PID"  # set by the supervisor, for its own children only
 WATCH_INTERVAL_S = 0.5
 ORPHAN_DRAIN_S = 20.0  # for an orderly end; the leases of what is cut off then expire by themselves
 _PR_SET_PDEATHSIG = 1

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from penstock_cli.errors import WorkersKeepCrashing
-from penstock_cli.run.orphan import PARENT_PID_VARIABLE
-from penstock_cli.run.worker_process import ONE_MACHINE, Policy, Take, Worker, describe, exit_status
+from penstock_cli.processes.worker_process import ONE_MACHINE, Policy, Take, Worker, describe, exit_status
+from penstock_cli.settings import PARENT_PID_VARIABLE
 from penstock_cli.show.text import last_lines
 
 MAX_LOG_BYTES = 10_000_000  # per worker; one older log of the same size is kept beside it
@@ -79,7 +79,7 @@ class Supervisor:
                 _bound_log(worker.log)
 
     def kill(self, number: int, why: str) -> None:
-        """End a worker that is of no use; ``tick`` then takes it as crashed."""
+        """End a worker that does no work; ``tick`` then takes it as crashed."""
         worker = self.workers[number - 1]
         if worker.process is not None:
             self._tell(f"{self._policy.name(number)} is killed: {why}")

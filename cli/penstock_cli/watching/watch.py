@@ -130,4 +130,4 @@ class Stall:
             return None
         self._told = True
         cause = f". The last failure: {figures.cause}" if figures.cause else ""
-        return f"nothing has finished for {silent_s:.0f} s, and {failed:,} tries have failed since; they are repeated{cause}"
+        return f"nothing has finished for {silent_s:.0f} s, and {failed:,} attempts have failed since; they are repeated{cause}"

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from penstock_simulate.answers.answers import Usage
+
+class Usage(NamedTuple):
+    """Tokens of one call."""
+
+    prompt: int
+    completion: int
+
 
 NO_USAGE = Usage(0, 0)
 

@@ -1,0 +1,99 @@
+"""What `penstock simulate --help` says of each field of SimulatorConfig, by panel. Types and defaults are the field's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from penstock_simulate.config import CHOICES
+
+
+class Flag(NamedTuple):
+    """One flag: the panel that it stands in, and its sentence."""
+
+    panel: str
+    help: str
+
+
+def _listed(field: str) -> str:
+    return ", ".join(CHOICES[field])
+
+
+_SERVER = {
+    "host": "The address to listen on.",
+    "port": "The port; 0 takes a free one.",
+    "api_key": "Refuse every other key with 401.",
+    "call_log": "Append one JSON line per call, before it is answered.",
+    "seed": "Decides which call gets which fault.",
+}
+_LIMITS = {
+    "like": f"Meter as a provider does: {_listed('like')}. Flags given beside it go first.",
+    "rpm": "Requests per minute.",
+    "tpm": "Tokens per minute.",
+    "itpm": "Input tokens per minute.",
+    "otpm": "Output tokens per minute.",
+    "rpd": "Requests per day.",
+    "tpd": "Tokens per day.",
+    "window": "`bucket` refills all the time, `10s` and `minute` at each start. Default: bucket.",
+    "tokens_window": "For tokens. Default: the same window.",
+    "depth_s": "What a bucket holds, in seconds of its rate. Default: 10.",
+    "charge": "`reserve`: prompt + max_tokens, never refunded (default); `actual`: what usage says; `settle`: reserved, "
+    "then corrected at the end; `output-as-produced`: output over the time of the answer; `input`: the prompt.",
+    "unset_max_tokens": "Reserved for a request without max_tokens. Default: 256.",
+    "burndown": "Tokens that one of output counts for, once settled. Default: 1.",
+    "charge_failed": "Refused and failed calls use up limits too.",
+    "headers": f"Rate-limit headers: {_listed('headers')}. Default: openai.",
+    "foreign_share": "Share of every limit that other clients of the same key use.",
+}
+_CAPACITY = {
+    "max_concurrency": "Calls in flight that are worked on.",
+    "crowded": "More calls get `429` (default) or `503`, or wait in a `queue` without end.",
+    "ramp_percent": "Growth within --ramp-s above this many percent gets 429 slow_down.",
+    "ramp_s": "The span over which growth is measured.",
+    "ramp_free_rpm": "Below these requests per minute nothing is too steep.",
+}
+_LATENCY = {
+    "latency_ms": "Median time of an answer.",
+    "latency_sigma": "Spread of the lognormal; 0 is none.",
+    "latency_ms_per_token": "Added for each token of the answer.",
+}
+_FAULTS = {
+    "throttle_rate": "429 although within limits.",
+    "error_rate": "500.",
+    "overload_rate": "503 server_is_overloaded; 529 with Anthropic's headers.",
+    "drop_rate": "The connection breaks before or within the answer.",
+    "html_rate": "502 with an HTML page.",
+    "truncate_rate": "200 with half a JSON body.",
+    "error_body_rate": '200 with {"error": …}.',
+    "hang_rate": "No answer for --hang-s.",
+    "retry_after_s": "What an injected 429 or 503 asks for.",
+    "retry_style": f"How a wait is written: {_listed('retry_style')}. Default: both.",
+    "hang_s": "How long a hanging call hangs.",
+    "poison_rate": "Share of documents that can never succeed (400).",
+    "credit_calls": "After this many calls the account is out of money.",
+    "credit_usd": "After this much spent the account is out of money.",
+    "usd_per_mtok_in": "Price of a million input tokens.",
+    "usd_per_mtok_out": "Price of a million output tokens.",
+    "credit_error": f"What an empty account gets: {_listed('credit_error')}. Default: the first.",
+}
+_HOSTILE = {
+    "hostile": "Kinds with commas between, or `all`; `list` shows what there is and ends.",
+    "hostile_share": "Share of calls that are answered so.",
+    "hostile_documents": "Share of documents whose every call is answered so, always in the same kind.",
+    "hostile_for_s": "For so many seconds from the first call; then all is well.",
+    "certificate": f"Serve https with one that is {_listed('certificate')}.",
+    "authority": "The authority of the certificate, made where the file is missing: for SSL_CERT_FILE.",
+}
+FLAGS: Mapping[str, Flag] = {
+    field: Flag(panel, text)
+    for panel, texts in {
+        "Server": _SERVER,
+        "Limits": _LIMITS,
+        "Capacity": _CAPACITY,
+        "Latency": _LATENCY,
+        "Faults": _FAULTS,
+        "Hostile answers, on this machine only": _HOSTILE,
+    }.items()
+    for field, text in texts.items()
+}
+"""By field, in the order of the help."""

@@ -1,0 +1,74 @@
+"""The pages that lead a newcomer through the code name what is there: files, rooms, and functions beside their file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = sorted(ROOT.glob("*/penstock_*"))
+OTHERS = ("tests", "tools", "benchmarks", "examples", "docker", "helm")
+CHECKED = (*(package.parent for package in PACKAGES), *(ROOT / name for name in OTHERS))
+# The page of decisions tells what was, files that are gone included.
+PAGES = [ROOT / "README.md", *(page for page in sorted(ROOT.glob("docs/*.md")) if page.name != "decisions.md")]
+# A reader's own files, and places that the page asks a reader to make.
+NOT_OURS = {"workers/penstock_workers/lanes/NAME/"}
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+QUOTED = re.compile(r"`([^`\n]+)`")
+PLACE = re.compile(r"[\w./-]+(?:\.py|\.lua)")
+
+
+def quoted(page: Path) -> list[str]:
+    """What a page has in backticks outside of its blocks."""
+    return QUOTED.findall(FENCED.sub("", page.read_text()))
+
+
+def paths() -> set[str]:
+    """Every file and folder of the packages, the tests and the tools; folders end with a slash."""
+    found = set[str]()
+    for folder in CHECKED:
+        for path in (folder, *folder.rglob("*")):
+            if "__pycache__" not in path.parts:
+                found.add(f"/{path.relative_to(ROOT)}{'/' if path.is_dir() else ''}")
+    return found
+
+
+def rooms(package: Path) -> list[str]:
+    """The folders of a package that hold code, as a page names them."""
+    return sorted(f"{file.parent.relative_to(package)}/" for file in package.rglob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """A reader finds each script and module that a page sends them to, by its whole path or by the end of it."""
+    known = paths()
+    named = {name for name in quoted(page) if PLACE.fullmatch(name)} - NOT_OURS
+    assert not sorted(name for name in named if not any(path.endswith(f"/{name}") for path in known))
+
+
+def test_the_map_names_every_room() -> None:
+    """docs/architecture.md has each room of each package, and none that is gone."""
+    assert len(PACKAGES) == 7, "packages were not found: the test would prove nothing"
+    named = {name for name in quoted(ROOT / "docs/architecture.md") if name.endswith("/")}
+    there = {room for package in PACKAGES for room in rooms(package)}
+    assert not sorted(room for room in there if not any(f"/{room}".endswith(f"/{name}") for name in named))
+    known = paths()
+    assert not sorted(name for name in named if not any(path.endswith(f"/{name}") for path in known))
+
+
+def test_what_the_page_of_lanes_names_in_code_exists() -> None:
+    """Who adds a lane by docs/lanes.md finds the fields of a row that the page names."""
+    adding = (ROOT / "docs/lanes.md").read_text().split("## Adding a lane")[1]
+    row = ast.parse((ROOT / "workers/penstock_workers/lanes/row.py").read_text())
+    fields = {
+        node.target.id
+        for node in ast.walk(row)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    named = {name for name in QUOTED.findall(adding) if name.isidentifier()}
+    assert named
+    lane = (ROOT / "workers/penstock_workers/item/lane.py").read_text()
+    assert not sorted(name for name in named - fields if f"def {name}(" not in lane)
