@@ -69,7 +69,7 @@ def cpu_seconds(*pids: int) -> float:
 
 @contextlib.contextmanager
 def contender(module: str, setup: Setup, log: Path) -> Iterator[Contender]:
-    """``python -m module`` with the setup, its engine warm; it runs what it is asked to, and all that it started is ended with it."""
+    """``python -m module`` with the setup, its engine warm; it runs what it is asked to, and is ended with all its own."""
     with log.open("wb") as errors:
         running = subprocess.Popen(
             [sys.executable, "-m", module, setup.to_json()], env=os.environ | variables(setup), cwd=ROOT,

@@ -36,6 +36,11 @@ def sampling_params(
     if "logit_bias" in fields:
         fields["logit_bias"] = {int(token): float(bias) for token, bias in fields["logit_bias"].items()}
     constraint = _constraint(body, schema)
+    if constraint is not None and fields.get("allowed_token_ids") is not None:
+        raise RequestRefused(
+            "allowed_token_ids: a schema or pattern says already which tokens may come, and both together may leave none; leave "
+            "one of them out"
+        )
     try:
         return upstream("vllm", "SamplingParams")(
             **fields | {"max_tokens": max_tokens},
