@@ -30,7 +30,8 @@ WORKER = ["worker", "--loglevel", "WARNING", "--without-mingle", "--without-goss
 class NullEngine:
     """Concludes everything in groups, and does nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, concurrency: int) -> None:
+        self._concurrency = concurrency
         self._concluded: list[tuple[Delivery, Skipped]] = []
 
     async def start(self, bridge: Bridge) -> None:
@@ -50,6 +51,9 @@ class NullEngine:
 
     async def stop(self) -> None:
         """Nothing to close."""
+
+    def slots(self) -> int:
+        return self._concurrency
 
     def resize(self, concurrency: int) -> None:
         """Nothing waits."""
@@ -76,7 +80,7 @@ def run_ours() -> None:
     from penstock_workers.settings import WorkerSettings
 
     settings = WorkerSettings.load(lane="api", redis_url=URL)
-    create_app(settings, lambda _app, _settings: NullEngine()).worker_main(WORKER)
+    create_app(settings, lambda _app, settings: NullEngine(settings.concurrency)).worker_main(WORKER)
 
 
 def run_stock() -> None:

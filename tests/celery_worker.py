@@ -65,6 +65,7 @@ class Settings:
     spot_notices: None = None
     metrics_host: str = "127.0.0.1"
     stalled_s: float = 45.0  # see liveness.STALLED_S
+    finds_slots: int | None = None  # other than ``concurrency``, once it is up
     starts_s: float = 0.0  # how long the engine takes to start
     control: bool = True
     result_backend_url: str | None = None
@@ -91,9 +92,10 @@ class RecordingEngine:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._loads = False
         self._redis = redis.Redis.from_url(settings.redis_url)
         self._runs = open(settings.runs, "a", buffering=1)  # noqa: SIM115 - for as long as the process lives
-        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._slots = asyncio.Semaphore(self.slots())
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._running: set[Delivery] = set()
         self._settled: list[Any] = []
@@ -102,8 +104,10 @@ class RecordingEngine:
     async def start(self, bridge: Bridge) -> None:
         if self._settings.fails_to_start:
             raise RuntimeError("the engine has no key")
+        self._loads = True
         await asyncio.sleep(self._settings.starts_s)
         self._bridge = bridge
+        self._loads = False
 
     def accept(self, delivery: Delivery) -> None:
         self._tasks[delivery] = asyncio.create_task(self._run(delivery))
@@ -128,6 +132,9 @@ class RecordingEngine:
         for task in self._tasks.values():
             task.cancel()
 
+    def slots(self) -> int:
+        return self._settings.finds_slots or self._settings.concurrency
+
     def resize(self, concurrency: int) -> None:
         self.size = concurrency
 
@@ -138,7 +145,7 @@ class RecordingEngine:
         return None
 
     def trouble(self) -> str | None:
-        return None
+        return "the model loads" if self._loads else None
 
     def figures(self) -> Iterable[Sample]:
         return ()

@@ -23,11 +23,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from redis_sets import SentinelSet
-from servers import RedisServer, as_bytes, free_port
+from servers import RedisServer, free_port
 
-from penstock_ledger import QueueBook, keys
+from penstock_ledger import QueueBook, RedisLedger, keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
+from penstock_producer.feed.served import LOADS
 from penstock_producer.feed.wire import queue_name
 
 PENSTOCK = [sys.executable, "-m", "penstock_cli"]
@@ -256,9 +257,9 @@ class Fleet:
         )
 
     def heard_of(self) -> set[int]:
-        """Pids of workers that have beaten their heart at least once."""
-        names = self.store.client().zrange(keys.WORKERS, 0, -1)
-        return {int(as_bytes(name).decode().rpartition("-")[2]) for name in names}
+        """Pids of workers whose heartbeat says that they take items: of those that host a model, with the model up."""
+        seen = RedisLedger(self.store.client(), "").workers()
+        return {int(worker.name.rpartition("-")[2]) for worker in seen if LOADS not in worker.info}
 
     def ready(self, *workers: Process) -> None:
         wanted = {worker.popen.pid for worker in workers}

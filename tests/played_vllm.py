@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -18,6 +19,8 @@ class PlayedVllm:
     def __init__(self, model: str, *adapters: str) -> None:
         self.model = model
         self.adapters = adapters
+        self.delay_s = 0.0  # of each answer
+        self.loads = False
         self.answered: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -27,7 +30,9 @@ class PlayedVllm:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                if self.path == "/v1/models":
+                if played.loads:
+                    self._say(503, {})
+                elif self.path == "/v1/models":
                     self._say(200, {"data": played.listed()})
                 else:  # /metrics: vLLM's gauges, of an idle server
                     self._say(200, {}, b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
@@ -62,6 +67,7 @@ class PlayedVllm:
 
     def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         model = body.get("model", "")
+        time.sleep(self.delay_s)
         with self._lock:
             if model not in (self.model, *self.adapters):
                 self.refused[model] += 1

@@ -19,6 +19,7 @@ from benchmarks.ground import ROOT, GroundError, RunningRedis, redis_server
 from penstock_ledger import Meta, QueueBook, RedisLedger, keys, open_database
 from penstock_ledger.model import Counts, Job
 from penstock_producer import Producer
+from penstock_producer.feed.served import LOADS
 from penstock_producer.feed.wire import queue_name
 
 START_TIMEOUT_S = 900.0  # compiling and capturing graphs for a large model takes minutes
@@ -135,7 +136,8 @@ class WorkerFleet:
 
     def _heard(self) -> bool:
         assert self._worker is not None, "start() comes first"
-        return any(seen.name.endswith(f"-{self._worker.pid}") for seen in self._hot.workers())
+        name = f"-{self._worker.pid}"
+        return any(seen.name.endswith(name) and LOADS not in seen.info for seen in self._hot.workers())
 
     def _check_alive(self) -> None:
         if self._worker is None or self._worker.poll() is not None:

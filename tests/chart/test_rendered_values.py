@@ -132,10 +132,13 @@ def test_engines_write_where_they_may(name: str, holder: str, render: Render) ->
 
 
 def test_an_engine_in_process_gets_its_arguments(render: Render) -> None:
-    """`vllm.args` and `maxNumSeqs` are settings of the worker, whose slots are twice what the engine computes at once."""
+    """`vllm.args` and `maxNumSeqs` are settings of the worker, which takes its slots from the engine that is up."""
     found = env(container(pool(render("gpu"), "gpu"), "penstock"))
     assert json.loads(found["PENSTOCK_GPU__ENGINE"]) == {"gpu_memory_utilization": 0.92, "max_model_len": 8192}
-    assert (found["PENSTOCK_GPU__MAX_NUM_SEQS"], found["PENSTOCK_CONCURRENCY"]) == ("512", "1024")
+    assert found["PENSTOCK_GPU__MAX_NUM_SEQS"] == "512"
+    assert "PENSTOCK_CONCURRENCY" not in found
+    found = env(container(pool(render("gpu", {"workerPools": {"gpu": {"concurrency": 700}}}), "gpu"), "penstock"))
+    assert found["PENSTOCK_CONCURRENCY"] == "700"
 
 
 def test_an_engine_beside_the_worker_gets_its_arguments(render: Render) -> None:
@@ -145,8 +148,14 @@ def test_an_engine_beside_the_worker_gets_its_arguments(render: Render) -> None:
     assert vllm["args"][0] == "meta-llama/Llama-3.1-8B-Instruct"
     names = vllm["args"].index("--served-model-name")
     assert vllm["args"][names + 1 : names + 3] == ["meta-llama/Llama-3.1-8B-Instruct", "llama-8b"]
-    wanted = "--port=8000 --max-num-seqs=256 --max-model-len=8192 --enable-prefix-caching --tensor-parallel-size=2"
+    wanted = "--port=8000 --max-model-len=8192 --enable-prefix-caching --tensor-parallel-size=2"
     assert set(wanted.split()) <= set(vllm["args"])
+    assert not [
+        argument for argument in vllm["args"] if argument.startswith("--max-num-seqs")
+    ]  # vLLM's own, for the card
+    told = render("gpu-sidecar", {"workerPools": {"gpu": {"vllm": {"maxNumSeqs": 96}}}})
+    assert "--max-num-seqs=96" in container(pool(told, "gpu"), "vllm")["args"]
+    assert env(container(pool(told, "gpu"), "penstock"))["PENSTOCK_CONCURRENCY"] == "192"
     assert env(vllm)["HF_TOKEN"] == {"secretKeyRef": {"name": "huggingface", "key": "token"}}
     probe = vllm["livenessProbe"]
     assert "http://127.0.0.1:8000/health" in probe["exec"]["command"][-1]

@@ -9,6 +9,8 @@ from chart.conftest import Render
 from chart.helm_library import Release, Values
 from chart.pods import pod_spec, pool, worker_env
 
+from penstock_workers.celery_app.drain import GRACE_S, STOP_TIMEOUT_S
+
 CUSTOM: Values = {"labelKey": "tier", "labelValue": "cheap"}
 
 # provider, label, value, tainted, grace, drain
@@ -72,6 +74,19 @@ def test_what_must_stay_keeps_off_spot(provider: str, label: str, value: str, re
 def test_a_notice_of_ones_own_is_kept_to(notice: int, grace: int, drain: int, render: Render) -> None:
     """`spot.noticeSeconds` replaces the provider's; the drain stays below it down to the shortest notice there can be."""
     assert _times(render("minimal", _spot("gke", noticeSeconds=notice))) == (grace, drain)
+
+
+@pytest.mark.parametrize("provider", [row[0] for row in TABLE])
+def test_an_engine_in_the_worker_has_time_to_end(provider: str, render: Render) -> None:
+    """After the drain of such a pool there is as long as a worker gives its engine; SIGKILL would leave its memory behind."""
+    release = render("gpu", _spot(provider) | {"keda": {"enabled": False}})
+    for name in ("gpu", "embed"):
+        grace, drain = _times(release, name)
+        assert grace - drain >= GRACE_S + STOP_TIMEOUT_S
+        assert drain >= 5
+    beside = render("gpu-sidecar", _spot(provider))
+    grace, drain = _times(beside, "gpu")
+    assert grace - drain == 5
 
 
 def test_off_spot_there_is_a_minute(render: Render) -> None:

@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", required=True)
-    parser.add_argument("--max-num-seqs", type=int, required=True)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--shutdown-timeout", type=int, required=True)
     parser.add_argument("--served-model-name", nargs="+", default=[])
     given, _ = parser.parse_known_args()  # the rest is the engine's

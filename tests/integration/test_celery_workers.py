@@ -142,6 +142,14 @@ def test_sigterm_returns_everything_at_once(fleet: Fleet) -> None:
     assert b'"delivery_info":{"redelivered":true,' in as_bytes(last)
 
 
+def test_a_worker_claims_as_many_as_its_engine_says(fleet: Fleet) -> None:
+    """An engine that is up and runs more than the settings said gets as many messages as it runs, and those that wait (H7)."""
+    fleet.start(seconds=60, drain_seconds=0.5, concurrency=2, finds_slots=16)
+    fleet.publish(100)
+    until(lambda: len(fleet.runs()) == 16)
+    until(lambda: fleet.held() == 32)
+
+
 def test_sigterm_lets_running_items_end(fleet: Fleet) -> None:
     """Items that fit into the drain are finished and acknowledged; the worker does not wait longer than they do."""
     worker = fleet.start(seconds=1.0, drain_seconds=20, concurrency=32)

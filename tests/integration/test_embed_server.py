@@ -1,9 +1,8 @@
-"""An embed worker over a server: one that keeps the contract of text-embeddings-inference 1.8, and one that is as vLLM's."""
+"""An embed worker over a server that embeds: one that keeps text-embeddings-inference's contract, and one that is as vLLM's."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
+from embed_servers import PlayedServer, Tei, Vllm
 
 from penstock_ledger.vectors import unpack
 from penstock_producer.errors import SettingsError
@@ -23,65 +23,6 @@ from penstock_workers.lanes.embed import server_lane as module
 from penstock_workers.lanes.embed.admission import WhileUp
 from penstock_workers.lanes.embed.server_lane import EmbedServerLane
 from penstock_workers.settings import WorkerSettings
-
-MAX_TOKENS, MAX_BATCH = 8, 4  # of the server; a token is a word
-VECTOR = [0.6, 0.8, 0.0, 0.0]
-
-
-class Tei:
-    """`/info` and `/v1/embeddings`, with its statuses and its error body: message, code and type."""
-
-    def __init__(self, *, is_vllm: bool = False) -> None:
-        self.is_vllm = is_vllm
-        self.asked: list[dict[str, Any]] = []
-        self.fails: list[tuple[int, str, str]] = []  # of the next requests: status, message, type
-        self.loaded = True
-        self.answer: bytes | None = None
-
-    async def info(self, _: web.Request) -> web.Response:
-        if not self.loaded:
-            return web.Response(status=503, text="starting")
-        return web.json_response({"model_id": "BAAI/bge-small", "max_client_batch_size": MAX_BATCH})
-
-    async def models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "tiny-bert"}]}, status=200 if self.loaded else 503)
-
-    async def embeddings(self, request: web.Request) -> web.Response:
-        asked = orjson.loads(await request.read())
-        self.asked.append(asked)
-        inputs = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
-        if self.fails:
-            return error(*self.fails.pop(0))
-        if self.answer is not None:
-            return web.Response(body=self.answer, content_type="application/json")
-        if len(inputs) > MAX_BATCH:
-            return error(413, f"batch size {len(inputs)} > maximum allowed batch size {MAX_BATCH}", "Validation")
-        longest = max(len(text.split()) for text in inputs)
-        if longest > MAX_TOKENS and "truncate_prompt_tokens" not in asked:
-            words = f"`inputs` must have less than {MAX_TOKENS} tokens. Given: {longest}"
-            return error(413, words, "Validation")
-        assert asked["encoding_format"] == "base64"
-        packed = base64.b64encode(struct.pack("<4f", *VECTOR)).decode()
-        data = [{"object": "embedding", "index": at, "embedding": packed} for at in range(len(inputs))]
-        usage = {"prompt_tokens": longest, "total_tokens": longest}
-        return web.json_response({"object": "list", "data": data[::-1], "model": asked["model"], "usage": usage})
-
-    @asynccontextmanager
-    async def served(self, port: int = 0) -> AsyncIterator[str]:
-        app = web.Application()
-        app.router.add_get("/v1/models" if self.is_vllm else "/info", self.models if self.is_vllm else self.info)
-        app.router.add_post("/v1/embeddings", self.embeddings)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        finally:
-            await runner.cleanup()
-
-
-def error(status: int, message: str, kind: str) -> web.Response:
-    return web.json_response({"message": message, "code": status, "type": kind}, status=status)
 
 
 def request(body: dict[str, Any], **more: Any) -> Request:
@@ -105,10 +46,9 @@ async def tried(one: EmbedServerLane, asked: Request) -> Answer | NoAnswer:
     return await one.infer(prepared)
 
 
-@pytest.mark.parametrize(("is_vllm", "model"), [(False, "BAAI/bge-small"), (True, "tiny-bert")])
-async def test_vectors_are_stored_as_the_lanes_own(is_vllm: bool, model: str) -> None:
+@pytest.mark.parametrize(("server", "model"), [(Tei(), "BAAI/bge-small"), (Vllm(), "tiny-bert")])
+async def test_vectors_are_stored_as_the_lanes_own(server: PlayedServer, model: str) -> None:
     """They come as base64, in any order, are cut and made other numbers here, and the model's name is the server's."""
-    server = Tei(is_vllm=is_vllm)
     async with server.served() as url, lane(url) as one:
         answer = await tried(one, request({"input": ["a b", "c"], "output_dtype": "int8", "dimensions": 2}))
     assert isinstance(answer, Answer)
@@ -116,7 +56,7 @@ async def test_vectors_are_stored_as_the_lanes_own(is_vllm: bool, model: str) ->
     assert answer.packed
     assert (stored.dtype, stored.dimensions, stored.model, stored.prompt_tokens) == ("int8", 2, model, 2)
     assert struct.unpack("<4b", stored.data) == (76, 102, 76, 102)
-    assert server.asked == [{"input": ["a b", "c"], "model": model, "encoding_format": "base64"}]
+    assert server.asked == [("/v1/embeddings", {"input": ["a b", "c"], "model": model, "encoding_format": "base64"})]
 
 
 @pytest.mark.parametrize(
@@ -131,12 +71,13 @@ async def test_vectors_are_stored_as_the_lanes_own(is_vllm: bool, model: str) ->
         ({"input": "w"}, [(500, "oops", "Backend")], "server_error"),
     ],
 )
+@pytest.mark.parametrize("invalid", [413, 422])
 async def test_each_error_of_the_server_has_its_fate(
-    body: dict[str, Any], fails: list[tuple[int, str, str]], name: str
+    body: dict[str, Any], fails: list[tuple[int, str, str]], name: str, invalid: int
 ) -> None:
-    """413 is too long or too many, 424 a model that failed, 429 a full queue: the last costs no attempt."""
-    server = Tei()
-    server.fails = fails
+    """413 or 422 is too long or too many, 424 a model that failed, 429 a full queue: the last costs no attempt."""
+    server = Tei(invalid=invalid)
+    server.fails = list(fails)
     async with server.served() as url, lane(url) as one:
         named = name_failure(await tried(one, request(body)), 0.0)
     assert isinstance(named, Failure)
@@ -145,11 +86,11 @@ async def test_each_error_of_the_server_has_its_fate(
 
 async def test_a_text_that_is_too_long_is_cut_where_the_job_says_so() -> None:
     """By vLLM's parameter, which it takes from the body."""
-    server = Tei(is_vllm=True)
+    server = Vllm()
     async with server.served() as url, lane(url) as one:
         answer = await tried(one, request({"input": "w " * 9}, on_overflow="trim"))
     assert isinstance(answer, Answer)
-    assert server.asked[0]["truncate_prompt_tokens"] == -1
+    assert server.asked[0][1]["truncate_prompt_tokens"] == -1
 
 
 @pytest.mark.parametrize(
@@ -176,13 +117,15 @@ async def test_while_the_server_is_away_nothing_starts(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "ASK_AGAIN_S", 0.05)
     server = Tei()
     async with server.served() as url, lane(url) as one:
-        admission = WhileUp(one.up)
+        admission = WhileUp(one.is_up, one.up)
         prepared = await one.prepare(request({"input": "w"}))
-        await asyncio.wait_for(admission.turn(None, prepared), 1)  # type: ignore[arg-type]  # it looks at no attempt
+        assert admission.at_once(None) is not None  # type: ignore[arg-type]  # it looks at no attempt
+        await asyncio.wait_for(admission.turn(None, prepared), 1)  # type: ignore[arg-type]  # as above
         server.loaded = False
         async with asyncio.timeout(5):
             lost = await one._no_answer(NoAnswer("connection_lost", "reset", 1))
             assert lost.failure == "connect_failed"  # which costs no attempt
+            assert admission.at_once(None) is None  # type: ignore[arg-type]  # as above
             waiting = asyncio.create_task(admission.turn(None, prepared))  # type: ignore[arg-type]  # as above
             await asyncio.sleep(0.2)
             assert not waiting.done()
@@ -190,6 +133,26 @@ async def test_while_the_server_is_away_nothing_starts(monkeypatch: pytest.Monke
             server.loaded = True
             await waiting
         assert isinstance(await one.infer(prepared), Answer)
+
+
+@pytest.mark.parametrize("server", [Tei(), Vllm()])
+async def test_a_server_with_another_model_gives_no_vectors_of_it(
+    server: PlayedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lane says what the server has now; an item that came in before waits, and is not sent: its job has another model."""
+    monkeypatch.setattr(module, "MODEL_EACH_S", 0.02)
+    async with server.served() as url, lane(url, names=("mine",)) as one:
+        early = await one.prepare(request({"input": "w"}))
+        server.model = "other"
+        async with asyncio.timeout(5):
+            while one.served.names != ("mine", "other"):  # noqa: ASYNC110 - the lane asks its server, and tells no one
+                await asyncio.sleep(0.01)
+        late = await one.infer(early)
+        answer = await tried(one, request({"input": "w"}))
+    assert isinstance(late, NoAnswer)
+    assert (late.failure, late.sent) == ("engine_busy", False)
+    assert isinstance(answer, Answer)
+    assert [asked["model"] for _, asked in server.asked] == ["other"]
 
 
 @pytest.mark.parametrize("path", ["", "/v1"])

@@ -77,15 +77,29 @@ def test_a_model_that_comes_late_is_waited_for(house: House) -> None:
     assert "no worker serves org/tiny2; served here: tiny1 (1 worker)" in fleet.penstock("status", "late")
     assert fleet.finished(late) == 0
 
-    house.second = house.server("org/tiny2", "legal")
-    fleet.ready(house.worker(house.second))
+    house.second = second = house.server("org/tiny2", "legal")
+    second.loads = True
+    worker = house.worker(second, gpu__names='["org/tiny2"]')
+    place = second.url.removeprefix("http://").removesuffix("/v1")
+    loading = f"loading in 1 worker: waiting for the model of {place}"
+    until(lambda: loading in fleet.penstock("status", "late"), 30, "the load is shown (H14)")
+    assert "no worker serves org/tiny2 yet, and a worker loads it; served here: tiny1" in fleet.penstock(
+        "status", "late"
+    )
+    assert "loading in 1 worker" in fleet.penstock("doctor", "--accept", "database", "--accept", "aof")
+    assert worker.popen.pid not in fleet.heard_of()
+    assert fleet.finished(late) == 0
+    second.loads = False
+    fleet.ready(worker)
     unnamed.enqueue("after", {"id": "after", "text": "x"})
     unnamed.close()
     for job in (unnamed.job, late):
         fleet.wait_for(job, JobState.COMPLETED, WORK_S)
     assert house.answers(unnamed.job) == {"tiny1 answers": 2}
     assert house.answers(late) == {"org/tiny2 answers": DOCUMENTS}
-    assert "no worker serves" not in fleet.penstock("status", "late")
+    said = fleet.penstock("status", "late")
+    assert "no worker serves" not in said
+    assert "loading in" not in said
 
 
 def test_each_job_is_answered_by_its_model(house: House) -> None:
@@ -172,6 +186,25 @@ def test_commands_say_what_is_served_and_what_waits(house: House) -> None:
     assert refused.returncode != 0
     assert "serve several models" in refused.stderr
     assert "name one with --model" in refused.stderr
+
+
+def test_a_server_that_gets_another_model_is_followed(house: House) -> None:
+    """Whatever a server serves while its worker runs is announced and answered; what names a model that it had waits uncounted,
+    and is answered when that one is back."""
+    fleet, server = house.fleet, house.second
+    server.delay_s = 0.05
+    torn = house.submit("torn-apart", "legal", 150)
+    fleet.wait_for_outcomes(torn, 20)
+    server.model, server.adapters = "after", ("new",)
+    for name in ("after", "new"):
+        fleet.wait_for(house.submit(f"of-{name}", name, 50), JobState.COMPLETED, WORK_S)
+    assert "no worker serves legal; served here: after (1 worker), tiny1" in fleet.penstock("status", "torn-apart")
+    assert 20 <= fleet.finished(torn) < 150
+
+    server.model, server.adapters = "org/tiny2", ("legal",)
+    fleet.wait_for(torn, JobState.COMPLETED, WORK_S)
+    assert house.answers(torn) == {"org/tiny2 answers": 150}
+    assert {result.attempts for result in fleet.producer.results(torn.job_id)} == {1}
 
 
 def test_strangers_in_the_heartbeats_harm_no_reader(house: House) -> None:

@@ -14,6 +14,7 @@ from celery_worker import QUEUE, Fleet, WorkerProcess, fleet_on, until
 from servers import RedisServer
 
 from penstock_workers.celery_app.app import create_app
+from penstock_workers.celery_app.probe import note_of
 from penstock_workers.settings import WorkerSettings
 
 OLD_S = 1.0  # of `alive`, in tests; the workers here beat ten times per second
@@ -92,13 +93,17 @@ def test_a_long_start_is_covered_by_started(fleet: Fleet, tmp_path: Path) -> Non
     """While a model loads, `started` says no, so `alive` is not asked yet."""
     worker = fleet.start(probe_dir=tmp_path / "probes", name="first")
     assert worker.end() == 0
-    seen = []
+    seen: list[set[str]] = []
+    notes: set[str] = set()
 
     def is_up() -> bool:
         seen.append(states(slow))
+        notes.add(note_of(str(tmp_path / "probes")))
         return "ready" in seen[-1]
 
     slow = fleet.launch(probe_dir=tmp_path / "probes", name="second", starts_s=2.0)
     until(is_up, explain=slow.text)
     assert set() in seen
     assert {"alive"} not in seen
+    assert "the model loads" in notes
+    until(lambda: note_of(str(tmp_path / "probes")) == "")

@@ -43,6 +43,19 @@ def test_engines_are_added_up() -> None:
     assert "tokens_per_s" not in told
 
 
+def test_a_model_that_loads_is_shown() -> None:
+    """Before the first document the line says how far the load is, of how many workers, and hostile words are cut."""
+    loads = {"lane": "gpu", "bound": "starting", "loading": "reading weights, 3.1 of 15.0 GiB after 42 s"}
+    found = engines_of(seen(loads, loads), "gpu")
+    assert found is not None
+    assert "loading in 2 workers: reading weights, 3.1 of 15.0 GiB after 42 s" in engines_line(found)
+    hostile = engines_of(seen(loads | {"loading": "\x1b[2J" + "x" * 9999}), "gpu")
+    assert hostile is not None
+    assert hostile.loading is not None
+    assert len(hostile.loading) < 200
+    assert "\x1b" not in hostile.loading
+
+
 def test_an_embed_worker_has_figures_of_its_own() -> None:
     """Tokens and items per second, and how little of its batches is padding."""
     info = {

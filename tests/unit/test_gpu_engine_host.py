@@ -20,6 +20,7 @@ from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineFault
 from penstock_workers.lanes.gpu.engine_host import EngineHost
 from penstock_workers.lanes.gpu.gpu_lane import SECONDS_PER_TOKEN, GpuLane, time_limit_s
 from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.registry import REGISTRY
 from penstock_workers.settings import WorkerSettings
 
 CONFIG = SimpleNamespace(
@@ -65,6 +66,9 @@ class FakeEngine:
 
     def tokenizer(self) -> Any:
         return [0] * 10
+
+    def pids(self) -> list[int]:
+        return []
 
     def is_alive(self) -> bool:
         return not self.killed
@@ -140,6 +144,7 @@ async def test_a_hung_engine_is_killed_and_its_items_are_given_back(house: House
     assert house.engines[0].killed
     await rebuilt(house)
     assert len(house.engines) == 2
+    assert house.lane.gauges()["deaths"] == 1
     assert isinstance(await house.ask(), Answer)
     assert house.gave_up == []
 
@@ -212,6 +217,60 @@ def test_the_default_of_an_items_time_follows_max_tokens() -> None:
     assert limit(120.0, 8) == 120.0
     assert limit(120.0, 4_000) == 4_000 * SECONDS_PER_TOKEN
     assert limit(30.0, 4_000) == 30.0
+
+
+async def test_a_load_is_shown_until_the_engine_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an engine starts its gauges say how far it is; when it is up they say nothing of that (H14)."""
+    may_start = asyncio.Event()
+    monkeypatch.setattr(FakeEngine, "start", lambda _: may_start.wait())
+    house = House(monkeypatch)
+    starting = asyncio.create_task(house.lane.start())
+    while "loading" not in house.lane.gauges():  # noqa: ASYNC110 - the watch sets it, not an event
+        await asyncio.sleep(0)
+    assert str(house.lane.gauges()["loading"]).startswith("starting the engine, after")
+    assert house.lane.gauges()["bound"] == "starting"
+    may_start.set()
+    await starting
+    assert not [name for name in house.lane.gauges() if "load" in name]
+    await house.lane.close()
+
+
+def reported(sequences: int, replicas: int, **cache: Any) -> Any:
+    """A config as an engine fills it in at its start."""
+    return SimpleNamespace(
+        **vars(CONFIG)
+        | {
+            "scheduler_config": SimpleNamespace(max_num_seqs=sequences, max_num_batched_tokens=8_192),
+            "parallel_config": SimpleNamespace(data_parallel_size=replicas),
+            "cache_config": SimpleNamespace(**cache),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "sequences", "room"),
+    [
+        (reported(256, 1, kv_cache_size_tokens=5_000, num_gpu_blocks=400, block_size=16), 256, 5_000),
+        (reported(256, 4, kv_cache_size_tokens=5_000, num_gpu_blocks=1_600, block_size=16), 1_024, 20_000),
+        (reported(1_024, 2, num_gpu_blocks=800, block_size=16), 2_048, 12_800),
+        (reported(64, 2, kv_cache_size_tokens=None, num_gpu_blocks=None, block_size=None), 128, 0),
+    ],
+)
+async def test_room_and_slots_follow_all_replicas(
+    config: Any, sequences: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each replica of a data-parallel engine brings its sequences and its KV cache: vLLM adds up blocks, not tokens (H7)."""
+    opened: list[tuple[int, int]] = []
+    monkeypatch.setattr(FakeEngine, "config", config)
+    house = House(monkeypatch)
+    monkeypatch.setattr(house.lane.queue, "open", lambda seqs, tokens: opened.append((seqs, tokens)))
+    await house.lane.start()
+    await house.lane.close()
+    assert opened == [(sequences, room)]
+    assert REGISTRY["gpu"].slots is not None
+    settings = WorkerSettings(lane="gpu")
+    assert REGISTRY["gpu"].slots(settings, house.lane) == 2 * sequences
+    assert REGISTRY["gpu"].slots(settings.model_copy(update={"concurrency": 7}), house.lane) is None
 
 
 async def test_what_is_pooled_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,17 @@ def test_weights_are_held_against_the_cards() -> None:
     )
     assert not list(machine.find_room(140 * machine.GIB, two, cards_used=2))
     assert "is to use 4 cards, and 2 are here" in sentences(machine.find_room(1, two, cards_used=4), good=False)
+    assert "is to use 4 cards" in sentences(machine.find_room(1, two, cards_used=2, replicas=2), good=False)
+
+
+def test_memory_that_others_use_is_seen() -> None:
+    """An engine takes a share of each card at its start, and fails where that is not free on as many as it needs."""
+    half = [machine.Card(str(at), "H100", 80 * machine.GIB, (80 - 40 * at) * machine.GIB, "550") for at in range(2)]
+    assert not list(machine.find_room(machine.GIB, half, cards_used=1, share=0.9))
+    said = sentences(machine.find_room(machine.GIB, half, cards_used=2, share=0.9), good=False)
+    assert "takes 90% of a card's memory at its start, and 1 of 2 cards have that free" in said
+    assert "2 are to be used" in said
+    assert not list(machine.find_room(machine.GIB, half, cards_used=2, share=0.5))
 
 
 def test_little_shared_memory_matters_to_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

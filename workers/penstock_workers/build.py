@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
-from penstock_producer.feed.queues import queue_name
-from penstock_producer.feed.served import HOME, SERVES, Served
+from penstock_producer.feed.served import Served
 from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
 from penstock_workers.failpoints import Failpoints
@@ -40,9 +39,10 @@ from penstock_workers.item.settling.settle import Durable, Settler
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.slots import ItemWaits
 from penstock_workers.lanes.lane_figures import bound_figures, engine_figures
-from penstock_workers.lanes.registry import home_queue, lane_row, served_by
+from penstock_workers.lanes.registry import lane_row, served_by
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
+from penstock_workers.served_model import Consume, ServedModel
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 from penstock_workers.stores import Stores, open_stores
 from penstock_workers.tracing import Tracing, open_tracing
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from penstock_workers.control import Control
 
 log = logging.getLogger(__name__)
-
-Consume = Callable[[Sequence[str]], None]  # makes the worker take messages of more queues
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,8 @@ class WorkerEngine:
     def __init__(self, settings: WorkerSettings, lane: Lane | None = None, *, consume: Consume | None = None) -> None:
         self._settings = settings
         self._consume = consume
-        self._served: Served | None = None  # in lanes that host a model, once it is up
+        self._slots = settings.concurrency  # items that run at once; an engine that is up may say more
+        self._model: ServedModel | None = None  # in lanes that host one
         self._row = lane_row(settings.lane)
         self._lane = lane or self._row.make(settings)
         self._failpoints = Failpoints.parse(settings.failpoints)
@@ -106,15 +105,23 @@ class WorkerEngine:
         # closed in the opposite order
         for part in (self._lane, parts.causes, parts.admission, parts.code, parts.starts, parts.settler):
             self._parts.push_async_callback(part.close)
+        self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe, self._note_queues)
+        loads = served_by(settings)
+        if loads is not None and parts.models is not None:  # it may load for minutes, and status shows how far it is
+            self._model = ServedModel(
+                settings, loads, stores.hot, parts.models, consume=self._consume, announce=self._heartbeat.beat
+            )
+            self._heartbeat.beat()
         await self._lane.start()
-        if parts.models is not None:
-            parts.models.open(self._take_up_model())
-            await asyncio.to_thread(self._note_queues)  # before the first claim: what is held there must be found
+        self._slots = self._suitable_slots()
+        parts.waits.slots.resize(self._slots)
+        if self._model is not None:
+            await self._model.open(self._served)
+            self._parts.push_async_callback(self._model.close)
         parts.starts.start()
         parts.settler.start()
         parts.causes.start()
-        self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe, self._note_queues)
-        self._heartbeat.start()
+        self._heartbeat.beat()
         if settings.control:
             from penstock_workers.control import start_control
 
@@ -180,7 +187,11 @@ class WorkerEngine:
         await self._parts.aclose()
         self._closing.close()
 
+    def slots(self) -> int:
+        return self._slots
+
     def resize(self, concurrency: int) -> None:
+        self._slots = concurrency
         self._running.resize(concurrency)
 
     def stats(self) -> Mapping[str, int | float | str]:
@@ -193,6 +204,9 @@ class WorkerEngine:
         return next((why for backlog in self._backlogs if (why := backlog.overdue()) is not None), None)
 
     def trouble(self) -> str | None:
+        loading = self._lane.gauges().get("loading")
+        if loading is not None:
+            return f"the model loads: {loading}"
         return next((what for backlog in self._backlogs if (what := backlog.trouble()) is not None), None)
 
     def figures(self) -> Iterator[Sample]:
@@ -221,26 +235,20 @@ class WorkerEngine:
             return admission
         return PricedAdmission(admission, self._settings.cost, self._computing)
 
-    def _take_up_model(self) -> Served:
-        """What the lane serves, now that it is up; its queues are consumed from here on."""
+    def _suitable_slots(self) -> int:
+        found = None if self._row.slots is None else self._row.slots(self._settings, self._lane)
+        return self._settings.concurrency if found is None else found
+
+    def _served(self) -> Served:
+        """What the lane serves, now that it is up."""
         served = self._row.announces(self._lane) if self._row.announces is not None else served_by(self._settings)
         assert served is not None, "asked of lanes that host a model"
-        self._served = served
-        if self._consume is not None:
-            self._consume(served.queues(self._settings.lane))
         return served
 
-    def _announcement(self) -> dict[str, str]:
-        """What others must know of the model, in each heartbeat."""
-        if self._served is None:
-            return {}
-        return {SERVES: self._served.to_text(), HOME: home_queue(self._settings)}
-
     def _note_queues(self) -> None:
-        """In a thread, now and with each heartbeat: the control loop looks after the queues that are noted."""
-        if self._served is not None and self._hot is not None:
-            lane = self._settings.lane
-            self._hot.queues.note(queue_name(lane), self._served.queues(lane), by_worker=True)
+        """In a thread, with each heartbeat."""
+        if self._model is not None:
+            self._model.note_queues()
 
     async def _report_drain(self) -> None:
         """Write the drain's figures to Redis: the metrics of a process that has ended are not read."""
@@ -267,9 +275,9 @@ class WorkerEngine:
         return {
             **hooks,
             "lane": self._settings.lane,
-            "concurrency": str(self._settings.concurrency),
+            "concurrency": str(self._slots),
             "in_flight": str(self.stats().get("in-flight", 0)),
-            **self._announcement(),
+            **({} if self._model is None else self._model.announcement()),
         } | {
             name: f"{value:.6g}" if isinstance(value, float) else str(value)
             for name, value in self._lane.gauges().items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -29,10 +30,14 @@ class Heartbeat:
         self._name = name
         self._describe = describe
         self._besides = besides
+        self._due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="heartbeat")
+    def beat(self) -> None:
+        """Now, and every few seconds from then on. Called on the loop."""
+        self._due.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="heartbeat")
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -41,11 +46,14 @@ class Heartbeat:
 
     async def _run(self) -> None:
         while True:
+            self._due.clear()
             try:
                 await asyncio.to_thread(self._beat, self._describe())
             except Exception as error:
                 log.debug("heartbeat not sent: %s; the next one is in %.0f s", error, INTERVAL_S)
-            await asyncio.sleep(INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL_S):
+                    await self._due.wait()
 
     def _beat(self, info: dict[str, str]) -> None:
         self._hot.heartbeat(self._name, info)

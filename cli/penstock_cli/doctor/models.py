@@ -8,6 +8,7 @@ import redis
 
 from penstock_cli.doctor.finding import Finding, Verdict
 from penstock_cli.show.cards import cards_in_words
+from penstock_cli.show.engines import engines_of
 from penstock_cli.show.reasons import unserved_model
 from penstock_cli.show.text import safe
 from penstock_ledger import LiveJobs, RedisAddress, RedisLedger, open_database
@@ -44,6 +45,9 @@ def _models(hot: RedisLedger, live: LiveJobs) -> Iterator[Finding]:
         serving = serving_of(workers, lane)
         if serving.workers:
             yield Finding(Verdict.GOOD, SUBJECT, f"lane {lane} serves {safe(serving.in_words())}")
+        engines = engines_of(workers, lane)
+        if engines is not None and engines.loading is not None:
+            yield Finding(Verdict.GOOD, SUBJECT, f"lane {lane}: {safe(engines.loading)}")
         if (cards := cards_in_words(workers, lane)) is not None:
             yield Finding(Verdict.GOOD, SUBJECT, f"lane {lane}: {safe(cards)}")
     waiting = [

@@ -43,7 +43,8 @@ def warning(serving: Serving | None, spec: JobSpec) -> str | None:
     """What the person who submits should know: that the job will wait for a worker of its model."""
     from penstock_producer.feed.served import missing_model
 
-    missing = None if serving is None else missing_model(serving, spec.model)
-    return (
-        None if missing is None else f"{missing}. The job waits for one: penstock worker --lane {spec.lane} --model …"
-    )
+    if serving is None or (missing := missing_model(serving, spec.model)) is None:
+        return None
+    if serving.loads(spec.model):
+        return f"{missing}. The job waits for it"
+    return f"{missing}. The job waits for one: penstock worker --lane {spec.lane} --model …"

@@ -181,6 +181,8 @@ class Fleet:
             self._failing = None
             return None
         self._failing = figures.cause
+        if figures.engines is not None and figures.engines.loading is not None:
+            return Wait("the model loads; the first documents follow", figures.engines.loading)
         return Wait("the first calls are under way" if self._calling else "starting workers; the first calls follow")
 
     def _hold(self, why: str) -> bool:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_cli.show.cards import cards_in_words
 from penstock_cli.show.reasons import ALIVE_S
-from penstock_cli.show.text import count
+from penstock_cli.show.text import count, one_line
 
 if TYPE_CHECKING:
     from penstock_ledger import WorkerSeen
 
 
+LOADING_CHARS = 120  # of what one worker says
 _SUMMED = (
     "running", "waiting", "prompt_tokens_per_s", "generation_tokens_per_s", "tokens_per_s", "items_per_s",
 )  # fmt: skip
@@ -49,6 +50,7 @@ class Engines:
     items_per_s: float | None = None
     padding_efficiency: float | None = None
     bound: str | None = None  # what most of them say
+    loading: str | None = None  # of those whose model loads, how far the first is
     cards: str | None = None  # those that they use, where they say it
 
     def to_json(self) -> dict[str, Any]:
@@ -74,6 +76,7 @@ def engines_of(workers: Iterable[WorkerSeen], lane: str) -> Engines | None:
         **{name: _together(name, values) for name, values in known.items()},
         # Of as many votes each, the first by name, so that the line does not flicker.
         bound=min(bounds, key=lambda bound: (-bounds[bound], bound)) if bounds else None,
+        loading=_loading(live),
         cards=cards_in_words(workers, lane),
     )
 
@@ -89,10 +92,19 @@ def engines_line(engines: Engines) -> str:
         _tokens(engines),
         _number(engines.items_per_s, "items/s"),
         "" if engines.queue_wait_ms is None else f"{engines.queue_wait_ms:,.0f} ms in line",
+        engines.loading or "",
         engines.cards or "",
         f"bound by {_BOUND_BY[engines.bound]}" if engines.bound in _BOUND_BY else "",
     ]
     return _joined(" · ", *parts)
+
+
+def _loading(live: Iterable[Mapping[str, str]]) -> str | None:
+    """``loading in 2 workers: reading weights, 3.1 of 15.0 GiB after 42 s``"""
+    said = sorted(one_line(info["loading"], LOADING_CHARS) for info in live if info.get("loading"))
+    if not said:
+        return None
+    return f"loading in {len(said)} worker{'' if len(said) == 1 else 's'}: {said[0]}"
 
 
 def _figures(info: Mapping[str, str]) -> dict[str, float]:

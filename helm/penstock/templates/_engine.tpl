@@ -57,8 +57,10 @@
 {{- else if eq .kind "gpu" }}
 - name: PENSTOCK_GPU__MODEL
   value: {{ include "penstock.modelName" . | quote }}
+{{- with .vllm.maxNumSeqs }}
 - name: PENSTOCK_GPU__MAX_NUM_SEQS
-  value: {{ int64 .vllm.maxNumSeqs | quote }}
+  value: {{ int64 . | quote }}
+{{- end }}
 {{- with include "penstock.servedNames" . | fromJsonArray }}
 - name: PENSTOCK_GPU__NAMES
   value: {{ toJson . | quote }}
@@ -139,7 +141,9 @@
     - {{ include "penstock.modelName" $pool | quote }}
     - --host=127.0.0.1
     - --port={{ int64 $pool.vllm.port }}
-    - --max-num-seqs={{ int64 $pool.vllm.maxNumSeqs }}
+    {{- with $pool.vllm.maxNumSeqs }}
+    - --max-num-seqs={{ int64 . }}
+    {{- end }}
     - --shutdown-timeout={{ int64 $pool.vllm.shutdownTimeoutSeconds }}
     {{- with prepend (include "penstock.servedNames" $pool | fromJsonArray) (include "penstock.modelName" $pool) | uniq }}
     - --served-model-name

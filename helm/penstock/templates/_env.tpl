@@ -119,8 +119,11 @@ api_key_env = {{ include "penstock.providerKeyVariable" $name | toJson }}
   value: {{ .root.Values.spot.notices | quote }}
 {{- end }}
 {{- if ne .pool.kind "control" }}
+{{- /* A worker that hosts vLLM takes as many as suit the engine, once that is up. */}}
+{{- if or (ne .pool.kind "gpu") .pool.sidecar (not (kindIs "invalid" (index .pool "concurrency"))) }}
 - name: PENSTOCK_CONCURRENCY
   value: {{ int64 .pool.slots | quote }}
+{{- end }}
 {{- if include "penstock.hasControlPool" .root }}
 - name: PENSTOCK_CONTROL
   value: "false"

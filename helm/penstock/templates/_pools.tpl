@@ -14,7 +14,8 @@ Lays map `from` over map `into`, in place and map by map. Sprig's mergeOverwrite
 
 {{/*
 All enabled pools as JSON, each complete: poolDefaults, its kind, itself, and what is derived of them
-(name, fullname, onSpot, grace, drain, slots, scaled, hosts).
+(name, fullname, onSpot, grace, margin, drain, slots, scaled, sidecar). What follows a drain takes up to ``margin`` seconds: an
+engine in the worker ends with its processes within 10 s (drain.py).
 */}}
 {{- define "penstock.pools" -}}
 {{- $root := . -}}
@@ -39,7 +40,9 @@ All enabled pools as JSON, each complete: poolDefaults, its kind, itself, and wh
 {{- if not (kindIs "invalid" (index $pool "terminationGracePeriodSeconds")) -}}
 {{- $grace = int64 $pool.terminationGracePeriodSeconds -}}
 {{- end -}}
-{{- $drain := max (sub $grace 5) 5 -}}
+{{- $sidecar := and (eq $pool.kind "gpu") (eq $pool.vllm.engine "sidecar") -}}
+{{- $margin := int64 (ternary 10 5 (or (eq $pool.kind "embed") (and (eq $pool.kind "gpu") (not $sidecar)))) -}}
+{{- $drain := max (sub $grace $margin) 5 -}}
 {{- if not (kindIs "invalid" (index $pool "drainSeconds")) -}}
 {{- $drain = int64 $pool.drainSeconds -}}
 {{- end -}}
@@ -47,16 +50,17 @@ All enabled pools as JSON, each complete: poolDefaults, its kind, itself, and wh
 {{- if not (kindIs "invalid" (index $pool "concurrency")) -}}
 {{- $slots = int64 $pool.concurrency -}}
 {{- else if eq $pool.kind "gpu" -}}
-{{- $slots = min 10000 (mul 2 (int64 $pool.vllm.maxNumSeqs)) -}}
+{{- $slots = min 10000 (mul 2 (int64 (default 256 $pool.vllm.maxNumSeqs)) (int64 (default 1 (get $pool.vllm.args "data_parallel_size")))) -}}
 {{- end -}}
 {{- $_ := set $pool "name" .name -}}
 {{- $_ := set $pool "fullname" (printf "%s-%s" (include "penstock.fullname" .root) .name) -}}
 {{- $_ := set $pool "onSpot" $onSpot -}}
 {{- $_ := set $pool "grace" $grace -}}
+{{- $_ := set $pool "margin" $margin -}}
 {{- $_ := set $pool "drain" $drain -}}
 {{- $_ := set $pool "slots" $slots -}}
 {{- $_ := set $pool "scaled" (and .root.Values.keda.enabled $pool.keda.enabled) -}}
-{{- $_ := set $pool "sidecar" (and (eq $pool.kind "gpu") (eq $pool.vllm.engine "sidecar")) -}}
+{{- $_ := set $pool "sidecar" $sidecar -}}
 {{- end -}}
 
 {{/* "true" where a control pool feeds, so that workers need not. */}}

@@ -117,7 +117,7 @@
 {{- define "penstock.refuseSpot" -}}
 {{- $notice := include "penstock.notice" .root | int64 }}
 {{- if ge (int64 .pool.drain) (int64 .pool.grace) }}
-- {{ .at }}.drainSeconds is {{ int64 .pool.drain }}, but SIGKILL comes after {{ int64 .pool.grace }} s; set drainSeconds to {{ max 0 (sub (int64 .pool.grace) 5) }} or raise terminationGracePeriodSeconds{{ if .pool.onSpot }} (no further than the notice of {{ $notice }} s){{ end }}
+- {{ .at }}.drainSeconds is {{ int64 .pool.drain }}, but SIGKILL comes after {{ int64 .pool.grace }} s; set drainSeconds to {{ max 0 (sub (int64 .pool.grace) (int64 .pool.margin)) }} or raise terminationGracePeriodSeconds{{ if .pool.onSpot }} (no further than the notice of {{ $notice }} s){{ end }}
 {{- end }}
 {{- if and .pool.sidecar (gt (add (int64 .pool.drain) (int64 .pool.vllm.shutdownTimeoutSeconds)) (int64 .pool.grace)) }}
 - {{ .at }}: the worker's {{ int64 .pool.drain }} s and vLLM's {{ int64 .pool.vllm.shutdownTimeoutSeconds }} s after it exceed the grace period of {{ int64 .pool.grace }} s; lower vllm.shutdownTimeoutSeconds or drainSeconds

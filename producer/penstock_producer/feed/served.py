@@ -17,10 +17,14 @@ from penstock_producer.feed.queues import model_queues, queue_name
 if TYPE_CHECKING:
     from penstock_ledger import WorkerSeen
 
-__all__ = ["HOME", "NAMES_MAX", "SERVES", "Served", "Serving", "missing_model", "serving_of", "unserved_queues"]
+__all__ = [
+    "HOME", "LOADS", "NAMES_MAX", "SERVES", "Served", "Serving", "missing_model", "serving_of", "unserved_queues",
+]  # fmt: skip
 
 SERVES: Final = "serves"
 """The field of a heartbeat."""
+LOADS: Final = "loads"
+"""The field while the model loads, in place of these two: what the worker will serve, as far as its settings say."""
 HOME: Final = "home"
 """The field with the queue under whose name a worker keeps what it holds."""
 NAMES_MAX: Final = 256
@@ -94,13 +98,17 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the living workers of one lane serve."""
+    """What the living workers of one lane serve, and what will be served by those whose model loads."""
 
     lane: str
     workers: tuple[Served, ...]
+    loading: tuple[Served, ...] = ()
 
     def serves(self, model: str) -> bool:
         return any(model in served.every_name for served in self.workers)
+
+    def loads(self, model: str | None) -> bool:
+        return any(model in served.every_name for served in self.loading)
 
     def models(self) -> list[Served]:
         """Each model once: workers that share a name serve the same one."""
@@ -125,8 +133,7 @@ def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
     infos: list[Mapping[str, str]] = [
         seen.info for seen in workers if seen.seconds_ago < ALIVE_S and seen.info.get("lane") == lane
     ]
-    read = (Served.read(info.get(SERVES)) for info in infos)
-    return Serving(lane, tuple(served for served in read if served is not None))
+    return Serving(lane, _read_all(infos, SERVES), _read_all(infos, LOADS))
 
 
 def missing_model(serving: Serving, model: str | None, bound: str | None = None) -> str | None:
@@ -141,7 +148,10 @@ def missing_model(serving: Serving, model: str | None, bound: str | None = None)
     else:
         is_served = bound is None or any(bound in served.queues(serving.lane) for served in serving.workers)
         name = f"the model that began to answer this job (queue {bound})"
-    return None if is_served else f"no worker serves {name}; served here: {serving.in_words()}"
+    if is_served:
+        return None
+    yet = " yet, and a worker loads it" if serving.loads(model) else ""
+    return f"no worker serves {name}{yet}; served here: {serving.in_words()}"
 
 
 def unserved_queues(serving: Serving, waiting: Mapping[str, int]) -> list[str]:
@@ -149,6 +159,11 @@ def unserved_queues(serving: Serving, waiting: Mapping[str, int]) -> list[str]:
     served = {queue for worker in serving.workers for queue in worker.queues(serving.lane)}
     own = queue_name(serving.lane)
     return sorted(queue for queue, number in waiting.items() if number and queue != own and queue not in served)
+
+
+def _read_all(infos: Iterable[Mapping[str, str]], field: str) -> tuple[Served, ...]:
+    read = (Served.read(info.get(field)) for info in infos)
+    return tuple(served for served in read if served is not None)
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from celery import Celery, Task
 from celery.signals import after_setup_logger, after_setup_task_logger
+from kombu.asynchronous import get_event_loop
 from kombu.entity import Queue
 
 from penstock_ledger import REDIS_CONNECT_TIMEOUT_S, REDIS_TIMEOUT_S, RedisAddress, keys
@@ -36,6 +37,9 @@ HEARTBEAT_S = 20  # of RabbitMQ's connections: a half-open one is noticed within
 HEALTH_CHECK_S = 25  # kombu's: half-open consumer connections are noticed within some 50 s
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass
 class Parts:
     """What the pool needs besides Celery's configuration."""
@@ -43,6 +47,7 @@ class Parts:
     settings: WorkerSettings
     build_engine: EngineFactory
     leases: Leases = field(default_factory=Leases)
+    consumer: Any = None  # Celery's, once it runs
 
 
 class PenstockApp(Celery):  # type: ignore[misc]  # Celery is untyped
@@ -169,12 +174,35 @@ def _queue(settings: WorkerSettings, name: str) -> Queue:
     return Queue(name, routing_key=name, queue_arguments=None if settings.broker_url is None else QUORUM)
 
 
-def consume(app: Celery, settings: WorkerSettings, queues: Sequence[str]) -> None:
-    """Add queues that the lane knows of only once it is up, as those of a server's models; before the consumer starts."""
-    known = app.amqp.queues
-    for name in queues:
-        if name not in known:
-            known.select_add(_queue(settings, name))
+def consume(app: PenstockApp, settings: WorkerSettings, queues: Sequence[str], no_longer: Sequence[str]) -> None:
+    """Take messages of these queues, and of the others no more: a lane knows its models once it is up, and they may change.
+
+    Called on the item loop. The hub thread waits until the lane is up, and owns the queues from then on.
+    """
+    change = partial(_change_queues, app, [_queue(settings, name) for name in queues], no_longer)
+    hub = get_event_loop()
+    if app.parts.consumer is None or hub is None:
+        change()
+    else:
+        hub.call_soon(change)
+
+
+def _change_queues(app: PenstockApp, queues: Sequence[Queue], no_longer: Sequence[str]) -> None:
+    known, consumer = app.amqp.queues, app.parts.consumer
+    added = [queue for queue in queues if queue.name not in known.consume_from]
+    dropped = [name for name in no_longer if name in known.consume_from]
+    for queue in added:
+        known.select_add(queue)
+    known.deselect(dropped)
+    if consumer is None or consumer.task_consumer is None:
+        return  # it takes those that are selected when it connects
+    try:
+        for queue in added:
+            consumer.add_task_queue(queue.name)
+        for name in dropped:
+            consumer.cancel_task_queue(name)
+    except (*consumer.connection_errors, *consumer.channel_errors) as error:
+        log.debug("the queues are changed with the next connection: %s", error)
 
 
 def _transport_options(parts: Parts) -> dict[str, Any]:

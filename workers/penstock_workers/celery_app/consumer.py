@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
     """Messages that Celery would drop as unknown, unregistered or invalid are set aside by the transport."""
 
+    app: Any  # the PenstockApp
+
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # Celery is untyped
         """`inspect stats` would show the broker's password: kombu takes all that follows our scheme for a host name.
 
@@ -40,6 +42,13 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
             if isinstance(broker, dict):
                 broker["hostname"] = maybe_sanitize_url(broker.get("hostname"))
             return info
+
+    def start(self) -> None:
+        """By now the pool knows how many items it holds: an engine that is up may run more than the settings say."""
+        if isinstance(self.pool, ItemPool):
+            self.app.parts.consumer = self
+            self.initial_prefetch_count = self.max_prefetch_count
+        super().start()
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[..., None]:
         """What is called with each message. Celery makes two promises per message, for brokers that acknowledge one by one."""

@@ -37,12 +37,16 @@ class EngineThread:
         self._ready: Future[None] = Future()
         self._turned_at: float | None = None  # written by the loop while it serves, read by any thread
 
-    def start(self, bridge: Bridge) -> None:
-        """Raises what the engine raises when it cannot start, and WorkerShutdown after a signal to stop that came meanwhile."""
+    def start(self, bridge: Bridge, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """``meanwhile`` is called twice a second, as long as it lasts.
+
+        Raises what the engine raises when it cannot start, and WorkerShutdown after a signal to stop that came then.
+        """
         self._thread = threading.Thread(target=self._main, args=(bridge,), name="penstock-items", daemon=True)
         self._thread.start()
         while not self._ready.done():
             concurrent.futures.wait([self._ready], START_LOOK_S)
+            meanwhile()
             if state.should_stop is not None:  # a signal to stop while a model loads: there is nothing to drain
                 raise WorkerShutdown(state.should_stop)
         self._ready.result()

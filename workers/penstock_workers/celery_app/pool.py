@@ -84,7 +84,8 @@ class AsyncioPool(ItemPool):
         if self._watch is not None:  # before a model loads, which takes longer than a notice
             worker_shutting_down.connect(MACHINE_END.asked_to_stop)
             self._watch.start()
-        self._engine.start(self.handover)
+        self._engine.start(self.handover, lambda: probes.note(self._engine.trouble()))
+        self.limit = self._engine.running.slots()
         self._is_hosting = True
         probes.started()
         hub.call_repeatedly(BEAT_S, self.liveness.beat)

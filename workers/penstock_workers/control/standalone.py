@@ -65,6 +65,10 @@ class ControlEngine:
     async def stop(self) -> None:
         """Daemon threads that ``drain`` could not end go on until the process ends."""
 
+    def slots(self) -> int:
+        """Tasks from Celery clients are counted in their place."""
+        return self._settings.concurrency
+
     def resize(self, concurrency: int) -> None:
         """There is always one loop."""
 

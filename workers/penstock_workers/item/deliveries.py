@@ -63,6 +63,10 @@ class ItemEngine(Protocol):
     async def stop(self) -> None:
         """Close what ``start`` opened. Called once, after ``drain``; on a cold shutdown without it."""
 
+    def slots(self) -> int:
+        """Items that it runs at once. Its start may find another number than `concurrency`; asked once it is up."""
+        ...
+
     def resize(self, concurrency: int) -> None:
         """Run this many items at once from now on (`celery control pool_grow`)."""
 

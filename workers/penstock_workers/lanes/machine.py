@@ -114,18 +114,27 @@ def find_model(setting: str, folder: Path) -> Iterator[LaneFinding]:
         yield LaneFinding(False, f"{setting}: {folder} has no tokenizer ({', '.join(TOKENIZERS)})", fix)
 
 
-def find_room(size: int, found: list[Card] | str, *, cards_used: int) -> Iterator[LaneFinding]:
-    """Whether weights of ``size`` bytes fit into the cards that the engine uses together."""
+def find_room(
+    size: int, found: list[Card] | str, *, cards_used: int, replicas: int = 1, share: float = 0.0
+) -> Iterator[LaneFinding]:
+    """Whether weights of ``size`` bytes fit into the ``cards_used`` of one replica, and ``share`` of each card is free."""
     if isinstance(found, str) or not found or not size:
         return
-    if cards_used > len(found):
-        seen = f"the engine is to use {cards_used} cards, and {len(found)} are here"
-        yield LaneFinding(False, seen, "lower tensor_parallel_size or pipeline_parallel_size, or use a larger machine")
+    needed = cards_used * replicas
+    if needed > len(found):
+        seen = f"the engine is to use {needed} cards, and {len(found)} are here"
+        fix = "lower tensor_parallel_size, pipeline_parallel_size or data_parallel_size, or use a larger machine"
+        yield LaneFinding(False, seen, fix)
         return
     memory = sum(sorted((card.total for card in found), reverse=True)[:cards_used])
     if size > memory:
         seen = f"{_gib(size)} of weights do not fit into {_gib(memory)} of {cards_used} card{'s' if cards_used > 1 else ''}"
         yield LaneFinding(False, seen, "use more cards (tensor_parallel_size), a larger one, or quantized weights")
+    free = sum(card.free >= share * card.total for card in found)
+    if free < needed:
+        seen = f"an engine takes {share:.0%} of a card's memory at its start, and {free} of {len(found)} cards have that free"
+        fix = "see by nvidia-smi what uses them (a worker may, if one runs here), or lower gpu_memory_utilization"
+        yield LaneFinding(False, f"{seen}; {needed} are to be used", fix)
 
 
 def weight_bytes(folder: Path) -> int:

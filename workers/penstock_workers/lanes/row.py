@@ -67,6 +67,8 @@ class LaneRow(Generic[L]):
     suspect_children: int = SUSPECT_CHILDREN
     serves: Callable[[WorkerSettings], Served] | None = None  # None: it hosts no model
     announces: Callable[[L], Served] | None = None
+    # Items that a worker holds at once where its engine, once it is up, says more than the settings; None = as they say.
+    slots: Callable[[WorkerSettings, L], int | None] | None = None
     settings: type[LaneSettings] | None = None  # the field of WorkerSettings that is named as the lane
     modules: tuple[str, ...] = ()  # what its start needs, imported ahead where a worker waits for its settings
     gauges: Mapping[str, Gauge] = field(default_factory=dict)  # by the names that ``Lane.gauges`` gives

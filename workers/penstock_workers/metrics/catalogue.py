@@ -110,6 +110,12 @@ LEASES_RESTORED = _worker(
 DUPLICATES = _worker("penstock_duplicates_dropped_total", "Copies of held messages, dropped at the claim.", "lane")
 
 # -- engines in the worker -----------------------------------------------------------------------------------------------
+LOAD_READ = _worker("penstock_engine_load_bytes", "Bytes of its model read, while it loads.", "lane", unit="bytes")
+LOAD_TOTAL = _worker("penstock_engine_load_total_bytes", "Bytes of weights to read; 0: unknown.", "lane", unit="bytes")
+ENGINE_DEATHS = _worker(
+    "penstock_engine_deaths_total", "Engines that died, hung or lost their device, and servers beside workers that went away.",
+    "lane",
+)  # fmt: skip
 ENGINE_RUNNING = _worker("penstock_engine_running", "Requests that the engine computes.", "lane")
 ENGINE_WAITING = _worker("penstock_engine_waiting", "Requests that wait in the engine's queue.", "lane")
 KV_USAGE = _worker("penstock_engine_kv_cache_ratio", "Share of the KV cache in use.", "lane", unit="ratio")

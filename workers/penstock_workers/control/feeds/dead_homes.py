@@ -14,7 +14,7 @@ import redis
 
 from penstock_ledger import RedisLedger
 from penstock_producer.feed.queues import queue_name
-from penstock_producer.feed.served import HOME
+from penstock_producer.feed.served import HOME, LOADS
 from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_workers.broker.lease_scripts import LeaseScripts, queue_keys
 
@@ -43,11 +43,14 @@ class DeadHomes:
             self._hot.queues.forget_idle(queue_name(lane))
 
     def _sweep(self, lane: str) -> None:
-        """Homes of workers that were heard of in the last minute are left to them: their timeout may be a longer one."""
+        """Homes of workers that were heard of in the last minute are left to them: their timeout may be a longer one.
+
+        One whose model loads sweeps nothing yet.
+        """
         alive = {
             seen.info.get(HOME, queue_name(lane))  # workers of earlier releases have the lane's
             for seen in self._hot.workers()
-            if seen.info.get("lane") == lane
+            if seen.info.get("lane") == lane and LOADS not in seen.info
         }
         for queue in self._hot.queues.of(queue_name(lane)):
             if queue in alive:

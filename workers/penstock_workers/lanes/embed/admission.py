@@ -14,7 +14,7 @@ from penstock_workers.item.lane import Prepared
 class Unpaced:
     """Implements ``admission.Admission``: every item starts at once, as far as the slots allow."""
 
-    def at_once(self, attempt: Attempt) -> Turn:
+    def at_once(self, attempt: Attempt) -> Turn | None:
         return FreeTurn()
 
     async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
@@ -30,8 +30,11 @@ class Unpaced:
 class WhileUp(Unpaced):
     """Items start while the server upstream is there; until then they wait here, and no start of theirs is counted."""
 
-    def __init__(self, up: Callable[[], Awaitable[None]]) -> None:
-        self._up = up
+    def __init__(self, is_up: Callable[[], bool], up: Callable[[], Awaitable[None]]) -> None:
+        self._is_up, self._up = is_up, up
+
+    def at_once(self, attempt: Attempt) -> Turn | None:
+        return FreeTurn() if self._is_up() else None
 
     async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
         await self._up()

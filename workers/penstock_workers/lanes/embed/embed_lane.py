@@ -36,6 +36,7 @@ from penstock_workers.lanes.embed.models import model_folder
 from penstock_workers.lanes.embed.numbers import NotRepresentable
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.embed.tokens import Tokenising
+from penstock_workers.lanes.engine_life.loading import LoadWatch, this_process
 from penstock_workers.lanes.scoring import answers, asks
 
 HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
@@ -70,12 +71,14 @@ class EmbedLane:
         if make_encoder is None:
             check_packages()
         self._make_encoder = make_encoder or _own_encoder
+        self._loading = LoadWatch("embed.model", str(self._folder))
         self._batcher: Batcher | None = None
 
     async def start(self) -> None:
-        """Loads the model: seconds, in which the loop has nothing else to do."""
+        """Loads the model."""
         settings = self._settings
-        self._encoder = await asyncio.to_thread(self._make_encoder, self._folder, settings)
+        async with self._loading.during(this_process):
+            self._encoder = await asyncio.to_thread(self._make_encoder, self._folder, settings)
         self._short_vectors = _short_vectors(self._encoder, settings)
         self.served = replace(self.served, tasks=_tasks(self._encoder))
         self._tokens = Tokenising(self._encoder)
@@ -128,7 +131,10 @@ class EmbedLane:
         return Answer(200, HEADERS, body, _since(started), packed=True)
 
     def gauges(self) -> Mapping[str, float | str]:
-        return {} if self._batcher is None else self._batcher.gauges()
+        """Any thread."""
+        if self._batcher is None:
+            return {"bound": "starting", **self._loading.gauges()}
+        return self._batcher.gauges()
 
     def drain(self) -> None:
         """Nothing to begin that takes long."""

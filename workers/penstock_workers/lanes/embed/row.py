@@ -35,7 +35,7 @@ def _admission(_settings: WorkerSettings, lane: EmbedLane | EmbedServerLane) -> 
     from penstock_workers.lanes.embed.admission import Unpaced, WhileUp
     from penstock_workers.lanes.embed.server_lane import EmbedServerLane
 
-    return WhileUp(lane.up) if isinstance(lane, EmbedServerLane) else Unpaced()
+    return WhileUp(lane.is_up, lane.up) if isinstance(lane, EmbedServerLane) else Unpaced()
 
 
 def _engine_url(settings: WorkerSettings) -> str | None:
@@ -60,6 +60,9 @@ EMBED: LaneRow[EmbedLane | EmbedServerLane] = LaneRow(
     settings=EmbedSettings,
     modules=("penstock_workers.lanes.embed.embed_lane", "penstock_workers.lanes.embed.server_lane"),
     gauges={
+        "load_bytes": Gauge(catalogue.LOAD_READ),
+        "load_total_bytes": Gauge(catalogue.LOAD_TOTAL),
+        "deaths": Gauge(catalogue.ENGINE_DEATHS),
         "running": Gauge(catalogue.ENGINE_RUNNING),
         "waiting": Gauge(catalogue.ENGINE_WAITING),
         "queue_wait_ms": Gauge(catalogue.QUEUE_WAIT, 0.001),

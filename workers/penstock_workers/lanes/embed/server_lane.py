@@ -1,19 +1,18 @@
 """The `embed` lane over a server that has the encoder: text-embeddings-inference, or vLLM's with a pooling model.
 
 Both answer OpenAI's `/v1/embeddings`. Vectors are asked for as base64, which is their bytes, and stored as the lane's own are.
-Batches are the server's business. While it is down nothing is sent, and no attempt is counted.
+Scores, rankings and classes are asked for on each server's own paths, and answered in one shape. Batches are the server's
+business. While it is down nothing is sent, and no attempt is counted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import orjson
@@ -24,8 +23,6 @@ from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.api_lane import ApiLane
 from penstock_workers.lanes.embed.bodies import (
-    ENDPOINT,
-    MAX_INPUTS,
     Ask,
     BadBody,
     ShortVectors,
@@ -34,19 +31,28 @@ from penstock_workers.lanes.embed.bodies import (
     check_endpoint,
     read_body,
 )
-from penstock_workers.lanes.embed.buckets import Vector
 from penstock_workers.lanes.embed.numbers import NotRepresentable
-from penstock_workers.lanes.scoring import asks
+from penstock_workers.lanes.embed.server_answers import Unusable, message, read_vectors, refused
+from penstock_workers.lanes.embed.server_model import ServerModel, model_of
+from penstock_workers.lanes.embed.server_scores import read_scores, scores_request
+from penstock_workers.lanes.engine_life.loading import ServerWait
+from penstock_workers.lanes.scoring import answers, asks
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 log = logging.getLogger(__name__)
 
-SERVER: Final = "server"  # the one provider of the HTTP client: items of all providers go to it
+SERVER: Final = "server"  # the provider of the HTTP client: items of all providers go to it
+ROOT: Final = "server root"  # the same server: its paths beside its /v1
 ASK_AGAIN_S: Final = 1.0  # while the model loads
 ASK_TIMEOUT_S: Final = 5.0
-FOR_SCORES: Final = "host the model in the worker (embed.model), or ask a vLLM server by lane gpu (gpu.upstream_url)"
-# How text-embeddings-inference begins the message of its 413 for a text that is too long, as of 1.8.
-TOO_LONG: Final = ("`inputs` must have less than", "inputs must have less than")
+MODEL_EACH_S: Final = 5.0  # how often the server is asked what it serves: it may be started with another model
+
+
+class Input(NamedTuple):
+    """What ``prepare`` leaves for ``infer``."""
+
+    ask: Ask | asks.Ask
+    server_model: ServerModel  # that the server had
 
 
 class EmbedServerLane:
@@ -58,18 +64,24 @@ class EmbedServerLane:
         self._url, self._wait_s, self._give_up = embed.upstream_url, embed.upstream_wait_s, give_up
         self._matryoshka = embed.matryoshka
         self._client = ApiLane(
-            {SERVER: ProviderSettings(base_url=self._url)},
+            {
+                SERVER: ProviderSettings(base_url=self._url),
+                ROOT: ProviderSettings(base_url=self._url.removesuffix("/v1")),
+            },
             settings.max_answer_bytes,
             settings.answer_memory_bytes,
             settings.http_client,
         )
         self._http_client: ClientName = settings.http_client
         self._asking: HttpClient | None = None
-        self._model = ""
+        self._model = ServerModel("")
         self.served = self._named = embed.served()  # with the server's own name, once it is up
+        self._loading = ServerWait(self._url)
         self._up = asyncio.Event()
         self._in_flight = 0
+        self._deaths = 0  # times that the server went away
         self._returning: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._ending = False
 
     async def start(self) -> None:
@@ -77,6 +89,10 @@ class EmbedServerLane:
         await self._client.start()
         self._asking = make_client(self._http_client)
         await self._await_model()
+        self._following = asyncio.create_task(self._follow_model(), name="server model")
+
+    def is_up(self) -> bool:
+        return self._up.is_set()
 
     async def up(self) -> None:
         """Wait until the server has its model."""
@@ -84,25 +100,22 @@ class EmbedServerLane:
 
     async def prepare(self, request: Request) -> Prepared:
         try:
-            if asks.task_of(request.endpoint) is not None:
-                raise BadBody(
-                    f"embed.upstream_url answers {ENDPOINT} only, not {request.endpoint}; {FOR_SCORES}", param="url"
-                )
-            check_endpoint(request.endpoint)
-            ask = read_body(request.body)
+            ask = self._read(request)
         except BadBody as error:
             return Prepared(request, refused=error.answer())
-        sent = Request(
-            request.tag,
-            SERVER,
-            request.endpoint,
-            self._body(ask, request),
-            request.timeout_s,
-            priority=request.priority,
-        )
-        return Prepared(sent, input=ask)
+        trim = request.on_overflow != "fail"
+        if isinstance(ask, Ask):
+            provider, endpoint, body = SERVER, request.endpoint, self._body(ask, trim=trim)
+        else:
+            provider, (endpoint, body) = ROOT, scores_request(ask, self._model, trim=trim)
+        sent = Request(request.tag, provider, endpoint, body, request.timeout_s, priority=request.priority)
+        return Prepared(sent, input=Input(ask, self._model))
 
     async def infer(self, prepared: Prepared) -> Tried:
+        given: Input = prepared.input
+        if given.server_model != self._model:  # numbers of another one are of no use; the item waits, uncounted
+            now = f"{self._url} serves {self._model.name} now, and not {given.server_model.name}"
+            return NoAnswer("engine_busy", now, 0, sent=False)
         self._in_flight += 1
         try:
             tried = await self._client.infer(prepared)
@@ -110,48 +123,81 @@ class EmbedServerLane:
             self._in_flight -= 1
         if isinstance(tried, NoAnswer):
             return await self._no_answer(tried)
-        return self._stored(prepared.input, tried) if tried.status == 200 else _named(tried)
+        ask = given.ask
+        if tried.status != 200:
+            return await self._refused(tried, "embed" if isinstance(ask, Ask) else ask.task)
+        try:
+            if isinstance(ask, Ask):
+                return self._stored(ask, tried)
+            return self._scored(ask, given.server_model, tried, prepared.request.tag)
+        except Unusable as error:
+            return NoAnswer("invalid_answer", str(error), tried.latency_ms)
 
     def gauges(self) -> Mapping[str, float | str]:
-        return {"running": float(self._in_flight), "bound": "engine" if self._up.is_set() else "starting"}
+        bound = "engine" if self._up.is_set() else "starting"
+        figures = {"deaths": float(self._deaths), "running": float(self._in_flight)}
+        return {**figures, "bound": bound, **self._loading.gauges()}
 
     def drain(self) -> None:
         self._ending = True
 
     async def close(self) -> None:
         self._ending = True
-        if self._returning is not None:
-            self._returning.cancel()
-            await asyncio.gather(self._returning, return_exceptions=True)
+        for task in (self._returning, self._following):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._client.close()
         if self._asking is not None:
             await self._asking.close()
 
     # -- requests and answers --------------------------------------------------------------------------------------
 
-    def _body(self, ask: Ask, request: Request) -> bytes:
+    def _read(self, request: Request) -> Ask | asks.Ask:
+        """Raises BadBody, also for what the server says that its model is not for."""
+        task, labels = asks.task_of(request.endpoint), self._model.labels
+        if task is None:
+            check_endpoint(request.endpoint, ", /v1/rerank, /v1/score and /classify")
+            if labels:
+                raise BadBody(f"{self._model.name} classifies and does not embed: ask /classify")
+            return read_body(request.body)
+        try:
+            if labels is not None and (why := asks.wrong_model(task, len(labels))) is not None:
+                raise asks.BadAsk(f"{self._model.name}: {why}", "model")
+            return asks.read_ask(task, request.body)
+        except asks.BadAsk as error:
+            raise BadBody(str(error), param=error.param) from None
+
+    def _body(self, ask: Ask, *, trim: bool) -> bytes:
         """What both servers know of the request; what is done with the numbers is this lane's business."""
         body: dict[str, Any] = {
             "input": ask.texts or ask.ids,
-            "model": ask.model or self._model,
+            "model": ask.model or self._model.name,
             "encoding_format": "base64",
         }
-        if request.on_overflow != "fail":
+        if trim:
             body["truncate_prompt_tokens"] = -1  # vLLM's; text-embeddings-inference cuts with --auto-truncate
         return orjson.dumps(body)
 
     def _stored(self, ask: Ask, answer: Answer) -> Tried:
+        """Raises Unusable."""
+        read = read_vectors(answer.body, len(ask.texts or ask.ids))
         try:
-            vectors, model, tokens = _read(answer.body, len(ask.texts or ask.ids))
-            check_dimensions(ask, ShortVectors(len(vectors[0]), self._matryoshka))
-            body = answer_body(ask, vectors, model=ask.model or model or self._model, tokens=tokens)
+            check_dimensions(ask, ShortVectors(len(read.vectors[0]), self._matryoshka))
+            model = ask.model or read.model or self._model.name
+            body = answer_body(ask, read.vectors, model=model, tokens=read.tokens)
         except BadBody as error:
             return error.answer()
         except NotRepresentable as error:
             return BadBody(str(error), param="output_dtype").answer()
-        except _Unusable as error:
-            return NoAnswer("invalid_answer", str(error), answer.latency_ms)
         return Answer(200, answer.headers, body, answer.latency_ms, answer.room, packed=True)
+
+    def _scored(self, ask: asks.Ask, model: ServerModel, answer: Answer, tag: str) -> Answer:
+        """Raises Unusable."""
+        read = read_scores(answer, ask, model)
+        name = ask.model or model.name
+        body = answers.answer_body(ask, read.rows, labels=read.labels, tag=tag, model=name, tokens=read.tokens)
+        return Answer(200, answer.headers, body, answer.latency_ms, answer.room)
 
     # -- the server's life -----------------------------------------------------------------------------------------
 
@@ -159,16 +205,28 @@ class EmbedServerLane:
         """A request is lost with its server: the same text again gives the same vector, and its document is not at fault."""
         if tried.failure not in ("connect_failed", "connection_lost"):
             return tried
-        if tried.failure == "connection_lost" and await self._serves() is not None:
+        if tried.failure == "connection_lost" and not await self._is_gone():
             return tried
         self._note_away(tried.detail)
         return NoAnswer("connect_failed", f"the server ended: {tried.detail}", tried.latency_ms, sent=tried.sent)
+
+    async def _refused(self, tried: Answer, does: str) -> Tried:
+        """A server whose model has died says 500 to all that it had, and goes on answering until it ends."""
+        if tried.status >= 500 and tried.status != 501 and await self._is_gone():
+            why = f"HTTP {tried.status}: {message(tried.body)}"
+            self._note_away(why)
+            return NoAnswer("connect_failed", f"the server lost its model: {why}", tried.latency_ms)
+        return refused(tried, does)
+
+    async def _is_gone(self) -> bool:
+        return not self._up.is_set() or await self._serves() is None
 
     def _note_away(self, why: str) -> None:
         """Called by each item that was not answered; the first has the others wait."""
         if not self._up.is_set() or self._ending:
             return
         self._up.clear()
+        self._deaths += 1
         log.error("%s does not answer (%s); items wait here until its model is loaded again", self._url, why)
         self._returning = asyncio.create_task(self._await_return(), name="server return")
 
@@ -180,30 +238,53 @@ class EmbedServerLane:
 
     async def _await_model(self) -> None:
         began = time.monotonic()
+        self._loading.begin()
         log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
         while (model := await self._serves()) is None:
             if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
                 raise EngineAway(self._url, self._wait_s, "embed")
             await asyncio.sleep(ASK_AGAIN_S)
-        self._model = model
-        self.served = replace(self._named, names=tuple(dict.fromkeys((*self._named.names, model))))
+        self._note_model(model)
+        self._loading.end()
         self._up.set()
-        log.warning("%s serves %s after %.0f s", self._url, model, time.monotonic() - began)
+        log.warning("%s serves %s after %.0f s", self._url, model.name, time.monotonic() - began)
 
-    async def _serves(self) -> str | None:
-        """The name of the model that is loaded; None while none is. Raises BadEngineSettings for another kind of server."""
+    def _note_model(self, model: ServerModel) -> None:
+        self._model = model
+        names = tuple(dict.fromkeys((*self._named.names, model.name)))
+        context = self._named.context or model.context
+        self.served = replace(self._named, names=names, context=context, tasks=model.tasks)
+
+    async def _follow_model(self) -> None:
+        """Changes nothing while the server does not answer: its items notice that."""
+        while True:
+            await asyncio.sleep(MODEL_EACH_S)
+            try:
+                model = await self._serves() if self._up.is_set() else None
+            except BadEngineSettings as error:
+                log.warning("%s", error)
+                continue
+            if model is not None:
+                self._note_model(model)
+
+    async def _serves(self) -> ServerModel | None:
+        """The model that is loaded; None while none is. Raises BadEngineSettings for another kind of server."""
         status, said = await self._get(self._url + "/models")
         if status == 404:  # text-embeddings-inference says it elsewhere
             status, said = await self._get(urlsplit(self._url)._replace(path="/info").geturl())
         if status is None or status >= 500:
             return None
-        match said:
-            case {"data": [{"id": str(name)}, *_]} | {"model_id": str(name)}:
-                return name
+        if (model := model_of(said)) is not None:
+            return model if await self._is_healthy() else None
         raise BadEngineSettings(
             f"embed.upstream_url = {self._url!r}: neither {self._url}/models nor /info names a model (HTTP {status}); give "
             "the address of vLLM's or text-embeddings-inference's server with /v1 at its end, started without an API key"
         )
+
+    async def _is_healthy(self) -> bool:
+        """Both say 503 there when the model is gone and the server is not; what stands before one may lack the page."""
+        status, _ = await self._get(urlsplit(self._url)._replace(path="/health").geturl())
+        return status is not None and status < 500
 
     async def _get(self, url: str) -> tuple[int | None, object]:
         """Status and JSON; None where there is no server."""
@@ -216,59 +297,3 @@ class EmbedServerLane:
             return answer.status, orjson.loads(answer.body)
         except orjson.JSONDecodeError:
             return answer.status, None
-
-
-class _Unusable(Exception):
-    """A 200 that does not hold what was asked for."""
-
-
-def _read(body: bytes, inputs: int) -> tuple[Sequence[Vector], str | None, int]:
-    """Vectors in the order of the inputs, the model and the tokens. Raises _Unusable."""
-    import numpy
-
-    try:
-        answer = orjson.loads(body)
-        entries = sorted(answer["data"], key=lambda entry: entry["index"])
-        vectors = [_vector(entry["embedding"], numpy) for entry in entries]
-        tokens = int((answer.get("usage") or {}).get("prompt_tokens", 0))
-    except (ValueError, TypeError, LookupError, AttributeError, binascii.Error) as error:
-        raise _Unusable(f"200 with an answer that holds no vectors: {type(error).__name__}: {error}") from None
-    if len(vectors) != inputs or inputs > MAX_INPUTS or len({len(vector) for vector in vectors}) != 1:
-        raise _Unusable(f"200 with {len(vectors)} vectors for {inputs} inputs, or of unequal length")
-    if not all(len(vector) and numpy.isfinite(vector).all() for vector in vectors):
-        raise _Unusable("200 with a vector that is empty or holds what is not a number")
-    model = answer.get("model")
-    return vectors, model if isinstance(model, str) else None, max(0, tokens)
-
-
-def _vector(embedding: Any, numpy: Any) -> Vector:
-    if isinstance(embedding, str):
-        return numpy.frombuffer(base64.b64decode(embedding, validate=True), "<f4")
-    return numpy.array(embedding, "<f4")
-
-
-def _named(answer: Answer) -> Tried:
-    """What text-embeddings-inference means by statuses that mean something else elsewhere; all others speak for themselves.
-
-    413 is a text that is too long as well as too many of them, 424 a failed forward pass, 429 its full queue.
-    """
-    words = _message(answer.body)
-    match answer.status:
-        case 413 if words.startswith(TOO_LONG):
-            fix = "shorten it, or start the server with --auto-truncate"
-            return BadBody(f"{words}; {fix}", code="context_length_exceeded").answer()
-        case 424:
-            return NoAnswer("engine_failed", f"the server's model failed: {words}", answer.latency_ms)
-        case 429:
-            return NoAnswer("engine_busy", f"the server's queue is full: {words}", answer.latency_ms)
-    return answer
-
-
-def _message(body: bytes) -> str:
-    """Of either of its error bodies, OpenAI's form or its own; cut."""
-    try:
-        said = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        said = None
-    words = (said.get("message") or said.get("error")) if isinstance(said, dict) else None
-    return str(words if isinstance(words, str) else body[:200].decode("utf-8", "replace"))[:500]

@@ -16,6 +16,7 @@ from typing import Any, Final
 from penstock_producer.feed.served import Served
 from penstock_workers.lanes.engine_life import stall
 from penstock_workers.lanes.engine_life.failing import FailureRun
+from penstock_workers.lanes.engine_life.loading import LoadWatch
 from penstock_workers.lanes.engine_life.stall import StepWatch
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.engine.child_engine import ChildEngine
@@ -27,7 +28,9 @@ from penstock_workers.lanes.gpu.requests.calls import CallBuilder, ModelFacts
 from penstock_workers.lanes.gpu.requests.chat_template import read_template
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
 from penstock_workers.lanes.gpu.requests.replies import why_unanswered
+from penstock_workers.lanes.gpu.requests.scoring import classes_of
 from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.scoring.asks import TASKS, wrong_model
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +65,9 @@ class EngineHost:
         self._chat_template: str | None = None  # read at the start
         self.steps = StepWatch(stall.MOST_S)  # of the engine that there is; another one has another
         self._failing = FailureRun()
-        self._max_seqs = 0
+        self._loading = LoadWatch("gpu.model", settings.model or "")
+        self.max_seqs = 0  # requests that it runs at once, all its replicas together; known once an engine is up
+        self._deaths = 0
         self._built: deque[float] = deque()  # when engines were built anew; bounded by rebuilds_max
         self._rebuilding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -87,9 +92,10 @@ class EngineHost:
             await engine.stop()
 
     def gauges(self) -> Mapping[str, float | str]:
-        max_seqs = self._max_seqs if self.engine is not None else 0
+        max_seqs = self.max_seqs if self.engine is not None else 0
         cards: Mapping[str, str] = {"cards": self._settings.cards} if self._settings.cards else {}
-        return {**self._figures.gauges(max_seqs=max_seqs, lined_up=self._queue.waiting), **cards}
+        figures = self._figures.gauges(max_seqs=max_seqs, lined_up=self._queue.waiting)
+        return {**figures, "deaths": float(self._deaths), **cards, **self._loading.gauges()}
 
     # -- what its requests tell of it ------------------------------------------------------------------------------
 
@@ -109,18 +115,18 @@ class EngineHost:
     async def _build(self) -> None:
         engine = await self._started()
         config = engine.config
-        self._max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        self.max_seqs = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+        facts = _facts(self._settings, config)
         if self.calls is None:
-            facts = _facts(self._settings, config)
             self.calls = CallBuilder(
                 self._settings, engine.tokenizer(), facts, self._adapters, chat_template=self._chat_template
             )
-        self.served = _served(self._settings, config)
+        self.served = _served(self._settings, config, facts)
         self._on_built(config)
         self.steps = StepWatch(self._settings.stall_s or stall_s(config))
         self._failing.answered()
         self.engine = engine
-        self._queue.open(self._max_seqs, _kv_tokens(config))
+        self._queue.open(self.max_seqs, _kv_tokens(config))
 
     def _make(self) -> Engine:
         make = InProcessEngine if self._settings.in_process else ChildEngine
@@ -130,7 +136,8 @@ class EngineHost:
         """An engine with all the adapters that can be loaded. One that ends it is left out of the next."""
         while True:
             engine = self._make()
-            await engine.start()
+            async with self._loading.during(engine.pids):
+                await engine.start()
             if await self._load_adapters(engine):
                 return engine
             await engine.stop()
@@ -157,6 +164,7 @@ class EngineHost:
             return
         if not engine.kill():
             self.engine = None
+            self._deaths += 1
             self._queue.close()
             self._give_up(f"the engine in this process cannot be used any more: {why}")
         self.note_death(engine, why)
@@ -167,6 +175,7 @@ class EngineHost:
         if engine is not self.engine:
             return
         self.engine = None
+        self._deaths += 1
         self._queue.close()
         self._figures.forget()
         log.error("the engine died (%s); what was in it goes back to the queue", why)
@@ -250,6 +259,7 @@ def _facts(settings: GpuSettings, config: Any) -> ModelFacts:
         context=model_config.max_model_len,
         defaults={name: value for name, value in defaults.items() if name != "max_tokens"},
         pools=model_config.runner_type == "pooling",
+        classes=classes_of(model_config, templated=settings.chat_template is not None),
     )
 
 
@@ -267,15 +277,30 @@ def _parameters(text: Any) -> float:
     return float(layers * (4 * hidden * hidden + 3 * hidden * inner) + hidden * getattr(text, "vocab_size", 0))
 
 
-def _served(settings: GpuSettings, config: Any) -> Served:
+def _served(settings: GpuSettings, config: Any, facts: ModelFacts) -> Served:
     model = settings.model or ""
     names = tuple(dict.fromkeys((model, Path(model).name, *settings.names)))
     dtype = str(config.model_config.dtype).removeprefix("torch.")
-    return Served(names, tuple(settings.lora), config.model_config.max_model_len, dtype)
+    return Served(names, tuple(settings.lora), facts.context, dtype, _tasks(facts))
+
+
+def _tasks(facts: ModelFacts) -> tuple[str, ...]:
+    if not facts.pools:
+        return ("generate",)
+    classes = facts.classes
+    if not classes.labels:
+        return ("embed",)
+    able = [task for task in TASKS if wrong_model(task, len(classes.labels)) is None]
+    return tuple(task for task in able if classes.joins or task == "classify")
 
 
 def _kv_tokens(config: Any) -> int:
-    """Tokens that the engine's KV cache holds; 0 where it does not say."""
+    """Tokens that the KV caches of all replicas hold; 0 where the engine does not say.
+
+    vLLM adds up the blocks of its replicas, but of their tokens it keeps those of one.
+    """
     cache = config.cache_config
     tokens = getattr(cache, "kv_cache_size_tokens", None)  # counts groups of layers right; older versions lack it
-    return int(tokens or (cache.num_gpu_blocks or 0) * (cache.block_size or 0))
+    if tokens:
+        return int(tokens) * int(config.parallel_config.data_parallel_size)
+    return int((cache.num_gpu_blocks or 0) * (cache.block_size or 0))

@@ -7,6 +7,7 @@ and goes back to its queue, and a new engine is built meanwhile.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,7 @@ from penstock_workers.lanes.gpu.requests.calls import ContextOverflow, UnknownMo
 from penstock_workers.lanes.gpu.requests.grammars import GrammarCheck
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT
 from penstock_workers.lanes.gpu.requests.replies import reply, why_unanswered
+from penstock_workers.lanes.gpu.requests.scoring import PARTS_AT_ONCE, run_parts
 from penstock_workers.settings import WorkerSettings
 
 SECONDS_PER_TOKEN: Final = 0.25  # of an answer, on a slow engine that is full: what the default of `timeout_s` allows
@@ -114,11 +116,13 @@ class GpuLane:
         """Its time begins with its first token: waiting in the engine's line is not the item's fault."""
         clock = asyncio.get_running_loop().time
         pooled = is_pooling(prepared.input.params)
-        async with asyncio.timeout(POOLED_TIMES * limit_s if pooled else None) as limit:
+        async with asyncio.timeout(pooled_limit_s(prepared, limit_s) if pooled else None) as limit:
             self._limits.add(limit)
             try:
                 with failpoint_as_fault():
                     self._failpoints.hit("engine")
+                if prepared.input.parts:
+                    return await run_parts(engine, prepared.input.parts)
                 return await engine.run(prepared.input, lambda: _expire(limit, at=clock() + limit_s))
             finally:
                 self._limits.discard(limit)
@@ -143,6 +147,11 @@ class GpuLane:
     def served(self) -> Served:
         """Known once an engine is up."""
         return self._host.served
+
+    @property
+    def sequences(self) -> int | None:
+        """Requests that the engine runs at once, all its replicas together; None before it is up."""
+        return self._host.max_seqs or None
 
     def gauges(self) -> Mapping[str, float | str]:
         return self._host.gauges()
@@ -181,9 +190,14 @@ def time_limit_s(prepared: Prepared) -> float:
     return max(asked_s, SECONDS_PER_TOKEN * (getattr(prepared.input.params, "max_tokens", None) or 0))
 
 
+def pooled_limit_s(prepared: Prepared, limit_s: float) -> float:
+    """From its entry into the engine, which takes the parts of a long list some at a time."""
+    return POOLED_TIMES * limit_s * max(1, math.ceil(len(prepared.input.parts) / PARTS_AT_ONCE))
+
+
 def _too_late(prepared: Prepared, limit_s: float) -> str:
     if is_pooling(prepared.input.params):
-        return f"no answer within {POOLED_TIMES * limit_s:g} s in the engine; raise timeout_s, or send shorter texts"
+        return f"no answer within {pooled_limit_s(prepared, limit_s):g} s in the engine; raise timeout_s, or send shorter texts"
     return f"no complete answer within {limit_s:g} s of its first token; raise timeout_s, or lower max_tokens and n"
 
 

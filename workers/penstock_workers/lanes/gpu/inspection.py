@@ -16,9 +16,11 @@ from penstock_workers.settings import WorkerSettings
 OLDEST: Final = (0, 26)
 NEWEST: Final = (0, 33)
 """The versions of vLLM that the lane is for; it is tested with one of them."""
+MEMORY_SHARE: Final = 0.9  # of each card: vLLM takes this or a little more where `gpu_memory_utilization` is not given
 TRIES: Final = (
     ("/v1/completions", b'{"prompt":"doctor","max_tokens":1}'),
     ("/v1/embeddings", b'{"input":"doctor"}'),
+    ("/classify", b'{"input":"doctor"}'),
 )
 
 
@@ -44,7 +46,8 @@ def _hosted(gpu: GpuSettings) -> Iterator[LaneFinding]:
     folder = Path(gpu.model or "")
     if folder.is_dir():
         yield from machine.find_model("gpu.model", folder)
-        yield from machine.find_room(machine.weight_bytes(folder), found, cards_used=cards_used)
+        size, share = machine.weight_bytes(folder), _memory_share(gpu.engine.get("gpu_memory_utilization"))
+        yield from machine.find_room(size, found, cards_used=cards_used, replicas=gpu.data_parallel, share=share)
     elif folder.is_absolute():
         yield LaneFinding(False, f"gpu.model: there is no folder {folder} here", "mount it, or correct gpu.model")
     else:
@@ -87,6 +90,15 @@ def _adapter(name: str, folder: Path, most: int) -> LaneFinding:
         fix = f"set gpu.engine.max_lora_rank = {rank}, or leave it out: it follows from the adapters"
         return LaneFinding(False, f"{setting} has rank {rank}, above max_lora_rank = {most}", fix)
     return LaneFinding(True, f"{setting} has rank {rank}, in {folder}")
+
+
+def _memory_share(value: Any) -> float:
+    """As it was written; vLLM's own where it is not given, or nothing that vLLM takes."""
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        return MEMORY_SHARE
+    return share if 0 < share <= 1 else MEMORY_SHARE
 
 
 def _rank(value: Any) -> int:

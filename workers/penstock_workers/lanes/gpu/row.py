@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from penstock_producer.feed.served import Served
 from penstock_workers.lanes.gpu.check import check
 from penstock_workers.lanes.gpu.inspection import TRIES, inspect
-from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.gpu.settings import SLOTS_PER_SEQUENCE, GpuSettings
 from penstock_workers.lanes.row import Gauge, LaneRow
 from penstock_workers.metrics import catalogue
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.settings import MAX_CONCURRENCY, WorkerSettings
 
 if TYPE_CHECKING:
     from penstock_workers.item.admission import Admission
@@ -54,6 +54,14 @@ def _announces(lane: GpuLane | SidecarLane) -> Served:
     return lane.served
 
 
+def _slots(settings: WorkerSettings, lane: GpuLane | SidecarLane) -> int | None:
+    """As many as suit the engine that is up, unless `concurrency` was given."""
+    by_settings = min(settings.gpu.suitable_concurrency(), MAX_CONCURRENCY)
+    if lane.sequences is None or settings.concurrency != by_settings:
+        return None
+    return min(SLOTS_PER_SEQUENCE * lane.sequences, MAX_CONCURRENCY)
+
+
 def _engine_url(settings: WorkerSettings) -> str | None:
     return settings.gpu.upstream_url
 
@@ -65,9 +73,13 @@ GPU: LaneRow[GpuLane | SidecarLane] = LaneRow(
     quarantine=_quarantine,
     serves=_serves,
     announces=_announces,
+    slots=_slots,
     settings=GpuSettings,
     modules=("penstock_workers.lanes.gpu.gpu_lane", "penstock_workers.lanes.gpu.sidecar"),
     gauges={
+        "load_bytes": Gauge(catalogue.LOAD_READ),
+        "load_total_bytes": Gauge(catalogue.LOAD_TOTAL),
+        "deaths": Gauge(catalogue.ENGINE_DEATHS),
         "running": Gauge(catalogue.ENGINE_RUNNING),
         "waiting": Gauge(catalogue.ENGINE_WAITING),
         "kv_usage": Gauge(catalogue.KV_USAGE),

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from penstock_workers.lanes.lane_settings import LaneSettings, check_upstream
 
+SEQUENCES: Final = 256  # that vLLM runs at once on most cards; what it chose for this one is known once it is up
 SLOTS_PER_SEQUENCE: Final = 2  # items that its engine runs, and as many whose prompts are made meanwhile
 
 
@@ -21,8 +22,10 @@ class GpuSettings(LaneSettings):
     names: tuple[str, ...] = ()  # what requests may call it besides; always its path and the last part of that
     lora: dict[str, str] = Field(default_factory=dict)  # adapter name, as requests give it for `model` -> folder
     chat_template: str | None = None  # Jinja, or a file with it; None = the model's own
-    max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] = 256  # requests run at once; 1024 from 70 GiB of memory
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192  # tokens in one step of the engine; 16384 from 70 GiB
+    # Requests run at once, by each replica; None = as vLLM chooses for the card: 256, or 1024 from 70 GiB of memory.
+    max_num_seqs: Annotated[int, Field(ge=1, le=16_384)] | None = None
+    # Tokens in one step of the engine; None = as vLLM chooses for the card: 8192, or 16384 from 70 GiB of memory.
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
     engine: dict[str, Any] = Field(default_factory=dict)  # vLLM's own arguments, such as tensor_parallel_size
     cards: str = ""  # the cards that this worker's engine uses, for people to read; `penstock worker --gpus` sets it
     in_process: bool = False  # the engine in this process: up in 2 s, and not apart from it. For CPUs and tests
@@ -42,7 +45,13 @@ class GpuSettings(LaneSettings):
         return self
 
     def suitable_concurrency(self) -> int:
-        return SLOTS_PER_SEQUENCE * self.max_num_seqs
+        """As far as settings tell; an engine that runs more says so once it is up."""
+        return SLOTS_PER_SEQUENCE * self.sequences * self.data_parallel
+
+    @property
+    def sequences(self) -> int:
+        """Requests that one replica runs at once, as far as settings tell."""
+        return _number(self.engine.get("max_num_seqs"), default=self.max_num_seqs or SEQUENCES)
 
     @property
     def data_parallel(self) -> int:
@@ -64,7 +73,7 @@ class GpuSettings(LaneSettings):
         return self.model_copy(update={"model": hosted, "names": (*self.names, model)})
 
 
-def _number(value: Any) -> int:
+def _number(value: Any, default: int = 1) -> int:
     """vLLM's own arguments come as they were written: what is not a number is left for vLLM to refuse."""
     text = str(value)
-    return int(text) if text.isdecimal() and 0 < len(text) < 10 and int(text) else 1
+    return int(text) if text.isdecimal() and 0 < len(text) < 10 and int(text) else default

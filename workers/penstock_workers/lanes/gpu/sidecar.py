@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import orjson
 from msgspec import structs
 
+from penstock_producer.feed.routes import model_of
 from penstock_producer.feed.served import NAMES_MAX, Served
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings, EngineAway
@@ -25,6 +26,7 @@ from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.api_lane import ApiLane
 from penstock_workers.lanes.api.gauges import GaugeWatch
+from penstock_workers.lanes.engine_life.loading import ServerWait
 from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.engine.figures import bound
@@ -38,7 +40,12 @@ SERVER = "server"  # a provider of the HTTP client: items of all providers go to
 ROOT = "server root"  # the same server: it has /classify, /rerank and /score beside its /v1
 ASK_AGAIN_S = 1.0  # while the model loads, which takes half a minute at least
 ASK_TIMEOUT_S = 5.0
+MODELS_EACH_S = (
+    5.0  # how often the server is asked what it serves: it may be started with another model, or get adapters
+)
 LISTEN_EACH_S = 1.0  # its gauges: the server is near, and its own queue must not grow long between two looks
+GONE_MAX = 4 * NAMES_MAX  # names that are remembered
+SHOWN_CHARS = 200  # of a model's name in an error
 
 
 class SidecarLane:
@@ -49,7 +56,7 @@ class SidecarLane:
         self.queue = EngineQueue()
         self._url = settings.gpu.upstream_url
         self._wait_s = settings.gpu.upstream_wait_s
-        self._max_seqs = settings.gpu.max_num_seqs
+        self._max_seqs = settings.gpu.sequences
         self._give_up = give_up
         providers = {
             SERVER: ProviderSettings(base_url=self._url),
@@ -60,14 +67,21 @@ class SidecarLane:
         self._gauges = GaugeWatch(
             {SERVER: _metrics_url(self._url)}, self._hear, every_s=LISTEN_EACH_S, http_client=settings.http_client
         )
+        self._loading = ServerWait(self._url)
         self._models = Target.of(self._url + "/models")
         self._asking: HttpClient | None = None
+        self.sequences: int | None = None  # that it runs at once: no server of vLLM says it
         self.served = Served(settings.gpu.names)  # with all that the server lists, once it is up
         self._names = settings.gpu.names
+        self._gone: tuple[str, ...] = ()  # names that the server had, and has no more
         self._model = b""  # as JSON: what the server calls the model that it serves
         self._state = EngineState()
         self._is_up = self._draining = False
+        self._deaths = 0  # times that the server went away
         self._returning: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()  # at what it serves: one look, however many items ask for one at once
+        self._looked_at = 0.0
 
     async def start(self) -> None:
         """Returns once the model is loaded. Raises EngineAway when that takes longer than ``gpu.upstream_wait_s``."""
@@ -75,6 +89,7 @@ class SidecarLane:
         self._asking = make_client(self._http_client)
         await self._await_model()
         self._gauges.start()
+        self._following = asyncio.create_task(self._follow_models(), name="server models")
 
     async def prepare(self, request: Request) -> Prepared:
         """Jobs of this lane need not name a model; a server may insist."""
@@ -87,6 +102,8 @@ class SidecarLane:
 
     async def infer(self, prepared: Prepared) -> Tried:
         tried = await self._client.infer(prepared)
+        if isinstance(tried, Answer) and tried.status == 404:
+            return await self._not_found(prepared.request.body, tried)
         if not isinstance(tried, NoAnswer) or tried.failure not in ("connect_failed", "connection_lost"):
             return tried
         if tried.failure == "connection_lost" and await self._serves() is None:
@@ -98,9 +115,11 @@ class SidecarLane:
     def gauges(self) -> Mapping[str, float | str]:
         lined_up = self.queue.waiting
         return {
+            "deaths": float(self._deaths),
             "running": float(self._state.running),
             "waiting": float(self._state.waiting + lined_up),
             "bound": bound(self._state, max_seqs=self._max_seqs if self._is_up else 0, lined_up=lined_up),
+            **self._loading.gauges(),
         }
 
     def drain(self) -> None:
@@ -109,9 +128,10 @@ class SidecarLane:
     async def close(self) -> None:
         self._draining = True
         self.queue.close()
-        if self._returning is not None:
-            self._returning.cancel()
-            await asyncio.gather(self._returning, return_exceptions=True)
+        for task in (self._returning, self._following):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._gauges.close()
         await self._client.close()
         if self._asking is not None:
@@ -122,15 +142,56 @@ class SidecarLane:
     async def _await_model(self) -> None:
         """The queue opens when the server has its model."""
         began = time.monotonic()
+        self._loading.begin()
         log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
         while (served := await self._serves()) is None:
             if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
                 raise EngineAway(self._url, self._wait_s, "gpu")
             await asyncio.sleep(ASK_AGAIN_S)
-        self.served = Served(tuple(dict.fromkeys((*self._names, *served.names))), served.adapters, served.context)
-        self._model, self._is_up = orjson.dumps(served.names[0]), True
+        self._note_models(served)
+        self._loading.end()
+        self._is_up = True
         self.queue.open(self._max_seqs, 0)
         log.warning("%s serves %s after %.0f s", self._url, ", ".join(served.every_name), time.monotonic() - began)
+
+    def _note_models(self, served: Served) -> None:
+        before = self.served.every_name
+        self.served = Served(tuple(dict.fromkeys((*self._names, *served.names))), served.adapters, served.context)
+        self._model = orjson.dumps(served.names[0])
+        gone = [name for name in (*self._gone, *before) if name not in self.served.every_name]
+        self._gone = tuple(dict.fromkeys(gone))[-GONE_MAX:]
+
+    async def _follow_models(self) -> None:
+        while True:
+            await asyncio.sleep(MODELS_EACH_S)
+            if self._is_up:
+                await self._look_at_models()
+
+    async def _look_at_models(self) -> None:
+        """Changes nothing while the server does not answer: its items notice that."""
+        asked_at = time.monotonic()
+        async with self._looking:
+            if self._looked_at >= asked_at:
+                return
+            self._looked_at = time.monotonic()
+            try:
+                served = await self._serves()
+            except BadEngineSettings as error:
+                log.warning("%s", error)
+                return
+            if served is not None:
+                self._note_models(served)
+
+    async def _not_found(self, body: bytes, answer: Answer) -> Tried:
+        """An item whose model the server had when it was let in waits for another worker, uncounted."""
+        await self._look_at_models()
+        model = model_of(body)
+        if model is None or model not in self._gone:
+            return answer
+        if answer.room is not None:
+            answer.room.release()
+        now = f"{self._url} serves {self.served.shown} now, and not {model[:SHOWN_CHARS]}"
+        return NoAnswer("engine_busy", now, answer.latency_ms, sent=False)
 
     async def _serves(self) -> Served | None:
         """What the server lists; None while no model is loaded. Raises BadEngineSettings for another kind of server."""
@@ -154,6 +215,7 @@ class SidecarLane:
         if not self._is_up or self._draining:
             return
         self._is_up, self._state = False, EngineState()
+        self._deaths += 1
         self.queue.close()
         log.error("%s does not answer (%s); items wait here until its model is loaded again", self._url, why)
         self._returning = asyncio.create_task(self._await_return(), name="server return")

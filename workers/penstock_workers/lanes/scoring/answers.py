@@ -14,7 +14,7 @@ __all__ = ["answer_body"]
 
 
 def answer_body(
-    ask: Ask, rows: Sequence[Sequence[float]], *, labels: Sequence[str], tag: str, model: str, tokens: int
+    ask: Ask, rows: Sequence[Sequence[float]], *, labels: Sequence[str | None], tag: str, model: str, tokens: int
 ) -> bytes:
     """``rows``: the numbers of each text, one for each class. ``tag`` names the item, as request ids do."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -36,7 +36,7 @@ def _scores(rows: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
     return [{"index": place, "object": "score", "score": row[0]} for place, row in enumerate(rows)]
 
 
-def _class(place: int, row: Sequence[float], labels: Sequence[str]) -> dict[str, Any]:
+def _class(place: int, row: Sequence[float], labels: Sequence[str | None]) -> dict[str, Any]:
     best = max(range(len(row)), key=row.__getitem__)
     label = labels[best] if best < len(labels) else None
     return {"index": place, "label": label, "probs": row, "num_classes": len(row)}

@@ -79,14 +79,13 @@ def _read(name: str, text: str, action: argparse.Action) -> Any:
 
 
 def _defaults(settings: GpuSettings, adapters: Adapters, drain_seconds: float) -> dict[str, Any]:
-    """What is set unless the settings do. Sizes always, since vLLM's own differ between its server and its batch class."""
+    """What is set unless the settings do. Sizes only where they are given: else vLLM chooses them, as its batch class."""
+    sizes = {"max_num_seqs": settings.max_num_seqs, "max_num_batched_tokens": settings.max_num_batched_tokens}
     chosen = {
         "model": settings.model,
-        "max_num_seqs": settings.max_num_seqs,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
         "scheduling_policy": "priority",
         "shutdown_timeout": round(drain_seconds + SHUTDOWN_MARGIN_S),
         "disable_log_stats": False,
         "stream_interval": FIRST_TOKEN_ONLY,
     }
-    return chosen | adapters.arguments()
+    return chosen | {name: size for name, size in sizes.items() if size is not None} | adapters.arguments()

@@ -42,11 +42,10 @@ class ChildEngine:
         load_in_engines()
         guard = _guard()
         arguments = engine_arguments(self._settings, self._adapters, drain_seconds=self._drain_seconds)
-        make = upstream("vllm.v1.engine.async_llm", "AsyncLLM").from_engine_args
         try:
             with explained(self._settings):
                 # Off the loop, which goes on settling; its output handler starts with the first request, on the loop.
-                self._llm = await asyncio.to_thread(make, arguments, **options(self._figures.note))
+                self._llm = await asyncio.to_thread(self._build, arguments)
         except BaseException:
             await asyncio.to_thread(processes.end, _mark(), set())
             raise
@@ -54,6 +53,10 @@ class ChildEngine:
         self._pids = frozenset(await asyncio.to_thread(processes.marked, _mark()))
         self._memory = await asyncio.to_thread(processes.shared_memory, list(self._pids))
         guard.note(self._memory)
+
+    def _build(self, arguments: Any) -> Any:
+        make = upstream("vllm.v1.engine.async_llm", "AsyncLLM").from_vllm_config
+        return make(**options(arguments, self._figures.note), enable_log_requests=arguments.enable_log_requests)
 
     async def load(self, lora: Any) -> None:
         try:
@@ -86,6 +89,9 @@ class ChildEngine:
 
     def tokenizer(self) -> Any:
         return self._llm.get_tokenizer()
+
+    def pids(self) -> list[int]:
+        return processes.marked(_mark())
 
     def is_alive(self) -> bool:
         return self._llm is not None and not self._llm.errored

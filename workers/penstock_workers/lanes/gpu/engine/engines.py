@@ -6,7 +6,7 @@ the installed one, in ``vllm_calls`` and in ``arguments``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ class EngineCall:
     lora: Any = None  # vLLM's LoRARequest
     priority: int = 0  # lower goes first
     facts: Any = field(default=None, repr=False)  # what the reply will need besides
+    parts: Sequence[EngineCall] = ()  # run in its place, where one request is many of the engine's
 
 
 class Engine(Protocol):
@@ -60,6 +61,10 @@ class Engine(Protocol):
         ...
 
     def tokenizer(self) -> Any: ...
+
+    def pids(self) -> list[int]:
+        """Its processes, also while it starts."""
+        ...
 
     def is_alive(self) -> bool: ...
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from penstock_workers.lanes.engine_life.loading import this_process
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.engine.arguments import engine_arguments
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied
@@ -72,6 +73,9 @@ class InProcessEngine:
     def tokenizer(self) -> Any:
         return self._llm.get_tokenizer()
 
+    def pids(self) -> list[int]:
+        return this_process()
+
     def is_alive(self) -> bool:
         return self._dead is None and self._thread is not None and self._thread.is_alive()
 
@@ -95,9 +99,9 @@ class InProcessEngine:
 
     def _build(self) -> None:
         arguments = engine_arguments(self._settings, self._adapters, drain_seconds=self._drain_seconds)
-        make = upstream("vllm.v1.engine.llm_engine", "LLMEngine").from_engine_args
+        make = upstream("vllm.v1.engine.llm_engine", "LLMEngine").from_vllm_config
         with explained(self._settings):
-            self._llm = make(arguments, **options(self._note))
+            self._llm = make(**options(arguments, self._note))
 
     def _note(self, scheduler: Any, iteration: Any, engine: int) -> None:
         self._call(lambda: self._figures.note(scheduler, iteration, engine))

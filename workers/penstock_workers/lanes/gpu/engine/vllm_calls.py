@@ -25,10 +25,22 @@ def is_pooling(params: Any) -> bool:
     return type(params).__name__ == "PoolingParams"
 
 
-def options(note: Callable[[Any, Any, int], None]) -> dict[str, Any]:
-    """Offline use, so that defaults are those of vLLM's own batch class; and a logger that reports each step."""
+def options(arguments: Any, note: Callable[[Any, Any, int], None]) -> dict[str, Any]:
+    """What both kinds of engine are made from: vLLM's config of these arguments, and a logger that reports each step.
+
+    Offline use, so that defaults are those of vLLM's own batch class. The model's files decide whether it pools, so that is
+    known with the config only: a pooled answer has no tokens, and vLLM's engine ends where it is to show only the first.
+    """
     context = upstream("vllm.usage.usage_lib", "UsageContext").LLM_CLASS
-    return {"usage_context": context, "stat_loggers": [_tap(note)]}
+    config = arguments.create_engine_config(context)
+    if config.model_config.runner_type == "pooling":
+        config.scheduler_config.stream_interval = 1
+    return {
+        "vllm_config": config,
+        "usage_context": context,
+        "stat_loggers": [_tap(note)],
+        "disable_log_stats": arguments.disable_log_stats,
+    }
 
 
 def _tap(note: Callable[[Any, Any, int], None]) -> Callable[[Any, int], Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -18,7 +18,16 @@ from penstock_workers.lanes.gpu.engine.upstream import upstream
 from penstock_workers.lanes.gpu.requests.documents import check_named_tokens, check_tokens, refuse_templates
 from penstock_workers.lanes.gpu.requests.fields import check_types
 from penstock_workers.lanes.gpu.requests.sampling import asked_tokens, sampling_params
+from penstock_workers.lanes.gpu.requests.scoring import (
+    Classes,
+    ScoringFacts,
+    ask_of,
+    occupied,
+    pooling_params,
+    tokens_of,
+)
 from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.scoring.asks import Task, task_of
 from penstock_workers.lanes.shown import shown
 
 PRIORITIES = {"urgent": -1, "normal": 0, "low": 1}  # vLLM runs lower ones first
@@ -43,7 +52,8 @@ class ModelFacts:
     names: frozenset[str]
     context: int  # tokens, prompt and answer together
     defaults: Mapping[str, Any]  # sampling parameters that the model's makers recommend
-    pools: bool  # whether it embeds instead of generating
+    pools: bool  # whether it embeds or classifies instead of generating
+    classes: Classes = field(default_factory=Classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +96,13 @@ class CallBuilder:
         check_types(body)
         model = body.get("model") or self._model
         lora = self._lora(model)
+        task = task_of(request.endpoint)
+        if task is not None:
+            return self._scoring(task, request, model, lora)
         if request.endpoint.endswith("/embeddings"):
             return self._embedding(request, body, model, lora)
+        if self._facts.classes.labels:
+            raise RequestRefused(f"{self._model} classifies and does not generate: send items to /classify")
         if self._facts.pools:
             raise RequestRefused(f"{self._model} embeds and does not generate: send items to /v1/embeddings")
         if request.endpoint.endswith("/chat/completions"):
@@ -96,7 +111,7 @@ class CallBuilder:
             chat = False
         else:
             raise RequestRefused(
-                f"the gpu lane has no {request.endpoint}: chat/completions, completions and embeddings"
+                f"the gpu lane has no {request.endpoint}: chat/completions, completions, embeddings, rerank, score, classify"
             )
         if body.get("stream"):
             raise RequestRefused("stream: results are stored whole; leave it out")
@@ -111,7 +126,9 @@ class CallBuilder:
 
     def probe(self) -> EngineCall:
         """The least that the engine must be able to do."""
-        if self._facts.pools:
+        if self._facts.classes.labels:
+            params = pooling_params()
+        elif self._facts.pools:
             params = upstream("vllm", "PoolingParams")(task="embed")
         else:
             params = sampling_params({"temperature": 0}, defaults={}, max_tokens=1, schema=None)
@@ -225,6 +242,8 @@ class CallBuilder:
     def _embedding(self, request: Request, body: dict[str, Any], model: str, lora: Any) -> tuple[EngineCall, int]:
         if not self._facts.pools:
             raise RequestRefused(f"{self._model} generates and does not embed: set gpu.engine.runner to 'pooling'")
+        if self._facts.classes.labels:
+            raise RequestRefused(f"{self._model} classifies and does not embed: send items to /classify")
         token_ids = self._prompt_tokens(body.get("input"), "input")
         if len(token_ids) > self._facts.context:
             if request.on_overflow == "fail":
@@ -237,6 +256,30 @@ class CallBuilder:
         facts = Facts(model, chat=False, base64=body.get("encoding_format") == "base64")
         call = EngineCall(self._id(request), token_ids, params, lora, PRIORITIES[request.priority], facts)
         return call, len(token_ids)
+
+    # -- scores and classes ----------------------------------------------------------------------------------------
+
+    def _scoring(self, task: Task, request: Request, model: str, lora: Any) -> tuple[EngineCall, int]:
+        classes, context = self._facts.classes, self._facts.context
+        ask = ask_of(task, request.body, classes)
+        call_id, priority = self._id(request), PRIORITIES[request.priority]
+        parts = []
+        for place, text in enumerate(ask.texts):
+            ids, sides = tokens_of(self._own_tokenizer(), text, cut_at=None)
+            if len(ids) > context:
+                if request.on_overflow == "fail":
+                    raise ContextOverflow(
+                        f"This model's maximum context length is {context} tokens. However, entry {place} has {len(ids)}; "
+                        "shorten it, or submit with on_overflow"
+                    )
+                ids, sides = tokens_of(self._own_tokenizer(), text, cut_at=context)
+            if not ids:
+                raise RequestRefused(f"entry {place} has no token: give a text that is not blank")
+            params = pooling_params(ask, sides if classes.reads_sides else ())
+            parts.append(EngineCall(f"{call_id}.{place}", ids, params, lora, priority))
+        facts = ScoringFacts(ask, model, classes.labels)
+        call = EngineCall(call_id, [], parts[0].params, lora, priority, facts, parts=parts)
+        return call, occupied(parts)
 
 
 def _read(body: bytes) -> dict[str, Any]:

@@ -41,6 +41,20 @@ def unanswered(completions: list[Any], *, wants_text: bool = True) -> Unanswered
     return Unanswered("empty_answer", "the model ended its answer at once, without any text")
 
 
+def unpooled(output: Any) -> Unanswered | None:
+    """Why an output without text is no answer; None where it is one. It has no finish reason: an aborted one is empty."""
+    error = getattr(output, "error", None)  # vLLM has it since 0.32
+    if error is not None:
+        return Unanswered("engine_failed", f"the engine gave the request up: {error.message}")
+    numbers = output.outputs.data
+    if not numbers.numel():
+        return REASONS["abort"]
+    if not numbers.isfinite().all():
+        words = "a number of the answer is not finite; another dtype may do where this one overflows (gpu.engine.dtype)"
+        return Unanswered("invalid_answer", words)
+    return None
+
+
 def _of_reason(reason: str | None) -> Unanswered | None:
     if reason is None:
         return Unanswered("engine_aborted", "the engine ended the request without a finish reason")

@@ -10,17 +10,22 @@ import orjson
 
 from penstock_workers.lanes.gpu.engine.engines import EngineCall
 from penstock_workers.lanes.gpu.requests.calls import Facts
-from penstock_workers.lanes.gpu.requests.outcomes import Unanswered, unanswered
+from penstock_workers.lanes.gpu.requests.outcomes import Unanswered, unanswered, unpooled
+from penstock_workers.lanes.gpu.requests.scoring import scored
 
 
 def why_unanswered(call: EngineCall, output: Any) -> Unanswered | None:
-    """Why the engine's output is no answer; None where it is one. A pooled output has no finish reason."""
+    """Why the engine's output is no answer; None where it is one. Of a call in parts it is the list of theirs."""
+    if call.parts:
+        return next((missing for missing in map(unpooled, output) if missing is not None), None)
     completions = _completions(output)
-    return unanswered(completions, wants_text=not call.params.ignore_eos) if completions else None
+    return unanswered(completions, wants_text=not call.params.ignore_eos) if completions else unpooled(output)
 
 
 def reply(call: EngineCall, output: Any) -> bytes:
     """The body of a good answer, JSON."""
+    if call.parts:
+        return scored(call, output)
     facts: Facts = call.facts
     if not _completions(output):
         return _embedding(call, output, facts)
