@@ -325,7 +325,7 @@ def drawn(bodies: st.SearchStrategy[Body], number: int) -> list[Body]:
 
     @settings(
         max_examples=number, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[*HealthCheck.__members__.values()],
     )  # fmt: skip
     @given(bodies)
     def draw(body: Body) -> None:
