@@ -325,7 +325,7 @@ def drawn(bodies: st.SearchStrategy[Body], number: int) -> list[Body]:
 
     @settings(
         max_examples=number, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=[*HealthCheck.__members__.values()],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
     )  # fmt: skip
     @given(bodies)
     def draw(body: Body) -> None:
