@@ -15,7 +15,7 @@ import orjson
 from benchmarks.engines.items import Item, items
 from benchmarks.engines.offline_vllm import WARM_UP
 from benchmarks.engines.setup import SERVED_AS, Setup
-from benchmarks.engines.work import Session, Work, cpu_seconds, say, setup_of
+from benchmarks.engines.work import Work, cpu_seconds, orders, say, setup_of
 from benchmarks.ground import GroundError
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.lane import Request
@@ -26,7 +26,7 @@ from penstock_workers.settings import WorkerSettings
 TIMEOUT_S = 600.0
 
 
-async def measure(setup: Setup) -> Session:
+async def measure(setup: Setup) -> None:
     gpu = GpuSettings(
         model=setup.model, names=(SERVED_AS,), max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=setup.max_num_batched_tokens, engine=setup.engine,
@@ -38,13 +38,13 @@ async def measure(setup: Setup) -> Session:
     start_s = time.monotonic() - started
     try:
         await _run(lane, settings, items(setup, setup.max_num_seqs, first=WARM_UP))
-        rounds = []
-        for number in range(setup.rounds):
-            lines = items(setup, setup.items, first=number * setup.items)
-            rounds.append(await _run(lane, settings, lines))
+        say(start_s)
+        told = orders()
+        while (order := await asyncio.to_thread(next, told, None)) is not None:
+            _, number, first = order
+            say(await _run(lane, settings, items(setup, number, first=first)))
     finally:
         await lane.close()
-    return Session(start_s, {"lane": rounds})
 
 
 async def _run(lane: GpuLane, settings: WorkerSettings, lines: list[Item]) -> Work:
@@ -80,7 +80,7 @@ def _request(line: Item) -> Request:
 
 
 def main() -> None:
-    say(asyncio.run(measure(setup_of(sys.argv))))
+    asyncio.run(measure(setup_of(sys.argv)))
 
 
 if __name__ == "__main__":

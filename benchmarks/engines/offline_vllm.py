@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.engines.items import Item, items
 from benchmarks.engines.setup import Setup
-from benchmarks.engines.work import Session, Work, cpu_seconds, say, setup_of
+from benchmarks.engines.work import Work, cpu_seconds, orders, say, setup_of
 
 WARM_UP = 1_000_000_000  # items of this number on are for warming up
 
@@ -58,14 +58,12 @@ def main() -> None:
     started = time.monotonic()
     offline = Offline(setup)
     start_s = time.monotonic() - started
+    ways = {"chat": offline.chat, "generate": offline.generate}
     offline.chat(items(setup, setup.max_num_seqs, first=WARM_UP))
-    rounds: dict[str, list[Work]] = {"chat": [], "generate": []}
-    for number in range(setup.rounds):
-        lines = items(setup, setup.items, first=number * setup.items)
-        for way, run in (("chat", offline.chat), ("generate", offline.generate)):
-            offline.forget()
-            rounds[way].append(run(lines))
-    say(Session(start_s, rounds))
+    say(start_s)
+    for way, number, first in orders():
+        offline.forget()
+        say(ways[way](items(setup, number, first=first)))
 
 
 if __name__ == "__main__":

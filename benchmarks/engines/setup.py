@@ -26,7 +26,7 @@ class Setup:
     max_num_batched_tokens: int
     engine: dict[str, Any]  # further engine arguments, by vLLM's names
     items: int
-    rounds: int
+    rounds: int  # of as many items each, and of a fifth of them: the difference has neither start nor end
     output_tokens: int
     in_flight: tuple[int, ...]  # the sweep
     prefixes: int  # of the prefix case

@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 import psutil
@@ -19,7 +20,7 @@ from benchmarks.ground import ROOT, GroundError
 
 RUN_TIMEOUT_S = 3_600
 LOG_END = 3_000  # characters shown of a process that failed
-MARK = "FIGURES "  # before the line that counts: engines print a lot
+MARK = b"FIGURES "  # before the line that counts: engines print a lot
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +47,16 @@ class Work:
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
 
+    def beyond(self, short: Work) -> Work:
+        """What the further items of this longer run took: its start and its end are those of the short one."""
+        return Work(
+            self.items - short.items, self.seconds - short.seconds, self.tokens - short.tokens, self.cached - short.cached,
+            self.prompt - short.prompt, self.cpu_s - short.cpu_s,
+        )  # fmt: skip
+
     @property
     def hit_rate(self) -> float:
         return self.cached / self.prompt if self.prompt else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """What one process did with its engine."""
-
-    start_s: float
-    rounds: dict[str, list[Work]]  # by way of running them
-
-    def best(self, way: str) -> Work:
-        return max(self.rounds[way], key=lambda work: work.per_s)
-
-    def middle(self, way: str) -> Work:
-        """The median round."""
-        ordered = sorted(self.rounds[way], key=lambda work: work.per_s)
-        return ordered[len(ordered) // 2]
 
 
 def cpu_seconds(*pids: int) -> float:
@@ -75,27 +67,51 @@ def cpu_seconds(*pids: int) -> float:
     return float(sum(used.user + used.system for used in times))
 
 
-def say(session: Session) -> None:
-    print(MARK + orjson.dumps(asdict(session)).decode(), flush=True)
-
-
-def session_of(module: str, setup: Setup, log: Path) -> Session:
-    """Run ``python -m module`` with the setup; all that it started is ended with it. Raises GroundError."""
+@contextlib.contextmanager
+def contender(module: str, setup: Setup, log: Path) -> Iterator[Contender]:
+    """``python -m module`` with the setup, its engine warm; it runs what it is asked to, and is ended with all its own."""
     with log.open("wb") as errors:
         running = subprocess.Popen(
             [sys.executable, "-m", module, setup.to_json()], env=os.environ | variables(setup), cwd=ROOT,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
         )  # fmt: skip
-        try:
-            printed, _ = running.communicate(timeout=RUN_TIMEOUT_S)
-        finally:
-            end_group(running)
-    lines = [line for line in printed.decode(errors="replace").splitlines() if line.startswith(MARK)]
-    if not lines:
-        raise GroundError(
-            f"{module} said nothing ({running.returncode}):\n{log.read_text(errors='replace')[-LOG_END:]}"
-        )
-    return _session(orjson.loads(lines[-1].removeprefix(MARK)))
+    try:
+        yield Contender(running, log)
+    finally:
+        end_group(running)
+
+
+class Contender:
+    """Raises GroundError where the process ends in the middle."""
+
+    def __init__(self, running: subprocess.Popen[bytes], log: Path) -> None:
+        self._running, self._log = running, log
+        self.start_s = float(self._heard())
+
+    def run(self, way: str, number: int, first: int) -> Work:
+        assert self._running.stdin is not None, "it was started with pipes"
+        self._running.stdin.write(orjson.dumps([way, number, first]) + b"\n")
+        self._running.stdin.flush()
+        return Work(**self._heard())
+
+    def _heard(self) -> Any:
+        assert self._running.stdout is not None, "it was started with pipes"
+        for line in self._running.stdout:
+            if line.startswith(MARK):
+                return orjson.loads(line.removeprefix(MARK))
+        tail = self._log.read_text(errors="replace")[-LOG_END:]
+        raise GroundError(f"{self._running.args!s:.60} ended ({self._running.wait()}):\n{tail}")
+
+
+def orders() -> Iterator[tuple[str, int, int]]:
+    """In the contender: which way to run how many items, numbered from which; until its parent has no more."""
+    for line in sys.stdin:
+        way, number, first = orjson.loads(line)
+        yield way, number, first
+
+
+def say(told: float | Work) -> None:
+    print(MARK.decode() + orjson.dumps(told).decode(), flush=True)
 
 
 def end_group(running: subprocess.Popen[bytes]) -> None:
@@ -105,14 +121,6 @@ def end_group(running: subprocess.Popen[bytes]) -> None:
     running.wait()
 
 
-def _session(told: dict[str, object]) -> Session:
-    rounds = told["rounds"]
-    assert isinstance(rounds, dict)
-    return Session(
-        float(str(told["start_s"])), {way: [Work(**work) for work in works] for way, works in rounds.items()}
-    )
-
-
 def setup_of(arguments: Sequence[str]) -> Setup:
-    """The one argument of a process that ``session_of`` started."""
+    """The one argument of a process that ``contender`` started."""
     return Setup.from_json(arguments[1])

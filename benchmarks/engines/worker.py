@@ -16,10 +16,11 @@ from benchmarks.engines.items import Item, write
 from benchmarks.engines.setup import SERVED_AS, Setup, variables
 from benchmarks.engines.work import LOG_END, Work, cpu_seconds, end_group
 from benchmarks.ground import ROOT, GroundError, RunningRedis, redis_server
-from penstock_ledger import Meta, RedisLedger, keys, open_database
+from penstock_ledger import Meta, QueueBook, RedisLedger, keys, open_database
 from penstock_ledger.model import Counts, Job
 from penstock_producer import Producer
 from penstock_producer.feed.served import LOADS
+from penstock_producer.feed.wire import queue_name
 
 START_TIMEOUT_S = 900.0  # compiling and capturing graphs for a large model takes minutes
 STALLED_S = 120.0  # without a single outcome: something is broken
@@ -110,7 +111,8 @@ class WorkerFleet:
 
     def taken(self) -> int:
         """Items that workers hold now."""
-        return int(self._client.hlen("unacked.gpu"))
+        queues = QueueBook(self._client).of(queue_name("gpu"))
+        return sum(int(self._client.hlen(keys.unacked(queue))) for queue in queues)
 
     def interrupted(self, job: Job) -> int:
         """Of a killed worker: items that it had begun and of which the ledger has no outcome. They are computed again."""

@@ -168,7 +168,7 @@ def test_a_pools_price_reaches_its_workers(render: Render) -> None:
 
 
 def test_embed_pools_get_an_image_that_can_load_encoders(render: Render) -> None:
-    """Not the one with vLLM, which has no sentence-transformers."""
+    """Not the one with vLLM, which has no sentence-transformers (H9)."""
     embed = {"enabled": True, "model": {"name": "/models/encoder"}}
     release = render("minimal", {"workerPools": {"embed": embed}})
     assert container(pool(release, "embed"), "penstock")["image"].startswith("penstock-embed:")

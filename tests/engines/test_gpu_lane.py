@@ -198,10 +198,11 @@ async def test_a_cancelled_item_leaves_the_engine_to_the_others(lane: GpuLane) -
     assert lane.queue.inside == 0
 
 
-async def test_an_item_that_takes_too_long_is_a_timeout(lane: GpuLane) -> None:
-    """A request that outlasts its own time limit ends as the failure `timeout`."""
-    slow = Request("job:slow", "default", "/v1/chat/completions", json.dumps(chat(8, max_tokens=900)).encode(), 0.05)
-    answer = await tried(lane, slow)
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_an_item_that_takes_too_long_is_a_timeout(lane: GpuLane, choices: int) -> None:
+    """A request that outlasts its own time limit, counted from its first token, ends as the failure `timeout`."""
+    body = json.dumps(chat(8, max_tokens=900, n=choices, temperature=1.0)).encode()
+    answer = await tried(lane, Request("job:slow", "default", "/v1/chat/completions", body, 0.05))
     assert isinstance(answer, NoAnswer)
     assert answer.failure == "timeout"
 
@@ -233,12 +234,13 @@ async def test_a_generative_engine_refuses_embeddings(lane: GpuLane) -> None:
         {"structured_outputs": {"grammar": "root ::= root"}},
         {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}}},
         {"structured_outputs": {"regex": "("}},
+        {"structured_outputs": {"regex": "((((a{0,40}){0,40}){0,40}){0,40})"}},
     ],
 )
 async def test_what_no_answer_can_follow_is_refused_before_the_engine_has_it(
     lane: GpuLane, fields: dict[str, Any]
 ) -> None:
-    """A schema that is itself, a grammar without an end, a wrong pattern: `bad_request` at once, named, and never a 200."""
+    """A schema that is itself, a grammar without an end, a pattern whose every token takes longer: `bad_request` (H1)."""
     refused = await named(lane, request(chat(1, **fields)))
     assert isinstance(refused, Failure)
     assert refused.name == "bad_request"
@@ -247,7 +249,7 @@ async def test_what_no_answer_can_follow_is_refused_before_the_engine_has_it(
 
 
 async def test_what_the_engine_gave_up_is_no_answer(lane: GpuLane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a schema that is itself gets past the trial, the engine ends with `error`: a retry, and never a result."""
+    """Where a schema that is itself gets past the trial, the engine ends with `error`: a retry, and never a result (H1)."""
     monkeypatch.setattr(lane._grammars, "_facts", None)
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}
     failed = await named(lane, request(chat(1, response_format=schema)))
@@ -306,7 +308,7 @@ async def test_a_pooling_engine_embeds(tiny_bert: Path) -> None:
 
 
 async def test_a_bad_adapter_refuses_its_own_requests_only(tiny_llama: Path, tmp_path: Path) -> None:
-    """Rank 64 is served; a folder that is missing and weights that cannot be read are refused by name, and no engine dies."""
+    """Rank 64 is served; a missing folder and weights that cannot be read are refused by name, and no engine dies (H2)."""
     from engines.tiny_model import make_adapter
 
     wide, broken = make_adapter(tmp_path / "wide", rank=64), make_adapter(tmp_path / "broken")
@@ -355,7 +357,7 @@ async def test_arguments_are_read_as_vllms_command_line_reads_them(tiny_llama: P
 
 
 async def test_an_item_in_the_engines_line_does_not_time_out(tiny_llama: Path) -> None:
-    """Forty items for two places, each with less time than the line takes: all are answered, as only computing counts."""
+    """Forty items for two places, each with less time than the line takes: all are answered, as only computing counts (H6)."""
     hosted = GpuLane(settings(tiny_llama, engine={"max_num_seqs": 2}))
     await hosted.start()
     try:

@@ -103,7 +103,7 @@ def test_a_model_that_comes_late_is_waited_for(house: House) -> None:
 
 
 def test_each_job_is_answered_by_its_model(house: House) -> None:
-    """300 items of each model, and of an adapter, go to the worker that has it: none is refused, none is tried twice."""
+    """300 items of each model, and of an adapter, go to the worker that has it: none is refused, none is tried twice (H3)."""
     fleet, first, second = house.fleet, house.first, house.second
     before = first.answered | second.answered
     jobs = {name: house.submit(f"job-of-{name[-5:]}", name) for name in ("tiny1", "org/tiny2", "legal")}

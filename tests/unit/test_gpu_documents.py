@@ -56,11 +56,13 @@ def test_a_document_brings_no_template(more: dict[str, Any], words: str) -> None
 @pytest.mark.parametrize("token", [10, -1, True, 1.0, None])
 def test_token_ids_are_those_of_the_model(token: object) -> None:
     """Wrong types and numbers beyond the vocabulary are refused with their place (B21)."""
-    assert f"prompt[1] is {str(token)!r}: token ids" in refused({"prompt": [3, token]}, "/v1/completions")
+    assert f"prompt[1] is {token!r}: token ids" in refused({"prompt": [3, token]}, "/v1/completions")
     assert "stop_token_ids[0]" in refused({"prompt": [3], "stop_token_ids": [token]}, "/v1/completions")
 
 
-@pytest.mark.parametrize("biases", [{"x": 1}, {"10": 1}, {"-1": 1}, {"3": "much"}, [1], {"9" * 40: 1}])
+@pytest.mark.parametrize(
+    "biases", [{"x": 1}, {"10": 1}, {"-1": 1}, {"3": "much"}, [1], {"9" * 40: 1}, {"3": 100.5}, {"3": -1e308}]
+)
 def test_biases_are_for_tokens_of_the_model(biases: object) -> None:
     """Refused once, instead of tried four times as an unexpected error (B21)."""
     assert "logit_bias" in refused({"prompt": [3], "logit_bias": biases}, "/v1/completions")
@@ -68,7 +70,11 @@ def test_biases_are_for_tokens_of_the_model(biases: object) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"model":"m","chat_template":"{{1}}"}', b'{"model":"m","chat\\u005ftemplate_kwargs":{"chat_template":"x"}}'],
+    [
+        b'{"model":"m","chat_template":"{{1}}"}',
+        b'{"model":"m","chat\\u005ftemplate_kwargs":{"chat_template":"x"}}',
+        b'{"model":"m","temperature":NaN,"chat_template":"{{1}}"}',
+    ],
 )
 async def test_a_server_of_ours_is_not_given_a_template(body: bytes) -> None:
     """However the name is written (B21)."""

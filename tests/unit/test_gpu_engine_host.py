@@ -310,3 +310,20 @@ async def test_a_found_adapter_that_ends_the_engine_is_left_out_of_the_next(
         assert isinstance(await house.ask(), Answer)
     finally:
         await house.lane.close()
+
+
+async def test_what_is_pooled_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no first token, so its time counts from its entry: twice its own, for what is before it in the engine's line."""
+
+    class PoolingParams:
+        ignore_eos = False
+
+    house = House(monkeypatch, stall_s=600)
+    await house.lane.start()
+    house.engines[0]._behaviour = lambda _call, _began: None
+    call = EngineCall("job:doc#1", [1], PoolingParams())
+    asked = Prepared(Request("job:doc", "default", "/v1/embeddings", b"{}", 0.01), 9, input=call)
+    late = await asyncio.wait_for(house.lane.infer(asked), 5)
+    await house.lane.close()
+    assert isinstance(late, NoAnswer)
+    assert (late.failure, late.detail.startswith("no answer within 0.02 s in the engine")) == ("timeout", True)

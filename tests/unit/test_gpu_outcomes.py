@@ -16,6 +16,7 @@ from penstock_workers.item.run.fates import FATES
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.requests.fields import KINDS, check_types
 from penstock_workers.lanes.gpu.requests.outcomes import REASONS, unanswered
+from penstock_workers.lanes.gpu.requests.sampling import sampling_params
 
 
 def completion(reason: str | None, text: str = "yes") -> Any:
@@ -82,6 +83,15 @@ def test_a_wrong_type_is_refused_with_field_value_and_what_it_takes(body: dict[s
         check_types(body)
     said = str(caught.value)
     assert said.startswith(f"{name} is {value!r}: give ")
+
+
+def test_what_may_leave_no_token_is_refused() -> None:
+    """A schema beside a list of allowed tokens: where they have none in common the engine gives the request up, each time."""
+    body = {"allowed_token_ids": [1], "response_format": {"type": "json_object"}}
+    with pytest.raises(RequestRefused, match="allowed_token_ids"):
+        sampling_params(body, defaults={}, max_tokens=1, schema=None)
+    with pytest.raises(RequestRefused, match="allowed_token_ids"):
+        sampling_params({"allowed_token_ids": [1]}, defaults={}, max_tokens=1, schema={"type": "boolean"})
 
 
 JSON = st.recursive(

@@ -58,7 +58,7 @@ def test_a_reply_is_done_with_its_price() -> None:
 
 
 def test_a_refused_answer_stays_in_the_books() -> None:
-    """Its dead letter has its tokens and cost, with those of earlier tries that the message carries (C1)."""
+    """Its dead letter has its tokens and cost, with those of earlier tries that the message carries (C1, H10)."""
     item = attempt(max_attempts=1)
     item.delivery = Delivery("job:doc", {}, {SPENT_HEADER: [1000, 100, 700]}, queue="penstock.api")
     item.spent = Spent(10, 5, 15)

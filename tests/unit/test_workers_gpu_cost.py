@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +10,15 @@ from attempts import make_attempt
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_producer import Producer
+from penstock_producer.job.spec import JobSpec
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.failures import Failure
 from penstock_workers.item.lane import Prepared, request_of
 from penstock_workers.item.run.gpu_cost import PricedAdmission, SharedTime
+from penstock_workers.item.run.jobs import read_job
 from penstock_workers.lanes.embed.admission import Unpaced
-from penstock_workers.settings import CostSettings, ProviderSettings
+from penstock_workers.settings import CostSettings, ProviderSettings, WorkerSettings
 
 ANSWER = Answer(200, {}, b"{}", 1)
 FAILED = Failure("engine_failed", "no", None)
@@ -92,8 +96,13 @@ def test_the_price_of_a_worker() -> None:
     assert CostSettings().usd_per_hour == 0.0
 
 
-def test_prices_of_providers_are_not_charged_to_a_model_of_ones_own() -> None:
-    """A job of such a lane names a provider too, `default`, whose prices have nothing to do with it."""
+@pytest.mark.parametrize(("lane", "charged"), [("api", 2_000), ("embed", 0), ("gpu", 0)])
+def test_prices_of_providers_are_not_charged_to_a_model_of_ones_own(lane: Any, charged: int, tmp_path: Path) -> None:
+    """A job of such a lane names a provider too, `default`, whose prices have nothing to do with it (H10)."""
+    url = f"sqlite:///{tmp_path}/ledger.db"
     priced = ProviderSettings(usd_per_mtok_in=100.0, usd_per_mtok_out=100.0)
-    assert priced.cost_microusd(10, 10) == 2_000
-    assert priced.without_prices().cost_microusd(10, 10) == 0
+    settings = WorkerSettings(database_url=url, providers={"default": priced})
+    with Producer(settings) as producer:
+        job = producer.open_job(JobSpec(lane=lane, model="m"))
+        view = read_job(producer._jobs, settings)(job.job_id)
+    assert view.provider.cost_microusd(10, 10) == charged

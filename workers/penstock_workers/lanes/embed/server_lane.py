@@ -113,9 +113,7 @@ class EmbedServerLane:
 
     async def infer(self, prepared: Prepared) -> Tried:
         given: Input = prepared.input
-        if (
-            given.server_model != self._model
-        ):  # numbers of another model would not fit the others; the item waits, uncounted
+        if given.server_model != self._model:  # numbers of another one would not fit; the item waits, uncounted
             now = f"{self._url} serves {self._model.name} now, and not {given.server_model.name}"
             return NoAnswer("engine_busy", now, 0, sent=False)
         self._in_flight += 1

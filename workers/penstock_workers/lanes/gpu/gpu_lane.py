@@ -7,6 +7,7 @@ and goes back to its queue, and a new engine is built meanwhile.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ from penstock_workers.lanes.gpu.engine.engines import (
     EngineFault,
     RequestRefused,
 )
-from penstock_workers.lanes.gpu.engine.vllm_calls import failpoint_as_fault
+from penstock_workers.lanes.gpu.engine.vllm_calls import failpoint_as_fault, is_pooling
 from penstock_workers.lanes.gpu.engine_host import EngineHost
 from penstock_workers.lanes.gpu.requests.calls import ContextOverflow, UnknownModel
 from penstock_workers.lanes.gpu.requests.grammars import GrammarCheck
@@ -39,11 +40,12 @@ from penstock_workers.lanes.gpu.requests.media_memory import MediaMemory
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT, nothing_said
 from penstock_workers.lanes.gpu.requests.parsers import AnswerParsers, Unreadable, check_parsers
 from penstock_workers.lanes.gpu.requests.replies import reply, why_unanswered
-from penstock_workers.lanes.gpu.requests.scoring import run_parts
+from penstock_workers.lanes.gpu.requests.scoring import PARTS_AT_ONCE, run_parts
 from penstock_workers.lanes.gpu.requests.tools import must_call
 from penstock_workers.settings import WorkerSettings
 
 SECONDS_PER_TOKEN: Final = 0.25  # of an answer, on a slow engine that is full: what the default of `timeout_s` allows
+POOLED_TIMES: Final = 2.0  # of `timeout_s`, for what has no first token: as much may be before it in the engine's line
 _HEADERS: Final[Mapping[str, str]] = {}
 
 
@@ -92,7 +94,7 @@ class GpuLane:
                 )
                 self._media.hold(call)
             await self._parsers.ask_for(call)
-            await self._grammars.check(call.params)
+            await self._grammars.check(call.params, request.tag.partition(":")[0])
         except RequestRefused as error:
             return Prepared(request, refused=refusal(error))
         except Unreadable as error:
@@ -111,10 +113,7 @@ class GpuLane:
             output = await self._run(engine, prepared, limit_s)
         except TimeoutError:
             if engine is self._host.engine:
-                why = (
-                    f"no complete answer within {limit_s:g} s of its first token; raise timeout_s, or lower max_tokens"
-                )
-                return NoAnswer("timeout", why, _since(started))
+                return NoAnswer("timeout", _too_late(prepared, limit_s), _since(started))
             return NoAnswer("engine_died", "its engine hung, or lost its device", _since(started))
         except RequestRefused as error:
             return refusal(error)
@@ -135,7 +134,8 @@ class GpuLane:
     async def _run(self, engine: Engine, prepared: Prepared, limit_s: float) -> Any:
         """Its time begins with its first token: waiting in the engine's line is not the item's fault."""
         clock = asyncio.get_running_loop().time
-        async with asyncio.timeout(None) as limit:
+        pooled = is_pooling(prepared.input.params)
+        async with asyncio.timeout(pooled_limit_s(prepared, limit_s) if pooled else None) as limit:
             self._limits.add(limit)
             try:
                 with failpoint_as_fault():
@@ -221,6 +221,17 @@ def time_limit_s(prepared: Prepared) -> float:
     if asked_s != OPTIONS["timeout_s"].default:
         return asked_s
     return max(asked_s, SECONDS_PER_TOKEN * (getattr(prepared.input.params, "max_tokens", None) or 0))
+
+
+def pooled_limit_s(prepared: Prepared, limit_s: float) -> float:
+    """From its entry into the engine, which takes the parts of a long list some at a time."""
+    return POOLED_TIMES * limit_s * max(1, math.ceil(len(prepared.input.parts) / PARTS_AT_ONCE))
+
+
+def _too_late(prepared: Prepared, limit_s: float) -> str:
+    if is_pooling(prepared.input.params):
+        return f"no answer within {pooled_limit_s(prepared, limit_s):g} s in the engine; raise timeout_s, or send shorter texts"
+    return f"no complete answer within {limit_s:g} s of its first token; raise timeout_s, or lower max_tokens and n"
 
 
 def _expire(limit: asyncio.Timeout, *, at: float) -> None:

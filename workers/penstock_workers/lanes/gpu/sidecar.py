@@ -247,9 +247,13 @@ def _metrics_url(url: str) -> str:
 
 
 def _refused(body: bytes) -> Answer | None:
-    """A server may run templates that documents bring, so they are not sent."""
+    """A server may run templates that documents bring, so they are not sent; nor is what only its own reader takes for JSON."""
     try:
-        refuse_templates(orjson.loads(body))
+        read = orjson.loads(body)
+        if isinstance(read, dict):
+            refuse_templates(read)
+    except orjson.JSONDecodeError as error:
+        return refusal(RequestRefused(f"the body is not JSON: {error}"))
     except RequestRefused as error:
         return refusal(error)
     return None

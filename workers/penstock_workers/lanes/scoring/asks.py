@@ -8,6 +8,8 @@ from typing import Any, Final, Literal
 
 import orjson
 
+from penstock_workers.lanes.shown import shown
+
 __all__ = ["MAX_TEXTS", "TASKS", "Ask", "BadAsk", "Pair", "Task", "Text", "read_ask", "task_of", "wrong_model"]
 
 Task = Literal["rerank", "score", "classify"]
@@ -17,8 +19,6 @@ Text = str | Pair
 TASKS: Final[tuple[Task, ...]] = ("rerank", "score", "classify")
 MAX_TEXTS: Final = 2_048
 """Documents, pairs or texts of one request: as many as one for embeddings may have."""
-SHOWN_CHARS: Final = 40
-"""Of a value that is refused."""
 # The two sides of a score, by the names that vLLM's server reads.
 SIDES: Final = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 _TRIM: Final = "submit with on_overflow = trim, which cuts what is too long"
@@ -148,5 +148,4 @@ def _wants_documents(asked: Mapping[str, Any]) -> bool:
 
 
 def _shown(value: object) -> str:
-    said = "missing" if value is None else repr(value)
-    return said if len(said) <= SHOWN_CHARS else f"{said[:SHOWN_CHARS]}…"
+    return "missing" if value is None else shown(value)

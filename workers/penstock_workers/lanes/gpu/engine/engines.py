@@ -52,7 +52,8 @@ class Engine(Protocol):
         """Load the model. Raises BadEngineSettings; what went wrong in a child is in the worker's log."""
 
     async def run(self, call: EngineCall, began: Callable[[], None]) -> Any:
-        """The finished RequestOutput. Cancelling ends the request. ``began`` is called at the first token of one answer.
+        """The finished RequestOutput. Cancelling ends the request. ``began`` is called at its first token;
+        what is pooled has none.
 
         Raises RequestRefused, EngineBusy, EngineFault, EngineDied.
         """

@@ -140,15 +140,16 @@ class InProcessEngine:
             self._call(self._fail_all)
 
     def _gather(self, firsts: dict[str, Any], output: Any) -> None:
-        """An answer comes whole, or as its first token and the rest."""
+        """An answer comes whole, or as its first token and the rest; of several answers to a request each comes so."""
         first = firsts.pop(output.request_id, None)
         if first is not None:
             first.add(output, aggregate=True)
             output = first
         if output.finished:
             self._resolve(output.request_id, output)
-        else:
-            firsts[output.request_id] = output
+            return
+        firsts[output.request_id] = output
+        if first is None:
             self._call(lambda: self._begins.get(output.request_id, _nothing)())
 
     def _take_what_was_asked(self, firsts: dict[str, Any]) -> bool:

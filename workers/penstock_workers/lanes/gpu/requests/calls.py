@@ -14,7 +14,7 @@ from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, RequestRefused
 from penstock_workers.lanes.gpu.engine.upstream import upstream
 from penstock_workers.lanes.gpu.requests.documents import check_named_tokens, refuse_templates
-from penstock_workers.lanes.gpu.requests.fields import check_types, shown
+from penstock_workers.lanes.gpu.requests.fields import check_types
 from penstock_workers.lanes.gpu.requests.prompts import EFFORT, ChatPrompts, Prompt, TextChats, Tokenizers
 from penstock_workers.lanes.gpu.requests.sampling import asked_tokens, sampling_params
 from penstock_workers.lanes.gpu.requests.scoring import (
@@ -28,6 +28,7 @@ from penstock_workers.lanes.gpu.requests.scoring import (
 from penstock_workers.lanes.gpu.requests.tools import check_tools, to_parse
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.scoring.asks import Task, task_of
+from penstock_workers.lanes.shown import shown
 
 PRIORITIES = {"urgent": -1, "normal": 0, "low": 1}  # vLLM runs lower ones first
 TRIM_ROUNDS = 4  # a shorter text may split into a few more tokens than were counted

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
+from penstock_workers.lanes.shown import shown
 
 # Arguments of the tokenizer itself. A template is a program, which would run in the worker; the others change what it gives.
 _NOT_FOR_TEMPLATES: Final = frozenset({
@@ -13,6 +14,9 @@ _NOT_FOR_TEMPLATES: Final = frozenset({
     "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
     "tokenizer_kwargs",
 })  # fmt: skip
+BIAS_MOST: Final = (
+    100  # as at OpenAI: it allows or bans a token for good, and a larger one makes sums that are no number
+)
 _TOKEN_LISTS: Final = ("stop_token_ids", "allowed_token_ids")
 
 
@@ -39,7 +43,7 @@ def check_tokens(tokens: list[Any], field: str, vocabulary: int) -> list[int]:
     for place, token in enumerate(tokens):
         if type(token) is not int or not 0 <= token < vocabulary:
             raise RequestRefused(
-                f"{field}[{place}] is {str(token)[:40]!r}: token ids of this model are integers from 0 to {vocabulary - 1}"
+                f"{field}[{place}] is {shown(token)}: token ids of this model are integers from 0 to {vocabulary - 1}"
             )
     return tokens
 
@@ -59,5 +63,7 @@ def check_named_tokens(body: Mapping[str, Any], vocabulary: int) -> None:
     for token, bias in biases.items():
         if not (token.isascii() and token.isdecimal() and len(token) < 20 and int(token) < vocabulary):
             raise RequestRefused(f"logit_bias: {token[:40]!r} is not a token id of this model: 0 to {vocabulary - 1}")
-        if type(bias) not in (int, float):
-            raise RequestRefused(f"logit_bias[{token}] is {str(bias)[:40]!r}: give a number")
+        if type(bias) not in (int, float) or not -BIAS_MOST <= bias <= BIAS_MOST:
+            raise RequestRefused(
+                f"logit_bias[{token}] is {shown(bias)}: give a number from -{BIAS_MOST} to {BIAS_MOST}"
+            )

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
+from penstock_workers.lanes.shown import shown
 
-SHOWN_CHARS: Final = 40  # of a value that is refused
 CHOICES_MAX: Final = 128  # answers to one request, as at OpenAI: each takes a place in the engine
 INT32: Final = 2**31 - 1
 INT64: Final = 2**63 - 1
@@ -74,9 +74,3 @@ def check_types(body: Mapping[str, Any]) -> None:
         kind = KINDS.get(name)
         if kind is not None and value is not None and not kind.fits(value):
             raise RequestRefused(f"{name} is {shown(value)}: give {kind.words}")
-
-
-def shown(value: Any) -> str:
-    """A value in an error, cut."""
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"

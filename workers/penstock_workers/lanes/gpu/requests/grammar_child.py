@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
@@ -11,6 +12,10 @@ from penstock_workers.lanes.gpu.requests.line_child import DETAIL_CHARS, bound_m
 
 PROGRAM: Final = "penstock_workers.lanes.gpu.requests.grammar_child"
 CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+TOKENS_TRIED: Final = 24  # of an answer: what compiles at once may still explode as an answer grows
+# Of the CPU, for one token of it: a usual one takes microseconds, and all answers in the engine wait for each other's.
+TOKEN_S: Final = 0.25
+WIDE_STEP: Final = 7_919  # through the vocabulary, so that tokens of all kinds are among those tried
 
 
 def named(wanted: Mapping[str, Any]) -> str:
@@ -49,9 +54,7 @@ class _Trial:
             grammar = self._compiled(params)
         except Exception as error:  # vLLM's, xgrammar's and llguidance's, in whatever class
             return f"{field} cannot be used: {' '.join(str(error).split())}"[:DETAIL_CHARS]
-        if not self._can_begin(grammar):
-            return f"{field} cannot be used: no answer can satisfy it, as it refers to itself without an end"
-        return None
+        return f"{field} cannot be used: {why}" if (why := self._misstep(grammar)) is not None else None
 
     def _compiled(self, params: Any) -> Any:
         asked = SimpleNamespace(
@@ -62,12 +65,35 @@ class _Trial:
         self._manager.grammar_init(asked)
         return asked.structured_output_request._grammar.result()  # its public property does not wait
 
-    def _can_begin(self, grammar: Any) -> bool:
-        """Whether any token may come first."""
+    def _misstep(self, grammar: Any) -> str | None:
+        """Walk through the beginning of a long answer, as the engine would: why it could not."""
         mask = self._manager.backend.allocate_token_bitmask(1)
-        mask.zero_()
-        grammar.fill_bitmask(mask, 0)
-        return bool(mask.any())
+        for place in range(TOKENS_TRIED):
+            began = time.process_time()
+            mask.zero_()
+            grammar.fill_bitmask(mask, 0)
+            if place == 0 and not mask.any():
+                return "no answer can satisfy it, as it refers to itself without an end"
+            token = next_token(mask[0].tolist(), place, self._manager.tokenizer.eos_token_id)
+            if token is None or not grammar.accept_tokens("trial", [token]) or grammar.is_terminated():
+                return None
+            if (took_s := time.process_time() - began) > TOKEN_S:
+                return (
+                    f"token {place} of an answer takes {took_s:.1f} s, and all others in the engine would wait for it"
+                )
+        return None
+
+
+def next_token(words: list[int], place: int, end: int | None) -> int | None:
+    """One of the tokens whose bits are set in words of 32, from elsewhere at each place; ``end`` is none of them."""
+    for shift in range(len(words)):
+        at = (place * WIDE_STEP + shift) % len(words)
+        word = words[at] & 0xFFFFFFFF
+        if end is not None and end // 32 == at:
+            word &= ~(1 << end % 32)
+        if word:
+            return 32 * at + (word & -word).bit_length() - 1
+    return None
 
 
 def _made(facts: Any) -> Callable[[Any], str | None]:

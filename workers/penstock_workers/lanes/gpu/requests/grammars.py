@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 import pickle
+import time
 from collections import OrderedDict
 from typing import Any, Final
 
@@ -24,7 +25,11 @@ log = logging.getLogger(__name__)
 TRY_S: Final = 10.0  # one constraint; a usual one takes milliseconds
 TRIES: Final = 2  # a child can die for another reason
 IDLE_S: Final = 60.0  # after so long it is ended, to free its memory
-KEPT: Final = 1_000  # answers
+KEPT: Final = 1_000  # answers, and jobs with slow ones
+SLOW_S: Final = 1.0  # one that takes longer is slow,
+SLOW_S_IN_ALL: Final = (
+    30.0  # and when those of a job took so long together its others are refused untried: all jobs wait
+)
 
 
 class GrammarCheck:
@@ -33,6 +38,7 @@ class GrammarCheck:
     def __init__(self) -> None:
         self._facts: bytes | None = None
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        self._slow: OrderedDict[str, float] = OrderedDict()  # seconds of each job that has slow ones
         self._one_at_a_time = asyncio.Lock()
         self._child: LineChild | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -44,15 +50,17 @@ class GrammarCheck:
         except Exception as error:
             log.warning("schemas and grammars are not tried out before the engine has them: %s", error)
 
-    async def check(self, params: Any) -> None:
+    async def check(self, params: Any, job_id: str) -> None:
         """Raises RequestRefused where the answer that ``params`` ask for cannot be."""
         wanted = _constraint(params)
         if wanted is None or self._facts is None:
             return
         key = hashlib.sha256(wanted).digest()
-        async with self._one_at_a_time:
-            if key not in self._verdicts:
-                self._keep(key, await self._verdict(wanted))
+        if key not in self._verdicts:  # else it does not wait for those that are being tried out
+            async with self._one_at_a_time:
+                if key not in self._verdicts:
+                    self._refuse_slow_job(job_id)
+                    self._keep(key, await self._verdict(wanted, job_id))
         self._verdicts.move_to_end(key)
         if (problem := self._verdicts[key]) is not None:
             raise RequestRefused(problem)
@@ -64,16 +72,30 @@ class GrammarCheck:
             if child is not None:
                 await child.gone()
 
+    def _refuse_slow_job(self, job_id: str) -> None:
+        took_s = self._slow.get(job_id, 0.0)
+        if took_s >= SLOW_S_IN_ALL:
+            raise RequestRefused(
+                f"slow schemas and patterns of this job have taken {took_s:.0f} s to try out, so its others are not tried: "
+                "simplify them, and replay these documents"
+            )
+
+    def _note_time(self, job_id: str, took_s: float) -> None:
+        if took_s > SLOW_S:
+            self._slow[job_id] = self._slow.pop(job_id, 0.0) + took_s
+        if len(self._slow) > KEPT:
+            self._slow.popitem(last=False)
+
     def _keep(self, key: bytes, verdict: str | None) -> None:
         self._verdicts[key] = verdict
         if len(self._verdicts) > KEPT:
             self._verdicts.popitem(last=False)
 
-    async def _verdict(self, wanted: bytes) -> str | None:
+    async def _verdict(self, wanted: bytes, job_id: str) -> str | None:
         how = ""
         for _ in range(TRIES):
             try:
-                return await self._ask(wanted)
+                return await self._ask(wanted, job_id)
             except NoChild as error:
                 log.warning("schemas and grammars are not tried out before the engine has them: %s", error)
                 self._facts = None
@@ -84,17 +106,24 @@ class GrammarCheck:
             except (EOFError, OSError):
                 how = "ends the process that compiles it"
                 self._end_child()
+            except asyncio.CancelledError:
+                self._end_child()  # its answer would be taken for that of the next one
+                raise
             finally:
                 self._rest()
         self._end_child()
         return f"{named(orjson.loads(wanted))} {how}: simplify it, its patterns and numbers of repeats above all"
 
-    async def _ask(self, wanted: bytes) -> str | None:
+    async def _ask(self, wanted: bytes, job_id: str) -> str | None:
         if self._child is None:
             assert self._facts is not None, "check() looks"
             self._child = await LineChild.start(PROGRAM, self._facts)
-        verdict: str | None = await self._child.ask(wanted, TRY_S)
-        return verdict
+        began = time.monotonic()
+        try:
+            verdict: str | None = await self._child.ask(wanted, TRY_S)
+            return verdict
+        finally:
+            self._note_time(job_id, time.monotonic() - began)
 
     def _rest(self) -> None:
         if self._idle is not None:
@@ -116,9 +145,12 @@ class GrammarCheck:
 
 
 def _constraint(params: Any) -> bytes | None:
-    """What the answer must look like, as JSON; None where it may look like anything."""
+    """What the answer must look like, as JSON; None where it may look like anything. Raises RequestRefused."""
     asked = getattr(params, "structured_outputs", None)
     if asked is None:
         return None
     given = {name: value for name in CONSTRAINTS if (value := getattr(asked, name, None)) is not None}
-    return orjson.dumps(given, option=orjson.OPT_SORT_KEYS) if given else None
+    try:
+        return orjson.dumps(given, option=orjson.OPT_SORT_KEYS) if given else None
+    except TypeError as error:  # it nests deeper than orjson writes
+        raise RequestRefused(f"{named(given)} cannot be used: {error}") from error

@@ -15,9 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.engine.upstream import upstream
-from penstock_workers.lanes.gpu.requests.fields import shown
 from penstock_workers.lanes.gpu.requests.prompts import text_of
 from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.shown import shown
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Of images. Pillow's other decoders are seldom asked for, and some of them start programs."""

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.requests.documents import check_tokens
-from penstock_workers.lanes.gpu.requests.fields import shown
+from penstock_workers.lanes.shown import shown
 
 EFFORT: Final = "reasoning_effort"
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.engine.upstream import upstream
-from penstock_workers.lanes.gpu.requests.fields import shown
 from penstock_workers.lanes.gpu.requests.media import Allowance, Media
 from penstock_workers.lanes.gpu.requests.prompts import Prompt, messages_of, parts_of, template_variables
+from penstock_workers.lanes.shown import shown
 
 # Of a message: what templates read besides its content. All else is left out.
 _KEPT: Final = ("name", "tool_calls", "tool_call_id", "reasoning")

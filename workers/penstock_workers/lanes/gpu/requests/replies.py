@@ -74,7 +74,7 @@ def _choices(completions: list[Any], facts: Facts, said: Sequence[Said] | None) 
         choice["message"] = _message(each)
         if each.tool_calls and _ends_with_calls(facts, choice["finish_reason"]):
             choice["finish_reason"] = "tool_calls"
-    return choices
+    return sorted(choices, key=lambda choice: int(choice["index"]))
 
 
 def _message(said: Said) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.engine.upstream import upstream
+from penstock_workers.lanes.shown import shown
 
 # Passed to SamplingParams under the same name.
 _SAME = frozenset({
@@ -36,6 +37,11 @@ def sampling_params(
     if "logit_bias" in fields:
         fields["logit_bias"] = {int(token): float(bias) for token, bias in fields["logit_bias"].items()}
     constraint = _constraint(body, schema)
+    if constraint is not None and fields.get("allowed_token_ids") is not None:
+        raise RequestRefused(
+            "allowed_token_ids: a schema or pattern says already which tokens may come, and both together may leave none; leave "
+            "one of them out"
+        )
     try:
         return upstream("vllm", "SamplingParams")(
             **fields | {"max_tokens": max_tokens},
@@ -43,7 +49,7 @@ def sampling_params(
             structured_outputs=None
             if constraint is None
             else upstream("vllm.sampling_params", "StructuredOutputsParams")(**constraint),
-            output_kind=_output_kind(body),
+            output_kind=upstream("vllm.sampling_params", "RequestOutputKind").DELTA,  # see arguments.FIRST_TOKEN_ONLY
         )
     except (TypeError, ValueError) as error:
         raise RequestRefused(str(error)) from error
@@ -51,19 +57,14 @@ def sampling_params(
         raise RequestRefused(f"{type(error).__name__}: {error}") from error
 
 
-def _output_kind(body: Mapping[str, Any]) -> Any:
-    """One answer comes as its first token and the rest (`arguments.FIRST_TOKEN_ONLY`); several come together at the end."""
-    kinds = upstream("vllm.sampling_params", "RequestOutputKind")
-    return kinds.DELTA if body.get("n") in (None, 1) else kinds.FINAL_ONLY
-
-
 def asked_tokens(body: Mapping[str, Any]) -> int | None:
     """The longest answer that the request asks for, in tokens. Raises RequestRefused."""
-    asked = body.get("max_completion_tokens", body.get("max_tokens"))
+    name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    asked = body.get(name)
     if asked is None:
         return None
-    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
-        raise RequestRefused(f"max_tokens is {asked!r}: give an integer of at least 1")
+    if type(asked) is not int or asked < 1:
+        raise RequestRefused(f"{name} is {shown(asked)}: give an integer of at least 1")
     return asked
 
 
@@ -84,10 +85,10 @@ def _constraint(body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> di
         return direct
     wanted = body.get("response_format")
     if wanted is not None and not isinstance(wanted, dict):
-        raise RequestRefused(f"response_format is {wanted!r}: give an object with a type")
+        raise RequestRefused(f"response_format is {shown(wanted)}: give an object with a type")
     kind = None if wanted is None else wanted.get("type")
     match kind:
-        case None:
+        case None if not wanted:
             return None if schema is None else {"json": dict(schema)}
         case "text":
             return None
@@ -98,4 +99,4 @@ def _constraint(body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> di
             if isinstance(described, dict) and isinstance(described.get("schema"), dict):
                 return {"json": described["schema"]}
             raise RequestRefused("response_format.json_schema.schema is missing: give the JSON schema there")
-    raise RequestRefused(f"response_format {kind!r} is not one of text, json_object, json_schema")
+    raise RequestRefused(f"response_format {shown(kind)} is not one of text, json_object, json_schema")

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.engine.upstream import upstream
-from penstock_workers.lanes.gpu.requests.fields import shown
 from penstock_workers.lanes.gpu.requests.parser_child import PROTOCOL
 from penstock_workers.lanes.gpu.settings import GpuSettings
+from penstock_workers.lanes.shown import shown
 
 FIELDS: Final = ("tools", "tool_choice", "parallel_tool_calls")
 TOOLS_MAX: Final = 128  # as at OpenAI
