@@ -13,8 +13,8 @@ import pytest
 from penstock_workers.errors import ModelUnusable
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.embed.classifier import SentenceTransformersClassifier
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
+from penstock_workers.lanes.embed.encoding.classifier import SentenceTransformersClassifier
 from penstock_workers.lanes.embed.settings import EmbedSettings
 
 QUERY = "how is a file opened"

@@ -23,7 +23,8 @@ from penstock_workers.http import ClientName, HttpClient, HttpError, Target, mak
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.api_lane import ApiLane
-from penstock_workers.lanes.embed.bodies import (
+from penstock_workers.lanes.embed.encoding.buckets import Vector
+from penstock_workers.lanes.embed.requests.bodies import (
     ENDPOINT,
     MAX_INPUTS,
     Ask,
@@ -34,8 +35,7 @@ from penstock_workers.lanes.embed.bodies import (
     check_endpoint,
     read_body,
 )
-from penstock_workers.lanes.embed.buckets import Vector
-from penstock_workers.lanes.embed.numbers import NotRepresentable
+from penstock_workers.lanes.embed.requests.numbers import NotRepresentable
 from penstock_workers.lanes.scoring import asks
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
