@@ -17,7 +17,7 @@ from benchmarks.ground import folder
 from benchmarks.report import Report, Row, median
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
-from penstock_workers.lanes.embed.encoder import SentenceTransformersEncoder
+from penstock_workers.lanes.embed.encoding.encoder import SentenceTransformersEncoder
 from penstock_workers.lanes.embed.models import model_folder
 from penstock_workers.lanes.embed.settings import EmbedSettings
 

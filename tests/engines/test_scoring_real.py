@@ -15,8 +15,8 @@ from penstock_workers.errors import ModelUnusable
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.failures import Failure, name_failure
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.embed.classifier import SentenceTransformersClassifier
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
+from penstock_workers.lanes.embed.encoding.classifier import SentenceTransformersClassifier
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.settings import GpuSettings

@@ -15,8 +15,15 @@ from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.embed.batcher import Batcher, EncoderLost, EncodingFailed, NoRoom
-from penstock_workers.lanes.embed.bodies import (
+from penstock_workers.lanes.embed.encoding.batcher import Batcher, EncoderLost, EncodingFailed, NoRoom
+from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
+from penstock_workers.lanes.embed.encoding.budget import TokenBudget
+from penstock_workers.lanes.embed.encoding.classifier import SentenceTransformersClassifier, scores
+from penstock_workers.lanes.embed.encoding.encoder import Encoder, SentenceTransformersEncoder, check_packages
+from penstock_workers.lanes.embed.encoding.tokens import Tokenising
+from penstock_workers.lanes.embed.kinds import is_classifier
+from penstock_workers.lanes.embed.models import model_folder
+from penstock_workers.lanes.embed.requests.bodies import (
     Ask,
     BadBody,
     ShortVectors,
@@ -27,15 +34,8 @@ from penstock_workers.lanes.embed.bodies import (
     read_body,
     too_long,
 )
-from penstock_workers.lanes.embed.buckets import TokenIds, Vector
-from penstock_workers.lanes.embed.budget import TokenBudget
-from penstock_workers.lanes.embed.classifier import SentenceTransformersClassifier, scores
-from penstock_workers.lanes.embed.encoder import Encoder, SentenceTransformersEncoder, check_packages
-from penstock_workers.lanes.embed.kinds import is_classifier
-from penstock_workers.lanes.embed.models import model_folder
-from penstock_workers.lanes.embed.numbers import NotRepresentable
+from penstock_workers.lanes.embed.requests.numbers import NotRepresentable
 from penstock_workers.lanes.embed.settings import EmbedSettings
-from penstock_workers.lanes.embed.tokens import Tokenising
 from penstock_workers.lanes.engine_life.loading import LoadWatch, this_process
 from penstock_workers.lanes.scoring import answers, asks
 

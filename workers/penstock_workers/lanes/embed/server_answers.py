@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
-from penstock_workers.lanes.embed.bodies import MAX_INPUTS, BadBody
-from penstock_workers.lanes.embed.buckets import Vector
+from penstock_workers.lanes.embed.encoding.buckets import Vector
+from penstock_workers.lanes.embed.requests.bodies import MAX_INPUTS, BadBody
 
 __all__ = ["Unusable", "VectorAnswer", "message", "read_vectors", "refused"]
 

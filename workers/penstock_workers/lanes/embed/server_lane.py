@@ -22,7 +22,7 @@ from penstock_workers.http import ClientName, HttpClient, HttpError, Target, mak
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.api_lane import ApiLane
-from penstock_workers.lanes.embed.bodies import (
+from penstock_workers.lanes.embed.requests.bodies import (
     Ask,
     BadBody,
     ShortVectors,
@@ -31,7 +31,7 @@ from penstock_workers.lanes.embed.bodies import (
     check_endpoint,
     read_body,
 )
-from penstock_workers.lanes.embed.numbers import NotRepresentable
+from penstock_workers.lanes.embed.requests.numbers import NotRepresentable
 from penstock_workers.lanes.embed.server_answers import Unusable, message, read_vectors, refused
 from penstock_workers.lanes.embed.server_model import ServerModel, model_of
 from penstock_workers.lanes.embed.server_scores import read_scores, scores_request

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock_workers.errors import ModelUnusable, PackageMissing
-from penstock_workers.lanes.embed.buckets import TokenIds, Vector
+from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
 from penstock_workers.lanes.scoring.asks import Text
 
 if TYPE_CHECKING:

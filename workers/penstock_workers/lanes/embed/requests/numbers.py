@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock_ledger.vectors import VectorType
-from penstock_workers.lanes.embed.buckets import Vector
+from penstock_workers.lanes.embed.encoding.buckets import Vector
 
 INT8_MOST: Final = 127
 PER_BYTE: Final[Mapping[VectorType, int]] = {"binary": 8, "ubinary": 8}  # dimensions

@@ -16,12 +16,20 @@ from functools import partial
 
 from penstock_producer.job.spec import Priority
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.lanes.embed.buckets import Buckets, Tell, TextRow, TokenIds, Vector, ignored, padded_tokens
-from penstock_workers.lanes.embed.budget import TokenBudget
-from penstock_workers.lanes.embed.computing import Broken, Built, Computing, Vectors
-from penstock_workers.lanes.embed.encoder import Encoder
-from penstock_workers.lanes.embed.encoder_thread import EncoderThread
-from penstock_workers.lanes.embed.figures import BatchFigures, Computed
+from penstock_workers.lanes.embed.encoding.buckets import (
+    Buckets,
+    Tell,
+    TextRow,
+    TokenIds,
+    Vector,
+    ignored,
+    padded_tokens,
+)
+from penstock_workers.lanes.embed.encoding.budget import TokenBudget
+from penstock_workers.lanes.embed.encoding.computing import Broken, Built, Computing, Vectors
+from penstock_workers.lanes.embed.encoding.encoder import Encoder
+from penstock_workers.lanes.embed.encoding.encoder_thread import EncoderThread
+from penstock_workers.lanes.embed.encoding.figures import BatchFigures, Computed
 from penstock_workers.lanes.engine_life.failing import FailureRun
 
 log = logging.getLogger(__name__)

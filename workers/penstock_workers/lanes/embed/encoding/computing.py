@@ -9,8 +9,8 @@ from concurrent.futures import Executor
 from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.lanes.embed.buckets import TokenIds, Vector
-from penstock_workers.lanes.embed.encoder import Encoder, OutOfMemory
+from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
+from penstock_workers.lanes.embed.encoding.encoder import Encoder, OutOfMemory
 from penstock_workers.lanes.engine_life.device_errors import is_lost
 from penstock_workers.lanes.engine_life.stall import longest_step_s
 

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from penstock_workers.lanes.embed.buckets import TokenIds
-from penstock_workers.lanes.embed.encoder import Encoder
+from penstock_workers.lanes.embed.encoding.buckets import TokenIds
+from penstock_workers.lanes.embed.encoding.encoder import Encoder
 from penstock_workers.lanes.scoring.asks import Text
 
 MAX_TEXTS_AT_ONCE = 1_024  # of different requests; bounds how long an urgent one waits for its turn

@@ -10,8 +10,8 @@ import orjson
 
 from penstock_ledger.vectors import Form, Vectors, VectorType, pack
 from penstock_workers.item.answer import Answer
-from penstock_workers.lanes.embed.buckets import TokenIds, Vector
-from penstock_workers.lanes.embed.numbers import PER_BYTE, as_bytes
+from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
+from penstock_workers.lanes.embed.requests.numbers import PER_BYTE, as_bytes
 
 ENDPOINT: Final = "/embeddings"
 MAX_INPUTS = 2_048  # texts of one request, as at OpenAI; a request with more is several documents

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock_workers.errors import ModelUnusable
-from penstock_workers.lanes.embed.buckets import TokenIds, Vector
-from penstock_workers.lanes.embed.encoder import SentenceTransformersEncoder, rectangle
+from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
+from penstock_workers.lanes.embed.encoding.encoder import SentenceTransformersEncoder, rectangle
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.scoring.asks import Text
 
