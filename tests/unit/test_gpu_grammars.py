@@ -24,12 +24,12 @@ class Child:
     started = 0
 
     @classmethod
-    async def start(cls, facts: bytes) -> Child:
+    async def start(cls, program: str, facts: bytes) -> Child:
         cls.started += 1
         return cls()
 
-    async def ask(self, wanted: bytes) -> str | None:
-        if b"*" in wanted:
+    async def ask(self, line: bytes, within_s: float) -> str | None:
+        if b"*" in line:
             await asyncio.sleep(0)
             raise TimeoutError
         return None
@@ -43,7 +43,7 @@ class Child:
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> GrammarCheck:
-    monkeypatch.setattr(grammars, "_Child", Child)
+    monkeypatch.setattr(grammars, "LineChild", Child)
     monkeypatch.setattr(Child, "started", 0)
     made = GrammarCheck()
     made.know(CONFIG)
@@ -77,7 +77,7 @@ async def test_a_known_pattern_waits_for_no_trial(check: GrammarCheck, monkeypat
     """While another one is being tried out, what was tried before passes at once."""
     await check.check(pattern("plain"), "job")
 
-    async def brood(_child: Child, _wanted: bytes) -> str | None:
+    async def brood(_child: Child, _line: bytes, _within_s: float) -> str | None:
         await asyncio.Event().wait()
         return None
 
@@ -95,7 +95,7 @@ async def test_the_answer_to_a_cancelled_trial_is_no_ones(check: GrammarCheck, m
     await check.check(pattern("plain"), "job")
     kind = check._child
     with monkeypatch.context() as patch:
-        patch.setattr(Child, "ask", lambda _child, _wanted: asyncio.Event().wait())
+        patch.setattr(Child, "ask", lambda _child, _line, _within_s: asyncio.Event().wait())
         trial = asyncio.create_task(check.check(pattern("left"), "job"))
         await asyncio.sleep(0)
         trial.cancel()
