@@ -59,7 +59,7 @@ class EngineThread:
         """Cancel the start of the engine, which ends what it has begun."""
         serving = self._serving
         if serving is not None:
-            log.warning("told to stop while the engine starts; its start is given up")
+            log.warning("a signal to stop came while the engine starts; its start is given up")
             self.call(serving.cancel)
             concurrent.futures.wait([self._ready], GIVE_UP_S)
 
