@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,7 +20,7 @@ MAX_TOKENS, MAX_BATCH = 8, 4  # of the server
 VECTOR = [0.6, 0.8, 0.0, 0.0]
 
 
-class PlayedServer:
+class PlayedServer(ABC):
     """What both have: `/health`, `/v1/embeddings`, and failures that a test asks for."""
 
     def __init__(self, labels: Sequence[str] | None = None, *, model: str) -> None:
@@ -30,11 +31,13 @@ class PlayedServer:
         self.answer: bytes | None = None  # in place of its own
         self.loaded = self.healthy = True
 
+    @abstractmethod
     def routes(self) -> list[web.RouteDef]:
-        raise NotImplementedError
+        """Its own, beside `/health`."""
 
+    @abstractmethod
     def error(self, path: str, status: int, message: str, kind: str) -> web.Response:
-        raise NotImplementedError
+        """In the form of this server."""
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)

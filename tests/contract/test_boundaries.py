@@ -65,6 +65,7 @@ OTHER_WAY: dict[str, dict[tuple[str, str], str]] = {
             "lanes.gpu.settings",
         ): "the lane's settings are read by all of it, and import nothing of it",
         ("lanes.gpu.requests.*", "lanes.gpu.settings"): "as above",
+        ("lanes.gpu.children.*", "lanes.gpu.settings"): "as above",
         ("lanes.embed.encoding.*", "lanes.embed.settings"): "as above",
         ("lanes.gpu.engine.*", "lanes.gpu.plugin"): "vLLM finds the module by its name; it imports nothing",
         ("lanes.registry", "lanes.*.row"): "the list of all lanes; a lane's row is made with lanes/row.py",

@@ -16,11 +16,11 @@ from engines.tiny_model import Shape, make_model
 from penstock_workers.errors import BadEngineSettings
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Request
+from penstock_workers.lanes.gpu.children import parsers
+from penstock_workers.lanes.gpu.children.parsers import AnswerParsers, Unreadable, check_parsers
 from penstock_workers.lanes.gpu.engine.engines import EngineCall
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
-from penstock_workers.lanes.gpu.requests import parsers
 from penstock_workers.lanes.gpu.requests.calls import Facts
-from penstock_workers.lanes.gpu.requests.parsers import AnswerParsers, Unreadable, check_parsers
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.settings import WorkerSettings
 

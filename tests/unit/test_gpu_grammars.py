@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_workers.lanes.gpu.children import grammars
+from penstock_workers.lanes.gpu.children.grammar_child import next_token
+from penstock_workers.lanes.gpu.children.grammars import GrammarCheck
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
-from penstock_workers.lanes.gpu.requests import grammars
-from penstock_workers.lanes.gpu.requests.grammar_child import next_token
-from penstock_workers.lanes.gpu.requests.grammars import GrammarCheck
 
 CONFIG = SimpleNamespace(model_config=None, structured_outputs_config=None)
 

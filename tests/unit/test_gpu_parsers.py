@@ -17,13 +17,13 @@ from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Request
 from penstock_workers.item.outcome import Retry
 from penstock_workers.item.run.fates import FATES
+from penstock_workers.lanes.gpu.children import parsers
+from penstock_workers.lanes.gpu.children.line_child import LineChild, NoChild
+from penstock_workers.lanes.gpu.children.parsers import AnswerParsers, Said, Unreadable, check_parsers
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, RequestRefused
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
-from penstock_workers.lanes.gpu.requests import parsers
 from penstock_workers.lanes.gpu.requests.calls import Facts
-from penstock_workers.lanes.gpu.requests.line_child import LineChild, NoChild
 from penstock_workers.lanes.gpu.requests.outcomes import nothing_said
-from penstock_workers.lanes.gpu.requests.parsers import AnswerParsers, Said, Unreadable, check_parsers
 from penstock_workers.lanes.gpu.requests.replies import reply
 from penstock_workers.lanes.gpu.requests.tools import check_tools, to_parse
 from penstock_workers.lanes.gpu.settings import GpuSettings

@@ -23,6 +23,8 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.engine_life.device_errors import is_lost
+from penstock_workers.lanes.gpu.children.grammars import GrammarCheck
+from penstock_workers.lanes.gpu.children.parsers import AnswerParsers, Unreadable, check_parsers
 from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue
 from penstock_workers.lanes.gpu.engine.engines import (
     Engine,
@@ -35,10 +37,8 @@ from penstock_workers.lanes.gpu.engine.engines import (
 from penstock_workers.lanes.gpu.engine.vllm_calls import failpoint_as_fault, is_pooling
 from penstock_workers.lanes.gpu.engine_host import EngineHost
 from penstock_workers.lanes.gpu.requests.calls import ContextOverflow, UnknownModel
-from penstock_workers.lanes.gpu.requests.grammars import GrammarCheck
 from penstock_workers.lanes.gpu.requests.media_memory import MediaMemory
 from penstock_workers.lanes.gpu.requests.outcomes import ENGINES_FAULT, nothing_said
-from penstock_workers.lanes.gpu.requests.parsers import AnswerParsers, Unreadable, check_parsers
 from penstock_workers.lanes.gpu.requests.replies import reply, why_unanswered
 from penstock_workers.lanes.gpu.requests.scoring import PARTS_AT_ONCE, run_parts
 from penstock_workers.lanes.gpu.requests.tools import must_call

@@ -77,7 +77,7 @@ def _parsers(gpu: GpuSettings) -> Iterator[LaneFinding]:
     given = [name for name in (gpu.reasoning_parser, gpu.tool_parser) if name is not None]
     if not given:
         return
-    from penstock_workers.lanes.gpu.requests.parsers import check_parsers
+    from penstock_workers.lanes.gpu.children.parsers import check_parsers
 
     try:
         check_parsers(gpu)

@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
+from penstock_workers.lanes.gpu.children.parsers import Said
 from penstock_workers.lanes.gpu.engine.engines import EngineCall
 from penstock_workers.lanes.gpu.requests.calls import Facts
 from penstock_workers.lanes.gpu.requests.outcomes import Unanswered, unanswered, unpooled
-from penstock_workers.lanes.gpu.requests.parsers import Said
 from penstock_workers.lanes.gpu.requests.scoring import scored
 
 

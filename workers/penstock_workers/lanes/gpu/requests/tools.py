@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from penstock_workers.lanes.gpu.children.parser_child import PROTOCOL
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.engine.upstream import upstream
-from penstock_workers.lanes.gpu.requests.parser_child import PROTOCOL
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.shown import shown
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import orjson
 
+from penstock_workers.lanes.gpu.children.grammar_child import CONSTRAINTS, PROGRAM, named
+from penstock_workers.lanes.gpu.children.line_child import LineChild, NoChild
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
-from penstock_workers.lanes.gpu.requests.grammar_child import CONSTRAINTS, PROGRAM, named
-from penstock_workers.lanes.gpu.requests.line_child import LineChild, NoChild
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from penstock_workers.lanes.gpu.children.grammar_child import CONSTRAINTS
+from penstock_workers.lanes.gpu.children.line_child import DETAIL_CHARS, bound_memory, serve
 from penstock_workers.lanes.gpu.engine.upstream import upstream
-from penstock_workers.lanes.gpu.requests.grammar_child import CONSTRAINTS
-from penstock_workers.lanes.gpu.requests.line_child import DETAIL_CHARS, bound_memory, serve
 
-PROGRAM: Final = "penstock_workers.lanes.gpu.requests.parser_child"
+PROGRAM: Final = "penstock_workers.lanes.gpu.children.parser_child"
 PROTOCOL: Final = "vllm.entrypoints.openai.chat_completion.protocol"
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
+from penstock_workers.lanes.gpu.children.line_child import DETAIL_CHARS, bound_memory, serve
 from penstock_workers.lanes.gpu.engine.upstream import upstream
-from penstock_workers.lanes.gpu.requests.line_child import DETAIL_CHARS, bound_memory, serve
 
-PROGRAM: Final = "penstock_workers.lanes.gpu.requests.grammar_child"
+PROGRAM: Final = "penstock_workers.lanes.gpu.children.grammar_child"
 CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 TOKENS_TRIED: Final = 24  # of an answer: what compiles at once may still explode as an answer grows
 # Of the CPU, for one token of it: a usual one takes microseconds, and all answers in the engine wait for each other's.
