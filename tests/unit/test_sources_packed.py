@@ -24,7 +24,10 @@ from penstock_producer.sources.unpacked import Unpacked
 from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m")
-PACKERS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "zst": zstd.compress}
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "zst": lambda data: zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1}),
+}
 MEBIBYTE = 1024 * 1024
 
 
@@ -130,11 +133,11 @@ def test_damage_and_truncation_are_named(tmp_path: Path, ending: str) -> None:
 def test_a_bomb_is_refused_in_flat_memory(tmp_path: Path, ending: str) -> None:
     """A small file that unpacks to hundreds of times its size is refused once it has, and never held."""
     path = tmp_path / f"bomb.jsonl.{ending}"
-    with (gzip.open(path, "wb") if ending == "gz" else zstd.open(path, "wb")) as file:
+    with gzip.open(path, "wb") if ending == "gz" else zstd.open(path, "wb") as file:
         for _ in range(100):
-            file.write(b"\n" * MEBIBYTE)
+            file.write(b"x" * MEBIBYTE)
     tracemalloc.start()
-    with pytest.raises(SourceError, match="decompressed_too_large.*submit it unpacked"):
+    with pytest.raises(SourceError, match=r"decompressed_too_large.*submit it unpacked"):
         survey(open_source(path, SPEC), SPEC)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -144,7 +147,7 @@ def test_a_bomb_is_refused_in_flat_memory(tmp_path: Path, ending: str) -> None:
 def test_a_well_packed_small_file_is_no_bomb(tmp_path: Path) -> None:
     """What repeats itself may unpack to any multiple below 64 MiB."""
     path = tmp_path / "in.jsonl.gz"
-    path.write_bytes(gzip.compress(b"\n" * (8 * MEBIBYTE) + rows(1)[0]))
+    path.write_bytes(gzip.compress(b" " * (4 * MEBIBYTE) + b"\n" + rows(1)[0]))
     assert survey(open_source(path, SPEC), SPEC).total == 1
 
 

@@ -10,7 +10,6 @@ from penstock_producer.errors import SourceError
 from penstock_producer.job.formats import ARROW, COLUMNAR, CSV, JSONL, PARQUET, TSV
 from penstock_producer.sources.blob import Blob
 from penstock_producer.sources.codecs import CODECS
-from penstock_producer.sources.convert import refuse_ending
 from penstock_producer.sources.pinned_rows import FORMAT
 from penstock_producer.sources.unpacked import PACKED
 
@@ -28,7 +27,6 @@ class FileFormat(NamedTuple):
 
 def format_of(blob: Blob, given: str | None) -> FileFormat:
     """``given`` is the job's word. Reads only where the name says nothing."""
-    refuse_ending(blob.uri)
     packed, ending = _endings(blob.uri)
     named = _BY_ENDING.get(ending)
     if packed is None and named is None:

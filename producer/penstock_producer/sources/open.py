@@ -16,6 +16,7 @@ from penstock_producer.settings import ProducerSettings
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import local, s3, several
 from penstock_producer.sources.blob import Blob, TimedBlob
+from penstock_producer.sources.convert import refuse_ending
 from penstock_producer.sources.csv_source import CsvSource
 from penstock_producer.sources.expand import expand
 from penstock_producer.sources.file_format import FileFormat, format_of, format_of_pin
@@ -117,6 +118,7 @@ def _blob_of_pin(pin: Mapping[str, Any], settings: ProducerSettings) -> local.Lo
 def _blob_of_uri(uri: str, settings: ProducerSettings, roots: SourceRoots | None) -> Blob:
     if roots is not None:
         roots.admit(uri)
+    refuse_ending(uri)
     scheme, separator, _ = uri.partition("://")
     if not separator:
         return local.LocalFile(uri, roots=roots)

@@ -127,7 +127,7 @@ class _MemberFinder:
         if self.members and member.plain - self.members[-1].plain < self._spacing:
             return
         self.members.append(member)
-        if len(self.members) > MEMBERS_KEPT:
+        while len(self.members) > MEMBERS_KEPT:
             self._spacing *= 2
             self.members = _spread(self.members, self._spacing)
 
