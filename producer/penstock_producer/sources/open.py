@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SourceError, seen
-from penstock_producer.job.formats import CSV, JSONL, TSV
+from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, TSV
 from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import FileSource
@@ -16,6 +16,7 @@ from penstock_producer.settings import ProducerSettings
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import local, s3, several
 from penstock_producer.sources.blob import Blob, TimedBlob
+from penstock_producer.sources.columnar_source import ColumnarSource
 from penstock_producer.sources.convert import refuse_ending
 from penstock_producer.sources.csv_source import CsvSource
 from penstock_producer.sources.expand import expand
@@ -80,7 +81,7 @@ def _of_blob(blob: Blob, spec: JobSpec, settings: ProducerSettings, timeout_s: f
     found = format_of(blob, spec.format)
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed)
     timed: Blob = plain if timeout_s is None else TimedBlob(plain, timeout_s)
-    return _rows(timed, found, spec, (settings.max_line_bytes, settings.max_body_bytes), surveyed=False)
+    return _rows(timed, found, spec, (settings.max_line_bytes, settings.max_body_bytes), None)
 
 
 def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings) -> FileSource:
@@ -90,16 +91,21 @@ def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings) -
     blob: Blob = _blob_of_pin(pin, settings)
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed, pin)
     limits = int(pin["max_line_bytes"]), int(pin.get("max_body_bytes", DEFAULT_MAX_BODY_BYTES))
-    return _rows(plain, found, spec, limits, surveyed=True)
+    return _rows(plain, found, spec, limits, int(pin["size"]))
 
 
-def _rows(blob: Blob, found: FileFormat, spec: JobSpec, limits: tuple[int, int], *, surveyed: bool) -> FileSource:
-    line, body = limits
+def _rows(blob: Blob, found: FileFormat, spec: JobSpec, limits: tuple[int, int], size: int | None) -> FileSource:
+    """``size``: of the pinned file; None for one that is submitted now."""
+    (line, body), surveyed = limits, size is not None
     if found.rows == JSONL:
         return JsonlSource(blob, spec, max_line_bytes=line, max_body_bytes=body, surveyed=surveyed)
     if found.rows in (CSV, TSV):
         return CsvSource(
             blob, spec, tabs=found.rows == TSV, max_line_bytes=line, max_body_bytes=body, surveyed=surveyed
+        )
+    if found.rows in COLUMNAR:
+        return ColumnarSource(
+            blob, spec, found.rows, size=size, max_line_bytes=line, max_body_bytes=body, surveyed=surveyed
         )
     raise SourceError("unsupported_format", f"this release cannot read {found.rows}: {blob.uri}; upgrade it")
 
