@@ -12,6 +12,7 @@ import pytest
 from penstock_producer import Producer
 from penstock_producer.errors import BadReference, SourceChanged, SourceError
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, expand, open_source
 from penstock_producer.sources.open import unchanged
 from penstock_producer.survey import survey
@@ -115,3 +116,12 @@ def test_a_bad_row_keeps_its_line_in_the_file(folder: Path) -> None:
     """The ledger knows a row by its number in the job, people by its line."""
     bad = [row for row in open_source(f"{folder}/", SPEC).documents({}) if isinstance(row, BadRow)]
     assert [(row.line, row.shown_line) for row in bad] == [(7, 4), (11, 2)]
+
+
+@pytest.mark.parametrize("where", ["{}/", "{}/*", "{}/*.csv"])
+def test_a_remote_door_names_single_files(folder: Path, where: str) -> None:
+    """A door that confines sources to roots neither lists folders nor expands patterns."""
+    allowed = ProducerSettings(source_roots=(str(folder),))
+    with pytest.raises(SourceError, match="source_forbidden|no_such_file"):
+        survey(open_source(where.format(folder), SPEC, allowed, remote=True), SPEC)
+    assert survey(open_source(f"{folder}/b.csv", SPEC, allowed, remote=True), SPEC).total == 4

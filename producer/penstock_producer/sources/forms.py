@@ -68,8 +68,8 @@ class BatchLines:
 
     # Where the last of two values would win in silence; of `method` and `url` only one value is accepted anyway.
     control_keys: tuple[bytes, ...] = (b'"custom_id"', b'"body"', b'"model"')
-    columns = None
-    read_columns = ()
+    columns: tuple[str, ...] | None = None
+    read_columns: tuple[str, ...] = ()
 
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         self._endpoint = spec.endpoint
