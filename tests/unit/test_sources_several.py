@@ -122,6 +122,6 @@ def test_a_bad_row_keeps_its_line_in_the_file(folder: Path) -> None:
 def test_a_remote_door_names_single_files(folder: Path, where: str) -> None:
     """A door that confines sources to roots neither lists folders nor expands patterns."""
     allowed = ProducerSettings(source_roots=(str(folder),))
-    with pytest.raises(SourceError, match="source_forbidden|no_such_file"):
+    with pytest.raises(SourceError, match=r"source_forbidden|no_such_file"):
         survey(open_source(where.format(folder), SPEC, allowed, remote=True), SPEC)
     assert survey(open_source(f"{folder}/b.csv", SPEC, allowed, remote=True), SPEC).total == 4

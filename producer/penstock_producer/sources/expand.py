@@ -28,7 +28,7 @@ def expand(where: str, s3_endpoint_url: str | None = None) -> list[Found] | None
     scheme = where.partition("://")[0] if "://" in where else ""
     if scheme not in ("", "s3"):
         return None
-    if where.endswith("/"):
+    if where.endswith("/") and not where.endswith("://"):
         files = _folder(where) if not scheme else _objects(where, "", s3_endpoint_url)
         for file in files:
             _check_rows(where, file.uri)
