@@ -192,9 +192,9 @@ def default_job_key(source: str) -> str:
     """The file's name without its ending, in safe characters: running the same file again resumes the same job."""
     name = PurePosixPath(source.split("?")[0]).name if "://" in source else Path(source).name
     stem = name.split(".")[0] if not name.startswith(".") else name.strip(".")
-    return (
-        _safe(stem) or _safe(PurePosixPath(source).parent.name) or "job"
-    )  # of a pattern such as data/*.csv its folder
+    if "*" in stem:  # a pattern, as data/*.csv: its folder says more
+        stem = PurePosixPath(source).parent.name
+    return _safe(stem) or "job"
 
 
 def _safe(name: str) -> str:
