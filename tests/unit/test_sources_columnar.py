@@ -7,6 +7,7 @@ import decimal
 import json
 import os
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import ipc
 
-from penstock_producer.errors import BadReference, SourceChanged, SourceError
+from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import BadRow, Document, columnar, columnar_source, open_source
 from penstock_producer.survey import survey
@@ -175,3 +176,11 @@ def test_a_name_without_an_ending_is_looked_into(tmp_path: Path) -> None:
     """Where the name says nothing, the first bytes do."""
     path = write(tmp_path / "in.parquet", numbered(5)).rename(tmp_path / "part-0")
     assert survey(open_source(path, SPEC), SPEC).total == 5
+
+
+def test_a_machine_without_pyarrow_pauses_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library that is missing is named, as what can be put right: a control loop pauses such a job and does not fail it."""
+    path = write(tmp_path / "in.parquet", numbered(5))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SourceUnavailable, match=r"pip install penstock\[parquet\]"):
+        list(open_source(path, SPEC).documents({}))

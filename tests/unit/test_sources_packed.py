@@ -8,6 +8,7 @@ import json
 import os
 import random
 import struct
+import sys
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from backports import zstd
 
-from penstock_producer.errors import BadReference, SourceChanged, SourceError
+from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import Document, open_source, unpacked
 from penstock_producer.sources.local import LocalFile
@@ -197,3 +198,13 @@ def test_many_chunks_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mon
         blob = Unpacked(LocalFile(path), {"gz": "gzip", "zst": "zstd"}[ending])
         assert b"".join(blob.chunks(0)) == plain
         assert b"".join(blob.chunks(1500)) == plain[1500:]
+
+
+def test_a_machine_without_zstd_pauses_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library that is missing is named, as what can be put right."""
+    path = tmp_path / "in.jsonl.zst"
+    path.write_bytes(zstd.compress(rows(1)[0]))
+    monkeypatch.setitem(sys.modules, "backports.zstd", None)
+    monkeypatch.delattr("backports.zstd")
+    with pytest.raises(SourceUnavailable, match=r"pip install penstock\[zstd\]"):
+        list(open_source(path, SPEC).documents({}))

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from penstock_producer.errors import SourceError
+from penstock_producer.errors import SourceUnavailable
 
 _GZIP_WITH_HEADER: Final = 16 + zlib.MAX_WBITS
 _ZSTD_WINDOW_LOG: Final = 27  # 128 MiB, as the zstd command allows without --long
@@ -79,8 +79,8 @@ class ZstdStream:
             try:
                 from backports import zstd
             except ImportError as error:
-                raise SourceError(
-                    "source_unavailable", "reading .zst needs backports.zstd; `pip install penstock[zstd]`"
+                raise SourceUnavailable(
+                    "reading .zst needs backports.zstd on this machine; `pip install penstock[zstd]`"
                 ) from error
         self._error = zstd.ZstdError
         self._frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG})

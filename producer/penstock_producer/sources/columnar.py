@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
-from penstock_producer.errors import SourceError
+from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.job.formats import PARQUET
 from penstock_producer.sources.blob import Blob
 from penstock_producer.sources.blob_file import BlobFile
@@ -37,8 +37,8 @@ def open_groups(blob: Blob, size: int, rows: str) -> Groups:
     try:
         import pyarrow
     except ImportError as error:
-        raise SourceError(
-            "source_unavailable", f"reading {rows} needs pyarrow; `pip install penstock[parquet]`"
+        raise SourceUnavailable(
+            f"reading {rows} needs pyarrow on this machine; `pip install penstock[parquet]`"
         ) from error
     try:
         return _ParquetGroups(blob, size) if rows == PARQUET else _ArrowGroups(blob, size)
