@@ -49,6 +49,8 @@ def probe(out: str, source: str) -> None:
         written = Path(out) / name
         if written.exists() and Path(source).exists() and os.path.samefile(written, source):
             raise UsageProblem(f"--out {out}: {name} there is the source itself and would be overwritten; name another")
+    if not is_remote(source) and source.endswith("/") and Path(source).resolve() == Path(out).resolve():
+        raise UsageProblem(f"--out {out}: its files would be sources of the next run of {source}; name another folder")
 
 
 def refuse_other_jobs(out: str, job_key: str) -> None:

@@ -191,7 +191,9 @@ class TooManyBadRows(SourceError):
             f"{found} of {uri} are unusable and max_bad_rows allows {limit}; correct them, or raise max_bad_rows to make "
             f"them dead letters:{lines}",
             public=f"{found} of {uri} are unusable and max_bad_rows allows {limit}: "
-            + "; ".join(f"line {row.line}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows),
+            + "; ".join(
+                f"line {row.shown_line}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows
+            ),
         )
 
 
@@ -203,11 +205,15 @@ def _alike(rows: Sequence[BadRow]) -> Iterable[str]:
     for alike in list(groups.values())[:MAX_FAULTS_SHOWN]:
         yield str(alike[0])
         if len(alike) > 1:
-            others = ", ".join(str(row.line) for row in alike[1 : 1 + MAX_LINES_SHOWN])
+            others = ", ".join(_line(row, alike[0]) for row in alike[1 : 1 + MAX_LINES_SHOWN])
             more = ", …" if len(alike) > 1 + MAX_LINES_SHOWN else ""
             yield f"  {len(alike) - 1} more like it, in line {others}{more}"
     if len(groups) > MAX_FAULTS_SHOWN:
         yield f"… and {len(groups) - MAX_FAULTS_SHOWN} other kinds of faults"
+
+
+def _line(row: BadRow, first: BadRow) -> str:
+    return str(row.shown_line) if row.uri == first.uri else f"{row.shown_line} of {row.uri}"
 
 
 class SinkError(ProducerError):

@@ -28,15 +28,18 @@ from penstock_producer.refusals import refused
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
 from penstock_producer.sources.overrides import Overrides
+from penstock_producer.sources.several import FILES
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
+from penstock_producer.sources.unpacked import MEMBERS
 from penstock_producer.survey import survey
 
 _JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: none is guessed or repeated
 _JOB_ID_CHARS = 20
 _MAX_JOB_KEY_CHARS = 200
 # Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
-_NOT_CONTENT = frozenset({"mtime_ns", "max_line_bytes", "max_body_bytes", SUBMITTED_BY, DOOR})
+_NOT_CONTENT = frozenset({"mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES})
+_LATER_FIELDS = ("embedding_dtype", "encoding", "format")
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +317,7 @@ def _check_key(job_key: object) -> None:
 def _given(spec: JobSpec) -> dict[str, Any]:
     """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
     stored = spec.to_json()
-    if spec.embedding_dtype is None:
-        del stored["embedding_dtype"]
+    for name in _LATER_FIELDS:
+        if stored[name] is None:
+            del stored[name]
     return stored

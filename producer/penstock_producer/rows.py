@@ -33,9 +33,15 @@ class BadRow:
     doc_id: str | None  # the row's own id, where it has a valid one
     cursor: Cursor
     request: bytes = b""  # the request body, where the row got that far
+    line_in_file: int = 0  # where ``line`` counts through several files
+
+    @property
+    def shown_line(self) -> int:
+        """The line of ``uri``."""
+        return self.line_in_file or self.line
 
     def __str__(self) -> str:
-        where = f"{self.uri} line {self.line}" if self.line else self.uri
+        where = f"{self.uri} line {self.shown_line}" if self.line else self.uri
         field = f" field {self.field}:" if self.field else ""
         saw = f" Seen: {self.seen}." if self.seen else ""
         return f"{where}: {self.code}:{field} {self.message}{saw} Fix: {self.fix}"
@@ -62,4 +68,15 @@ class Source(Protocol):
 
     def mark_published(self, documents: Sequence[Document]) -> None:
         """Called once these documents are in the queue's window and before the cursor moves."""
+        ...
+
+
+class FileSource(Source, Protocol):
+    """A source that can be surveyed: its rows have lines, and their ids a field."""
+
+    uri: str
+    id_field: str
+
+    def place(self, line: int) -> tuple[str, int]:
+        """The file that a row lies in, and its line there."""
         ...

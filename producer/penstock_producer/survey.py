@@ -9,9 +9,8 @@ from typing import Any
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import DUPLICATE
-from penstock_producer.rows import BadRow
+from penstock_producer.rows import BadRow, FileSource
 from penstock_producer.seen_ids import Duplicate, SeenIds
-from penstock_producer.sources.jsonl import JsonlSource
 
 __all__ = ["Survey", "survey"]
 
@@ -37,7 +36,7 @@ class Survey:
     pin: dict[str, Any]
 
 
-def survey(source: JsonlSource, spec: JobSpec, progress: Callable[[int], None] | None = None) -> Survey:
+def survey(source: FileSource, spec: JobSpec, progress: Callable[[int], None] | None = None) -> Survey:
     """Read the whole source once, in flat memory. ``progress`` is called now and then with the number of rows read.
 
     Raises TooManyBadRows beyond the spec's ``max_bad_rows``, SourceError `empty_source` when there is no row at all,
@@ -57,9 +56,7 @@ def survey(source: JsonlSource, spec: JobSpec, progress: Callable[[int], None] |
             else:
                 add(row.doc_id, row.line)
         if total == 0:
-            raise SourceError(
-                "empty_source", f"{source.uri} holds no document; give a file with one JSON object per line"
-            )
+            raise SourceError("empty_source", f"{source.uri} holds no document; give a file with at least one row")
         for duplicate in ids.duplicates():
             _keep(bad, _duplicate(duplicate, source), most, source.uri)
         allowed = min(spec.bad_rows_allowed(total), MAX_BAD_ROWS_HELD)
@@ -79,17 +76,21 @@ def _in_order(bad: list[BadRow]) -> list[BadRow]:
     return sorted(bad, key=lambda row: row.line)
 
 
-def _duplicate(duplicate: Duplicate, source: JsonlSource) -> BadRow:
+def _duplicate(duplicate: Duplicate, source: FileSource) -> BadRow:
+    uri, line = source.place(duplicate.line)
+    first_uri, first_line = source.place(duplicate.first_line)
+    first = f"line {first_line}" if first_uri == uri else f"line {first_line} of {first_uri}"
     return BadRow(
-        source.uri,
+        uri,
         duplicate.line,
         DUPLICATE,
         source.id_field,
-        f"The id of line {duplicate.line} was already used in line {duplicate.first_line}; the first one counts.",
+        f"The id of line {line} was already used in {first}; the first one counts.",
         repr(duplicate.doc_id),
         "give every row an id of its own",
         None,
         {},
+        line_in_file=line,
     )
 
 

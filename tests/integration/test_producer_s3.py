@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from servers import S3Server
 
@@ -98,3 +102,34 @@ def test_a_uri_without_an_object_is_refused(uri: str) -> None:
     """A URI needs a bucket and a key."""
     with pytest.raises(SourceError, match="s3://bucket/key"):
         open_source(uri, SPEC)
+
+
+def test_a_prefix_of_several_formats_is_one_source(
+    client: Any, settings: ProducerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects below a prefix are read by their formats, each held by the ETag that was listed; a pattern chooses among them."""
+    monkeypatch.setattr(s3, "RANGE_BYTES", 1000)
+    parquet = io.BytesIO()
+    pq.write_table(pa.table({"id": [f"p{row}" for row in range(90)], "text": ["t"] * 90}), parquet, row_group_size=30)
+    objects = {
+        "night/a.jsonl.gz": gzip.compress(b'{"id": "a", "text": "x"}\n'),
+        "night/deep/b c.csv": b"id,text\nb,x\n",
+        "night/p.parquet": parquet.getvalue(),
+        "night/_SUCCESS": b"",
+        "other.csv": b"id,text\no,x\n",
+    }
+    for key, content in objects.items():
+        client.put_object(Bucket="docs", Key=key, Body=content)
+    found = survey(open_source("s3://docs/night/", SPEC, settings), SPEC)
+    source = open_source(json.loads(json.dumps(found.pin)), SPEC, settings)
+    documents = [row for row in source.documents({}) if isinstance(row, Document)]
+    assert [document.doc_id for document in documents] == ["a", "b", *(f"p{row}" for row in range(90))]
+    assert list(source.documents(documents[40].cursor)) == documents[41:]
+    assert source.fetch(documents[-1].position).body == documents[-1].body
+    assert unchanged(found.pin, "s3://docs/night/", settings)
+    for pattern, ids in {"s3://docs/*.csv": ["o"], "s3://docs/night/**.csv": ["b"]}.items():
+        assert [row.doc_id for row in open_source(pattern, SPEC, settings).documents({})] == ids
+    client.put_object(Bucket="docs", Key="night/p.parquet", Body=objects["night/p.parquet"][:-1] + b"x")
+    assert not unchanged(found.pin, "s3://docs/night/", settings)
+    with pytest.raises(SourceChanged):
+        list(open_source(found.pin, SPEC, settings).documents({}))

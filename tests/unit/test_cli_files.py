@@ -38,3 +38,10 @@ def test_the_same_job_and_an_empty_folder_are_fine(tmp_path: Path) -> None:
     report(tmp_path, "letters")
     (tmp_path / "output.jsonl").write_text("")
     files.refuse_other_jobs(str(tmp_path), "letters")
+
+
+def test_results_are_not_written_among_the_sources(tmp_path: Path) -> None:
+    """A folder that is read as one job is no place for its results, which would be read the next time."""
+    with pytest.raises(UsageProblem, match="would be sources of the next run"):
+        files.probe(str(tmp_path), f"{tmp_path}/")
+    files.probe(str(tmp_path / "out"), f"{tmp_path}/")

@@ -194,6 +194,8 @@ def test_an_unusable_provider_is_explained(
         ("s3://bucket/in/night 1.jsonl?versionId=3", "night-1"),
         ("../../etc/.hidden", "hidden"),
         ("日本.jsonl", "job"),
+        ("tickets/*.csv.gz", "tickets"),
+        ("s3://bucket/tickets/", "tickets"),
         ("x" * 300 + ".jsonl", "x" * 64),
     ],
 )

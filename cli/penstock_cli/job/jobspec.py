@@ -192,5 +192,10 @@ def default_job_key(source: str) -> str:
     """The file's name without its ending, in safe characters: running the same file again resumes the same job."""
     name = PurePosixPath(source.split("?")[0]).name if "://" in source else Path(source).name
     stem = name.split(".")[0] if not name.startswith(".") else name.strip(".")
-    safe = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")
-    return safe[:MAX_KEY_CHARS] or "job"
+    if "*" in stem:  # a pattern, as data/*.csv: its folder says more
+        stem = PurePosixPath(source).parent.name
+    return _safe(stem) or "job"
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:MAX_KEY_CHARS]

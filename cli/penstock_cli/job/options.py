@@ -14,7 +14,10 @@ MACHINE = "This machine"
 
 Source = Annotated[
     str,
-    typer.Argument(help="JSON Lines: OpenAI Batch lines, or plain records with --prompt. A file or s3://bucket/key."),
+    typer.Argument(
+        help="OpenAI Batch lines (JSON Lines), or plain records with --prompt: JSON Lines, CSV, TSV, Parquet or Arrow, the texts "
+        "also as .gz or .zst. A file or s3://bucket/key; a folder or prefix ending in / or a pattern is one job."
+    ),
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job id or job key.")]
 StateOption = Annotated[

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 MAX_SAMPLE = 10_000  # more is a job of its own
 _FOLDER = "samples"
-_LIMITS = ("budget_usd", "deadline_s")  # may differ: they decide nothing about an answer
-_NOT_CONTENT = ("mtime_ns", "uri")
+_MAY_DIFFER = ("budget_usd", "deadline_s", "format", "encoding")  # they decide nothing about the answer to a request
+_NOT_CONTENT = ("mtime_ns", "uri", "members", "files")
 
 
 def sampled(
@@ -60,7 +60,7 @@ def sampled(
         source=str(source),
         out=f"{request.out.rstrip('/')}/{name}",
         job_key=key,
-        job={**request.job, "prompt": None, "system": None, "params": []},
+        job={**request.job, "prompt": None, "system": None, "params": [], "format": None, "encoding": None},
     )
 
 
@@ -125,7 +125,7 @@ def _spread(
 
 
 def _options(spec: JobSpec) -> dict[str, Any]:
-    return {name: value for name, value in spec.to_json().items() if name not in _LIMITS}
+    return {name: value for name, value in spec.to_json().items() if name not in _MAY_DIFFER}
 
 
 def _line(document: Document, spec: JobSpec) -> bytes:

@@ -63,6 +63,11 @@ _TABLE: Final = (
     Option("system", "A system message before the prompt."),
     Option("id_field", "The field of a plain record that names the document.", "id"),
     Option(
+        "format",
+        "What the rows of the source are: jsonl, csv, tsv, parquet or arrow; left out, its name says it, or its first bytes.",
+    ),
+    Option("encoding", "The encoding of CSV and TSV that is not UTF-8, e.g. cp1252, latin-1 or shift_jis."),
+    Option(
         "params", "A request parameter, e.g. max_tokens=200 or temperature=0; one of the provider's own is x.NAME.",
         form=FlagForm.PAIRS, flag="param",
     ),

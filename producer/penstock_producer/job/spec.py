@@ -21,6 +21,7 @@ from pydantic import (
 from penstock_ledger.vectors import VectorType
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
+from penstock_producer.job.formats import Format, check_encoding
 from penstock_producer.job.lanes import LANES, Lane, lanes_in_words
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.job.params import KNOWN, as_sent, param_problems
@@ -67,6 +68,8 @@ class JobSpec(BaseModel):
     prompt: str | None = _of("prompt", min_length=1, max_length=MAX_PROMPT_CHARS)
     system: str | None = _of("system", min_length=1, max_length=MAX_PROMPT_CHARS)
     id_field: str = _of("id_field", min_length=1, max_length=512)
+    format: Format | None = _of("format")
+    encoding: str | None = _of("encoding", max_length=64)
     params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)  # checked by params.py
     max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = _of("max_attempts")
     timeout_s: PositiveFloat = _of("timeout_s")
@@ -117,6 +120,11 @@ class JobSpec(BaseModel):
         if prompt is not None:
             Template(prompt)
         return prompt
+
+    @field_validator("encoding")
+    @classmethod
+    def _check_encoding(cls, encoding: str | None) -> str | None:
+        return None if encoding is None else check_encoding(encoding)
 
     @field_validator("response_schema")
     @classmethod

@@ -46,6 +46,11 @@ class Template:
         self.fields, defaults, self._literals = _parse(text, pointer)
         self._parts = tuple(zip(self.fields, defaults, self._literals[1:], strict=True))
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The columns that have no default."""
+        return tuple(name for name, default, _ in self._parts if default is None)
+
     def render(self, record: Mapping[str, Any], max_chars: int = DEFAULT_MAX_BODY_BYTES) -> str:
         """The text for one record. Raises MissingField: an absent or null column never becomes a paid request.
 

@@ -29,7 +29,7 @@ class Blob(Protocol):
 
 
 class TimedBlob:
-    """A blob that has to be read within ``timeout_s`` seconds from now; looked at once per chunk, which costs nothing."""
+    """A blob that has to be read within ``timeout_s`` seconds from now; looked at once per chunk or read, which costs nothing."""
 
     def __init__(self, blob: Blob, timeout_s: float) -> None:
         self.uri = blob.uri
@@ -42,13 +42,17 @@ class TimedBlob:
 
     def chunks(self, offset: int) -> Iterator[bytes]:
         for chunk in self._blob.chunks(offset):
-            if time.monotonic() > self._ends_at:
-                raise SourceError(
-                    "source_too_slow",
-                    f"{self.uri} was not read and checked within {self._timeout_s:g} s; split it, or raise "
-                    "doors.submit_timeout_s (PENSTOCK_DOORS__SUBMIT_TIMEOUT_S)",
-                )
+            self._check()
             yield chunk
 
     def read(self, offset: int, length: int) -> bytes:
+        self._check()
         return self._blob.read(offset, length)
+
+    def _check(self) -> None:
+        if time.monotonic() > self._ends_at:
+            raise SourceError(
+                "source_too_slow",
+                f"{self.uri} was not read and checked within {self._timeout_s:g} s; split it, or raise "
+                "doors.submit_timeout_s (PENSTOCK_DOORS__SUBMIT_TIMEOUT_S)",
+            )

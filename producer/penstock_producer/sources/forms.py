@@ -26,6 +26,8 @@ _MAX_COLUMNS_SHOWN = 20
 
 class RowForm(Protocol):
     control_keys: tuple[bytes, ...]
+    columns: tuple[str, ...] | None  # that every row must have; None where rows are requests of their own
+    read_columns: tuple[str, ...]  # that may be read; others need not be
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
         """Document id and request body of a row of a file. Raises RowFault."""
@@ -66,6 +68,8 @@ class BatchLines:
 
     # Where the last of two values would win in silence; of `method` and `url` only one value is accepted anyway.
     control_keys: tuple[bytes, ...] = (b'"custom_id"', b'"body"', b'"model"')
+    columns: tuple[str, ...] | None = None
+    read_columns: tuple[str, ...] = ()
 
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         self._endpoint = spec.endpoint
@@ -144,7 +148,9 @@ class PlainRecords:
         self._template = Template(spec.prompt)
         self._id_field = spec.id_field
         self._build = BodyBuilder(spec)
+        self.columns: tuple[str, ...] | None = tuple(dict.fromkeys((spec.id_field, *self._template.required)))
         names = dict.fromkeys((spec.id_field, *self._template.fields))
+        self.read_columns: tuple[str, ...] = tuple(names)
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:

@@ -8,14 +8,21 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SourceError, seen
+from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, TSV
 from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.source_roots import SourceRoots
-from penstock_producer.sources import local, s3
+from penstock_producer.sources import local, s3, several
 from penstock_producer.sources.blob import Blob, TimedBlob
+from penstock_producer.sources.columnar_source import ColumnarSource
 from penstock_producer.sources.convert import refuse_ending
+from penstock_producer.sources.csv_source import CsvSource
+from penstock_producer.sources.expand import expand
+from penstock_producer.sources.file_format import FileFormat, format_of, format_of_pin
 from penstock_producer.sources.jsonl import JsonlSource
+from penstock_producer.sources.unpacked import Unpacked
 
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
 
@@ -31,34 +38,76 @@ def open_source(
     *,
     remote: bool = False,
     timeout_s: float | None = None,
-) -> JsonlSource:
-    """A JSONL source from a path, an `s3://` URI, or the pin that the ledger stored. Nothing is read yet.
+) -> FileSource:
+    """The source at a path, an `s3://` URI, a folder or prefix ending in `/`, a pattern, or the pin that the ledger stored.
 
-    With ``timeout_s`` reading it raises SourceError once that many seconds are over. ``remote`` confines a path or URI to
-    the setting `source_roots`; of a pin, its own word counts. Raises SourceError for
-    what is not a JSONL file, and SpecError when the spec cannot make requests of its rows.
+    Of its content at most the first bytes are read, where its name does not say what it is. With ``timeout_s`` reading it
+    raises SourceError once that many seconds are over. ``remote`` confines a path or URI to the setting `source_roots`; of
+    a pin, its own word counts. Raises SourceError for what cannot be a source, and SpecError when the spec cannot make
+    requests of its rows.
     """
     chosen = settings or _DEFAULTS
     if isinstance(where, Mapping):
-        return JsonlSource(
-            _blob_of_pin(where, chosen),
-            spec,
-            max_line_bytes=int(where["max_line_bytes"]),
-            max_body_bytes=int(where.get("max_body_bytes", DEFAULT_MAX_BODY_BYTES)),
-            surveyed=True,
-        )
-    blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
-    if timeout_s is not None:
-        blob = TimedBlob(blob, timeout_s)
-    return JsonlSource(blob, spec, max_line_bytes=chosen.max_line_bytes, max_body_bytes=chosen.max_body_bytes)
+        return _of_pin(where, spec, chosen)
+    files = None if remote else expand(str(where), chosen.s3_endpoint_url)
+    if files is None:
+        blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
+        return _of_blob(blob, spec, chosen, timeout_s)
+    blobs = (
+        s3.S3Object(file.uri, file.pin, endpoint_url=chosen.s3_endpoint_url) if file.pin else local.LocalFile(file.uri)
+        for file in files
+    )
+    return several.SeveralFiles(str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in blobs])
 
 
 def unchanged(pin: Mapping[str, Any], where: str | Path, settings: ProducerSettings | None = None) -> bool:
     """Whether ``where`` is plainly still what was pinned: same place, size and time (or ETag). Reads no content."""
     chosen = settings or _DEFAULTS
-    if _blob_of_uri(str(where), chosen, None).uri != pin.get("uri"):
+    if pin["kind"] == several.KIND:
+        files = expand(str(where), chosen.s3_endpoint_url) or ()
+        pins = pin[several.FILES]
+        return [file.uri for file in files] == [one["uri"] for one in pins] and all(
+            _blob_of_pin(one, chosen).unchanged() for one in pins
+        )
+    if expand(str(where), chosen.s3_endpoint_url) is not None or _blob_of_uri(str(where), chosen, None).uri != pin.get(
+        "uri"
+    ):
         return False
     return _blob_of_pin(pin, chosen).unchanged()
+
+
+def _of_blob(blob: Blob, spec: JobSpec, settings: ProducerSettings, timeout_s: float | None) -> FileSource:
+    """What is submitted now."""
+    found = format_of(blob, spec.format)
+    plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed)
+    timed: Blob = plain if timeout_s is None else TimedBlob(plain, timeout_s)
+    return _rows(timed, found, spec, (settings.max_line_bytes, settings.max_body_bytes), None)
+
+
+def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings) -> FileSource:
+    if pin["kind"] == several.KIND:
+        return several.SeveralFiles(str(pin["uri"]), [_of_pin(one, spec, settings) for one in pin[several.FILES]])
+    found = format_of_pin(pin)
+    blob: Blob = _blob_of_pin(pin, settings)
+    plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed, pin)
+    limits = int(pin["max_line_bytes"]), int(pin.get("max_body_bytes", DEFAULT_MAX_BODY_BYTES))
+    return _rows(plain, found, spec, limits, int(pin["size"]))
+
+
+def _rows(blob: Blob, found: FileFormat, spec: JobSpec, limits: tuple[int, int], size: int | None) -> FileSource:
+    """``size``: of the pinned file; None for one that is submitted now."""
+    (line, body), surveyed = limits, size is not None
+    if found.rows == JSONL:
+        return JsonlSource(blob, spec, max_line_bytes=line, max_body_bytes=body, surveyed=surveyed)
+    if found.rows in (CSV, TSV):
+        return CsvSource(
+            blob, spec, tabs=found.rows == TSV, max_line_bytes=line, max_body_bytes=body, surveyed=surveyed
+        )
+    if found.rows in COLUMNAR:
+        return ColumnarSource(
+            blob, spec, found.rows, size=size, max_line_bytes=line, max_body_bytes=body, surveyed=surveyed
+        )
+    raise SourceError("unsupported_format", f"this release cannot read {found.rows}: {blob.uri}; upgrade it")
 
 
 def _blob_of_pin(pin: Mapping[str, Any], settings: ProducerSettings) -> local.LocalFile | s3.S3Object:

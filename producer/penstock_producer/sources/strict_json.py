@@ -182,7 +182,7 @@ def _check_strings(value: Any) -> None:
     while waiting:
         part = waiting.pop()
         if isinstance(part, str):
-            _check_string(part)
+            check_text(part)
         elif isinstance(part, dict):
             waiting.extend(part.keys())
             waiting.extend(part.values())
@@ -190,16 +190,17 @@ def _check_strings(value: Any) -> None:
             waiting.extend(part)
 
 
-def _check_string(text: str) -> None:
+def check_text(text: str, field: str | None = None) -> None:
+    """Raises RowFault for a text that databases or UTF-8 cannot hold."""
     if "\x00" in text:
         raise RowFault(
             "nul_character", "A text holds a NUL character (\\u0000).", fix="remove it: databases refuse it",
-            value=seen(text),
+            field=field, value=seen(text),
         )  # fmt: skip
     if not text.isascii() and _SURROGATE.search(text) is not None:
         raise RowFault(
             "invalid_unicode", "A text holds half a surrogate pair.", fix="write the whole character, or remove it",
-            value=seen(text),
+            field=field, value=seen(text),
         )  # fmt: skip
 
 

@@ -1,0 +1,93 @@
+"""Parquet and Arrow files as groups of rows, by pyarrow, an extra: `pip install penstock[parquet]`.
+
+A group is a row group (Parquet) or a record batch (Arrow). Only the columns that are asked for are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
+
+from penstock_producer.errors import SourceError, SourceUnavailable
+from penstock_producer.job.formats import PARQUET
+from penstock_producer.sources.blob import Blob
+from penstock_producer.sources.blob_file import BlobFile
+
+ROWS_PER_BATCH: Final = 1_000  # what is made into Python objects at a time
+# Uncompressed bytes of one group's columns that are read. A group is decoded in pieces, but writers that make larger ones
+# hold whole files in one group, which can be entered nowhere else.
+MAX_GROUP_BYTES: Final = 4 * 1024**3
+_READ_BUFFER: Final = 1024 * 1024
+
+
+class Groups(Protocol):
+    """An opened file."""
+
+    names: Sequence[str]  # of the columns
+
+    def count(self) -> int: ...
+
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
+        """Record batches of one group, in order."""
+        ...
+
+
+def open_groups(blob: Blob, size: int, rows: str) -> Groups:
+    """Raises SourceError for what is no such file, and where pyarrow is missing."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise SourceUnavailable(
+            f"reading {rows} needs pyarrow on this machine; `pip install penstock[parquet]`"
+        ) from error
+    try:
+        return _ParquetGroups(blob, size) if rows == PARQUET else _ArrowGroups(blob, size)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise damaged(blob.uri, rows, error) from error
+
+
+def damaged(uri: str, rows: str, error: Exception) -> SourceError:
+    reason = str(error).partition("\n")[0]
+    return SourceError(f"invalid_{rows}", f"{uri} cannot be read as {rows} ({reason}); write it again, unencrypted")
+
+
+class _ParquetGroups:
+    def __init__(self, blob: Blob, size: int) -> None:
+        from pyarrow import parquet
+
+        self._uri = blob.uri
+        self._file = parquet.ParquetFile(BlobFile(blob, size), buffer_size=_READ_BUFFER, pre_buffer=False)
+        self.names: Sequence[str] = self._file.schema_arrow.names
+
+    def count(self) -> int:
+        return int(self._file.num_row_groups)
+
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
+        size = self._file.metadata.row_group(group).total_byte_size
+        if size > MAX_GROUP_BYTES:
+            raise SourceError(
+                "row_group_too_large",
+                f"row group {group} of {self._uri} has {size} bytes, and {MAX_GROUP_BYTES} are read; write smaller row groups "
+                "(pyarrow: row_group_size=100_000)",
+            )
+        yield from self._file.iter_batches(
+            batch_size=ROWS_PER_BATCH, row_groups=[group], columns=list(columns), use_threads=False
+        )
+
+
+class _ArrowGroups:
+    """The file format of Arrow IPC, which Feather is, too."""
+
+    def __init__(self, blob: Blob, size: int) -> None:
+        from pyarrow import ipc
+
+        self._file = ipc.open_file(BlobFile(blob, size))
+        self.names: Sequence[str] = self._file.schema.names
+
+    def count(self) -> int:
+        return int(self._file.num_record_batches)
+
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
+        whole = self._file.get_batch(group).select(list(columns))
+        for start in range(0, whole.num_rows, ROWS_PER_BATCH):
+            yield whole.slice(start, ROWS_PER_BATCH)

@@ -1,0 +1,193 @@
+"""Parquet and Arrow over any blob: rows of columns, entered by group and row."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from penstock_producer.errors import BadReference, SourceError, seen
+from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.rows import BadRow, Cursor, Document
+from penstock_producer.sources.blob import Blob
+from penstock_producer.sources.columnar import Groups, damaged, open_groups
+from penstock_producer.sources.columns import check_columns
+from penstock_producer.sources.pinned_rows import FORMAT, PinnedRows
+from penstock_producer.sources.strict_json import RowFault, check_text
+
+_POSITION = re.compile(r"(\d{1,9}):(\d{1,12})", re.ASCII)  # "group:row"
+KEPT_BYTES: Final = 64 * 1024 * 1024  # of a group, for the next fetch: documents come nearly in order
+
+
+class ColumnarSource(PinnedRows):
+    """Documents of one file. A position is "group:row", a cursor the next one's group, row and number in the file.
+
+    ``size``: of the blob, where it is pinned already.
+    """
+
+    def __init__(
+        self,
+        blob: Blob,
+        spec: JobSpec,
+        rows: str,
+        *,
+        size: int | None = None,
+        max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
+        max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+        surveyed: bool = False,
+    ) -> None:
+        super().__init__(blob, spec, max_line_bytes=max_line_bytes, max_body_bytes=max_body_bytes, surveyed=surveyed)
+        self._rows = rows
+        self._size = size
+        self._opened: Groups | None = None
+        self._columns: list[str] = []
+        self._window = _Window()
+        self._lock = threading.Lock()
+
+    def pin(self) -> dict[str, Any]:
+        return super().pin() | {FORMAT: self._rows}
+
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
+        begin, skip, number = (int(cursor.get(name, 0)) for name in ("group", "row", "rows"))
+        groups = self._groups()
+        for group in range(begin, groups.count()):
+            row = 0
+            for batch in self._batches(group):
+                wanted = batch.slice(max(0, skip - row))
+                row += batch.num_rows - wanted.num_rows
+                for record in _records(wanted):
+                    number += 1
+                    yield self._read(record, f"{group}:{row}", number, {"group": group, "row": row + 1, "rows": number})
+                    row += 1
+            skip = 0
+
+    def fetch(self, position: str) -> Document:
+        """Raises BadReference for a position that the survey cannot have given: the pinned bytes have not changed."""
+        span = _POSITION.fullmatch(position)
+        with self._lock:
+            if span is None or int(span[1]) >= self._groups().count():
+                raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
+            group, row = int(span[1]), int(span[2])
+            if not self._window.reaches(group, row):
+                self._window.restart(group, self._batches(group))
+            found = self._window.row(row)
+        if found is None:
+            raise BadReference(f"{self.uri} has no row {row} in its group {group}")
+        document = self._read(next(_records(found)), position, 0, {})
+        if isinstance(document, BadRow):
+            raise BadReference(f"{self.uri}: at {position} there is no document ({document.code})")
+        return document
+
+    def _read(self, record: dict[str, Any] | RowFault, position: str, number: int, cursor: Cursor) -> Document | BadRow:
+        try:
+            if isinstance(record, RowFault):
+                raise record
+            doc_id, body = self._form.read({name: _plain(value, name) for name, value in record.items()})
+        except RowFault as fault:
+            return self._bad(number, fault, cursor)
+        return Document(doc_id, body, position, number, cursor)
+
+    def _batches(self, group: int) -> Iterator[Any]:
+        import pyarrow
+
+        try:
+            yield from self._groups().batches(group, self._columns)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise damaged(self.uri, self._rows, error) from error
+
+    def _groups(self) -> Groups:
+        if self._opened is None:
+            size = int(self._blob.pin()["size"]) if self._size is None else self._size
+            groups = open_groups(self._blob, size, self._rows)
+            twice = {name for name in groups.names if list(groups.names).count(name) > 1}
+            if twice:
+                raise SourceError(
+                    "duplicate_column", f"{self.uri} has two columns {seen(min(twice))}; rename one of them"
+                )
+            check_columns(self.uri, self._form, groups.names, nested=True)
+            used = {part for name in self._form.read_columns for part in (name, name.partition(".")[0])}
+            self._columns = [name for name in groups.names if name in used]
+            self._opened = groups
+        return self._opened
+
+
+def _records(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
+    """The rows of a record batch as Python objects; a fault for one whose text is not UTF-8, which writers do not check."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError as error:
+        if batch.num_rows > 1:
+            for row in range(batch.num_rows):
+                yield from _records(batch.slice(row, 1))
+        else:
+            yield RowFault(
+                "invalid_encoding", "A text of this row is not UTF-8.", fix="write the column as text, not as bytes",
+                value=seen(error.object[:40]),
+            )  # fmt: skip
+
+
+def _plain(value: Any, column: str) -> Any:
+    """A value of a column as JSON has it. Raises RowFault."""
+    match value:
+        case str():
+            check_text(value, column)
+            return value
+        case None | bool() | int():
+            return value
+        case float():
+            if math.isfinite(value):
+                return value
+            raise RowFault(
+                "invalid_number", f"The column {column!r} holds a number that is not finite.",
+                fix="write null where there is no number", field=column, value=seen(value),
+            )  # fmt: skip
+        case dict():
+            return {name: _plain(part, column) for name, part in value.items()}
+        case list() | tuple():
+            return [_plain(part, column) for part in value]
+        case datetime.date() | datetime.time():  # a datetime is a date
+            return value.isoformat()
+        case decimal.Decimal():
+            return str(value)
+    raise RowFault(
+        "invalid_type", f"The column {column!r} holds {type(value).__name__}, which is no text, number or list.",
+        fix="write it as text", field=column, value=seen(value),
+    )  # fmt: skip
+
+
+class _Window:
+    """The last batches of a group that is read forward."""
+
+    def __init__(self) -> None:
+        self._group = -1
+        self._start = 0  # the first row that is kept
+        self._kept: list[Any] = []
+        self._batches: Iterator[Any] = iter(())
+
+    def reaches(self, group: int, row: int) -> bool:
+        return group == self._group and row >= self._start
+
+    def restart(self, group: int, batches: Iterator[Any]) -> None:
+        self._group, self._start, self._kept, self._batches = group, 0, [], batches
+
+    def row(self, row: int) -> Any | None:
+        """One row as a batch; None beyond the end. Raises what reading raises, and then starts anew at the next fetch."""
+        group, self._group = self._group, -1
+        end = self._start + sum(batch.num_rows for batch in self._kept)
+        while row >= end and (batch := next(self._batches, None)) is not None:
+            self._kept.append(batch)
+            end += batch.num_rows
+            while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept) > KEPT_BYTES:
+                self._start += self._kept.pop(0).num_rows
+        self._group = group
+        start = self._start
+        for batch in self._kept:
+            if row < start + batch.num_rows:
+                return batch.slice(row - start, 1)
+            start += batch.num_rows
+        return None

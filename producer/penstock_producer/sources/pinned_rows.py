@@ -1,0 +1,85 @@
+"""What the sources over one blob have in common: pin, limits, the form of their rows, and how a bad one is said."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from penstock_producer.errors import BadReference, SourceError, seen
+from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.rows import BadRow, Cursor, Document
+from penstock_producer.sources.blob import Blob
+from penstock_producer.sources.forms import RowForm, form_of
+from penstock_producer.sources.strict_json import RowFault
+
+FORMAT: Final = "format"  # of a pin: what the rows are, where they are not JSON Lines
+
+_POSITION = re.compile(r"(\d{1,18}):(\d{1,10})", re.ASCII)  # "offset:length"
+
+
+class PinnedRows(ABC):
+    """Rows of one blob.
+
+    ``max_line_bytes`` and ``max_body_bytes`` travel in the pin: a reader with other settings must refuse the same rows.
+    ``surveyed`` says that the survey has read these bytes: rows that it refused may come as documents, and callers drop
+    them by their lines.
+    """
+
+    def __init__(
+        self,
+        blob: Blob,
+        spec: JobSpec,
+        *,
+        max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
+        max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+        surveyed: bool = False,
+    ) -> None:
+        self.uri = blob.uri
+        self._blob = blob
+        self._form: RowForm = form_of(spec, max_body_bytes)
+        self._max_line_bytes = max_line_bytes
+        self._max_body_bytes = max_body_bytes
+        self._surveyed = surveyed
+        self.id_field = "custom_id" if spec.prompt is None else spec.id_field
+
+    def pin(self) -> dict[str, Any]:
+        return self._blob.pin() | {"max_line_bytes": self._max_line_bytes, "max_body_bytes": self._max_body_bytes}
+
+    @abstractmethod
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]: ...
+
+    @abstractmethod
+    def fetch(self, position: str) -> Document: ...
+
+    def place(self, line: int) -> tuple[str, int]:
+        """The file that a row lies in, and its line there."""
+        return self.uri, line
+
+    def ended(self) -> bool:
+        return True
+
+    def mark_published(self, documents: Sequence[Document]) -> None:  # noqa: B027 - there is nothing to do
+        """Nothing to remember: the cursor is the memory of a file."""
+
+    def _span(self, position: str) -> tuple[int, int]:
+        """Offset and length. Raises BadReference for what is not the position of a document."""
+        span = _POSITION.fullmatch(position)
+        if span is None or int(span[2]) > self._max_line_bytes:
+            raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
+        return int(span[1]), int(span[2])
+
+    def _check_form(self, record: Mapping[str, Any]) -> None:
+        advice = self._form.mistaken_for(record)
+        if advice is not None:
+            public = (
+                f"{self.uri}: the first row has not the form that the job asks for: batch lines go without a prompt, "
+            )
+            raise SourceError("wrong_form", f"{self.uri}: {advice}", public=public + "plain records need one")
+
+    def _bad(self, number: int, fault: RowFault, cursor: Cursor) -> BadRow:
+        return BadRow(
+            self.uri, number, fault.code, fault.field, fault.message, fault.value, fault.fix, fault.doc_id, cursor
+        )

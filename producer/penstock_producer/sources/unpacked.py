@@ -1,0 +1,177 @@
+"""A compressed file as a blob of its plain bytes: offsets are those of the plain bytes, the pin is the packed file's.
+
+A stream cannot be entered in the middle, so reading from an offset starts at the member (gzip) or frame (zstd) before it.
+The survey notes where some of them begin, and the pin carries these places to every later reader.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from penstock_producer.errors import BadReference, SourceError
+from penstock_producer.sources.blob import CHUNK_BYTES, Blob
+from penstock_producer.sources.codecs import CODECS, Damaged
+
+PACKED: Final = "packed"  # of a pin: the codec
+MEMBERS: Final = "members"  # of a pin: [packed offset, plain offset] of places where reading can begin
+
+MEMBERS_KEPT: Final = 128  # evenly spread; they are a part of the job's row
+_FIRST_SPACING: Final = 1024 * 1024  # plain bytes between two of them; doubled each time when there are too many
+MOST_TIMES: Final = 250  # larger than its packed form; JSON Lines of one prompt reach 100, and a bomb 1,000 and more
+FREE_BYTES: Final = 64 * 1024 * 1024  # plain bytes that may come of any small file
+KEPT_BEHIND: Final = 8 * 1024 * 1024  # plain bytes that a fetch can go back: documents come nearly in order
+
+
+class Member(NamedTuple):
+    """Where the packed stream can be entered."""
+
+    packed: int
+    plain: int
+
+
+class Unpacked:
+    """The plain bytes of ``blob``. ``pinned`` is what ``pin()`` returned at submit, None before that. Thread-safe."""
+
+    def __init__(self, blob: Blob, codec: str, pinned: Mapping[str, Any] | None = None) -> None:
+        self.uri = blob.uri
+        self._blob = blob
+        self._codec = CODECS[codec]
+        self._surveyed = pinned is not None
+        self._members = [Member(0, 0)] if pinned is None else [Member(*pair) for pair in pinned[MEMBERS]]
+        self._whole = self._surveyed  # whether the members are those of the whole file
+        self._window = _Window()
+        self._lock = threading.Lock()
+
+    def pin(self) -> dict[str, Any]:
+        if not self._whole:
+            for _ in self.chunks(0):
+                pass
+        return self._blob.pin() | {PACKED: self._codec.name, MEMBERS: [list(member) for member in self._members]}
+
+    def chunks(self, offset: int) -> Iterator[bytes]:
+        member = self._before(offset)
+        skip = offset - member.plain
+        for piece in self._plain(member):
+            if skip < len(piece):
+                yield piece[skip:] if skip else piece
+            skip = max(0, skip - len(piece))
+
+    def read(self, offset: int, length: int) -> bytes:
+        with self._lock:
+            window, nearest = self._window, self._before(offset)
+            if not window.reaches(offset) or nearest.plain > window.end:
+                window.restart(self._plain(nearest), nearest.plain)
+            data = window.read(offset, length)
+        if len(data) != length:
+            raise BadReference(f"{self.uri} has no document at {offset}:{length} of its unpacked bytes")
+        return data
+
+    def _before(self, offset: int) -> Member:
+        return max(member for member in self._members if member.plain <= offset)
+
+    def _plain(self, start: Member) -> Iterator[bytes]:
+        """The plain bytes from a member on. A first whole pass finds the members and refuses bombs."""
+        finder = None if self._whole or start.packed else _MemberFinder()
+        packed, plain = start  # offsets of what has been taken and given
+        stream = None
+        for chunk in self._blob.chunks(start.packed):
+            data = chunk
+            packed += len(chunk)
+            while data or (stream is not None and not stream.needs_input):
+                if stream is None:
+                    if plain and not data.strip(b"\0"):
+                        break  # padding, as tapes and block devices leave it
+                    if finder is not None:
+                        finder.met(Member(packed - len(data), plain))
+                    stream = self._codec.open()
+                try:
+                    piece = stream.decompress(data, CHUNK_BYTES)
+                except Damaged as error:
+                    raise self._damaged(f"around its byte {packed} ({error})") from None
+                data = stream.unused_data if stream.eof else b""
+                stream = None if stream.eof else stream
+                plain += len(piece)
+                if not self._surveyed and plain > FREE_BYTES and plain > MOST_TIMES * packed:
+                    raise self._bomb(plain, packed)
+                if piece:
+                    yield piece
+        if stream is not None:
+            raise self._damaged("at its end: it is truncated")
+        if finder is not None:
+            self._members, self._whole = finder.members or [Member(0, 0)], True
+
+    def _damaged(self, where: str) -> SourceError:
+        name = self._codec.name
+        return SourceError(
+            f"invalid_{name}", f"{self.uri} is damaged {where}; check it with `{name} -t`, and write it again"
+        )
+
+    def _bomb(self, plain: int, packed: int) -> SourceError:
+        return SourceError(
+            "decompressed_too_large",
+            f"the first {packed} bytes of {self.uri} unpack to {plain} and more, and at most {MOST_TIMES} times their size "
+            f"is read; if that is right, submit it unpacked: {self._codec.name} -dc",
+        )
+
+
+class _MemberFinder:
+    """Keeps a bounded number of places, evenly spread over the plain bytes."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self._spacing = _FIRST_SPACING
+
+    def met(self, member: Member) -> None:
+        if self.members and member.plain - self.members[-1].plain < self._spacing:
+            return
+        self.members.append(member)
+        while len(self.members) > MEMBERS_KEPT:
+            self._spacing *= 2
+            self.members = _spread(self.members, self._spacing)
+
+
+def _spread(members: Sequence[Member], spacing: int) -> list[Member]:
+    kept = [members[0]]
+    for member in members[1:]:
+        if member.plain - kept[-1].plain >= spacing:
+            kept.append(member)
+    return kept
+
+
+class _Window:
+    """The last bytes of a stream that is read forward."""
+
+    def __init__(self) -> None:
+        self._pieces: Iterator[bytes] | None = None
+        self._data = bytearray()
+        self._start = 0
+
+    @property
+    def end(self) -> int:
+        return self._start + len(self._data)
+
+    def reaches(self, offset: int) -> bool:
+        return self._pieces is not None and offset >= self._start
+
+    def restart(self, pieces: Iterator[bytes], start: int) -> None:
+        self._pieces, self._start = pieces, start
+        self._data.clear()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Fewer bytes at the end of the stream. Raises what the stream raises, and then starts anew at the next read."""
+        assert self._pieces is not None, "it was started"
+        pieces, self._pieces = self._pieces, None
+        while self.end < offset + length:
+            piece = next(pieces, b"")
+            if not piece:
+                break
+            self._data += piece
+            spare = min(len(self._data) - KEPT_BEHIND, offset - self._start)
+            if spare > 0:
+                del self._data[:spare]
+                self._start += spare
+        self._pieces = pieces
+        begin = offset - self._start
+        return bytes(self._data[begin : begin + length])

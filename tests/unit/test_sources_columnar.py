@@ -1,0 +1,186 @@
+"""Parquet and Arrow files written by pyarrow: rows by group, values, memory, and files that are none."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import ipc
+
+from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.sources import BadRow, Document, columnar, columnar_source, open_source
+from penstock_producer.survey import survey
+
+SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
+
+
+def write(path: Path, table: Any, group: int = 100) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=group)
+    else:
+        with ipc.new_file(str(path), table.schema) as file:
+            file.write_table(table, max_chunksize=group)
+    return path
+
+
+def asked(row: Document | BadRow) -> str:
+    assert isinstance(row, Document), str(row)
+    return str(json.loads(row.body)["messages"][0]["content"])
+
+
+def numbered(count: int) -> Any:
+    return pa.table(
+        {"id": list(range(count)), "other": ["x" * 50] * count, "text": [f"t{number}" for number in range(count)]}
+    )
+
+
+@pytest.mark.parametrize("name", ["in.parquet", "in.arrow"])
+def test_rows_are_found_by_cursor_and_position(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row comes once, in order, from the pin, after any cursor, and by its position in any order."""
+    monkeypatch.setattr(columnar, "ROWS_PER_BATCH", 7)
+    monkeypatch.setattr(columnar_source, "KEPT_BYTES", 100)
+    path = write(tmp_path / name, numbered(64), group=20)
+    found = survey(open_source(path, SPEC), SPEC)
+    assert (found.total, found.pin["format"]) == (64, name.partition(".")[2])
+    source = open_source(json.loads(json.dumps(found.pin)), SPEC)
+    rows = list(source.documents({}))
+    assert [(row.doc_id, row.line, asked(row)) for row in rows] == [(f"{n}", n + 1, f"t{n}") for n in range(64)]
+    for index, row in enumerate(rows):
+        assert list(source.documents(row.cursor)) == rows[index + 1 :]
+    random.Random(1).shuffle(rows)
+    for row in rows:
+        assert isinstance(row, Document)
+        assert source.fetch(row.position).body == row.body
+    for position in ("0:20", "4:0", "0", "999999999:1"):
+        with pytest.raises(BadReference):
+            source.fetch(position)
+
+
+def test_only_the_columns_that_are_used_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other columns are not even decoded."""
+    asked_for: list[list[str]] = []
+    original = pq.ParquetFile.iter_batches
+
+    def watched(self: Any, *given: Any, **options: Any) -> Any:
+        asked_for.append(options["columns"])
+        return original(self, *given, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", watched)
+    survey(open_source(write(tmp_path / "in.parquet", numbered(5)), SPEC), SPEC)
+    assert asked_for == [["id", "text"]]
+
+
+def test_a_large_file_is_never_loaded_whole(tmp_path: Path) -> None:
+    """What pyarrow holds is a part of one row group, not the file."""
+    noise = random.Random(2)
+    count = 20_000
+    texts = pa.array([noise.randbytes(500).hex() for _ in range(count)])
+    path = write(tmp_path / "in.parquet", pa.table({"id": list(range(count)), "text": texts}), group=count // 10)
+    del texts
+    before = pa.total_allocated_bytes()
+    most = 0
+    for index, _ in enumerate(open_source(path, SPEC).documents({})):
+        if index % 500 == 0:
+            most = max(most, pa.total_allocated_bytes() - before)
+    assert most < path.stat().st_size / 3
+
+
+def test_values_become_what_json_has(tmp_path: Path) -> None:
+    """Dates, decimals, lists, structs and nulls have a text; what has none is a bad row with its column."""
+    spec = JobSpec(prompt='{user.name} {day} {at} {price} {tags} {score|default:"none"} {raw|default:""}', model="m")
+    table = pa.table(
+        {
+            "id": ["a", "b", "c", "d", None],
+            "user": [{"name": "Eva"}] * 5,
+            "day": [datetime.date(2026, 1, 2)] * 5,
+            "at": [datetime.datetime(2026, 1, 2, 3, 4, tzinfo=datetime.UTC)] * 5,
+            "price": [decimal.Decimal("1.50")] * 5,
+            "tags": [["x", "y"]] * 5,
+            "score": [None, float("nan"), 1.5, 1.5, 1.5],
+            "raw": [None, None, b"\0", None, None],
+        }
+    )
+    rows = list(open_source(write(tmp_path / "in.parquet", table), spec).documents({}))
+    assert asked(rows[0]) == 'Eva 2026-01-02 2026-01-02T03:04:00+00:00 1.50 ["x","y"] none '
+    assert [(row.code, row.field, row.line) for row in rows if isinstance(row, BadRow)] == [
+        ("invalid_number", "score", 2), ("invalid_type", "raw", 3), ("invalid_id", "id", 5),
+    ]  # fmt: skip
+
+
+def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
+    """Bytes that a writer called text cost their row, not the batch."""
+    texts = pa.array([b"fine", b"caf\xe9", b"nul\0"]).view(pa.string())
+    path = write(tmp_path / "in.parquet", pa.table({"id": ["a", "b", "c"], "text": texts}))
+    good, bad, nul = open_source(path, SPEC).documents({})
+    assert asked(good) == "fine"
+    assert isinstance(bad, BadRow)
+    assert isinstance(nul, BadRow)
+    assert (bad.code, bad.line, nul.code, nul.field) == ("invalid_encoding", 2, "nul_character", "text")
+
+
+@pytest.mark.parametrize("rows", ["parquet", "arrow"])
+def test_files_that_are_damaged_or_something_else_are_one_error(tmp_path: Path, rows: str) -> None:
+    """A truncated file, another file by that name, and an empty one are refused with the name."""
+    whole = write(tmp_path / f"in.{rows}", numbered(500)).read_bytes()
+    for content in (whole[:-20], whole[: len(whole) // 2], b'{"id": "a"}\n' * 9, b"PAR1", b""):
+        path = tmp_path / f"bad.{rows}"
+        path.write_bytes(content)
+        with pytest.raises(SourceError, match=rf"invalid_{rows}: .*bad\.{rows} cannot be read"):
+            survey(open_source(path, SPEC), SPEC)
+
+
+def test_columns_are_checked_before_any_row(tmp_path: Path) -> None:
+    """A column that id or prompt need and the file lacks is one error, as are rows without a prompt."""
+    path = write(tmp_path / "in.parquet", numbered(5))
+    for spec, words in (
+        (JobSpec(prompt="{txet}", model="m"), "no column 'txet'.*'id', 'other', 'text'"),
+        (JobSpec(prompt="{text}", model="m", id_field="key"), "no column 'key'"),
+        (JobSpec(model="m"), "wrong_form"),
+    ):
+        with pytest.raises(SourceError, match=words):
+            survey(open_source(path, spec), spec)
+
+
+def test_a_row_group_too_large_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that could not be read in bounded memory is refused with the writer's option."""
+    monkeypatch.setattr(columnar, "MAX_GROUP_BYTES", 1000)
+    with pytest.raises(SourceError, match=r"row_group_too_large.*row_group_size"):
+        survey(open_source(write(tmp_path / "in.parquet", numbered(1000), group=1000), SPEC), SPEC)
+
+
+def test_changed_content_is_never_read(tmp_path: Path) -> None:
+    """The pin holds for a Parquet file as for any other."""
+    path = write(tmp_path / "in.parquet", numbered(50))
+    pin = survey(open_source(path, SPEC), SPEC).pin
+    content = bytearray(path.read_bytes())
+    content[40] ^= 1
+    path.write_bytes(bytes(content))
+    os.utime(path, (1, 1))
+    with pytest.raises(SourceChanged):
+        list(open_source(pin, SPEC).documents({}))
+    with pytest.raises(SourceChanged):
+        open_source(pin, SPEC).fetch("0:1")
+
+
+def test_a_name_without_an_ending_is_looked_into(tmp_path: Path) -> None:
+    """Where the name says nothing, the first bytes do."""
+    path = write(tmp_path / "in.parquet", numbered(5)).rename(tmp_path / "part-0")
+    assert survey(open_source(path, SPEC), SPEC).total == 5
+
+
+def test_a_machine_without_pyarrow_pauses_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library that is missing is named, as what can be put right: a control loop pauses such a job and does not fail it."""
+    path = write(tmp_path / "in.parquet", numbered(5))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SourceUnavailable, match=r"pip install penstock\[parquet\]"):
+        list(open_source(path, SPEC).documents({}))
