@@ -81,7 +81,7 @@ class JobSpec(BaseModel):
     postprocess: HookPath | None = _of("postprocess")
     on_overflow: Overflow = _of("on_overflow")
     embedding_dtype: VectorType | None = _of("embedding_dtype")
-    prefix_order: bool | None = _of("prefix_order")
+    prefix_order: Annotated[bool, Field(strict=True)] | None = _of("prefix_order")
 
     @model_validator(mode="wrap")
     @classmethod
