@@ -57,10 +57,13 @@ def sampled(
     )
     return dataclasses.replace(
         request,
-        source=str(source),
         out=f"{request.out.rstrip('/')}/{name}",
         job_key=key,
-        job={**request.job, "prompt": None, "system": None, "params": []},
+        given=dataclasses.replace(
+            request.given,
+            source=str(source),
+            flags={**request.given.flags, "prompt": None, "system": None, "params": []},
+        ),
     )
 
 

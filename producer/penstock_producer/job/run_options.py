@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["RUN_OPTIONS"]
+__all__ = ["DEFAULT_ENGINES", "DEFAULT_WORKERS", "RUN_OPTIONS"]
+
+DEFAULT_WORKERS: Final = 2  # one goes on while the other restarts; a single one already keeps up with most providers
+DEFAULT_ENGINES: Final = 1  # of lanes with a model of their own: each worker loads it and takes the whole machine
 
 RUN_OPTIONS: Final[Mapping[str, str]] = {
     "out": "Folder or s3://bucket/prefix for the result files.",
     "state": "Folder of the queue and the ledger (default: OUT/.penstock).",
-    "workers": "Worker processes (default: 2; with a model in them: 1).",
+    "workers": f"Worker processes (default: {DEFAULT_WORKERS}; with a model in them: {DEFAULT_ENGINES}).",
     "concurrency": "Requests in flight per worker process.",
     "sample": (
         "Only so many documents, spread over the source, as a job of its own in OUT/sample-…; "

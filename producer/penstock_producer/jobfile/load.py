@@ -107,7 +107,9 @@ def read_text(path: str | Path) -> str:
         with open(path, "rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise FileFault("unreadable", 0, f"it cannot be read ({error.strerror})", "check the path and its rights") from None
+        raise FileFault(
+            "unreadable", 0, f"it cannot be read ({error.strerror})", "check the path and its rights"
+        ) from None
     if len(raw) > MAX_FILE_BYTES:
         raise FileFault("file_too_large", 0, f"it has more than {MAX_FILE_BYTES} bytes", "name a smaller file")
     try:
@@ -131,7 +133,11 @@ class _Reader:
 
     def read(self, make: Callable[..., Any]) -> Any:
         if not isinstance(self._root.value, dict):
-            self._add(Problem("not_an_object", "", f"{seen(self._root.plain())} is not a job spec", "write fields, as model: m"))
+            self._add(
+                Problem(
+                    "not_an_object", "", f"{seen(self._root.plain())} is not a job spec", "write fields, as model: m"
+                )
+            )
             raise SpecError(self._problems)
         secrets = list(secret_problems(self._root))  # first and alone: other messages show values
         for problem in secrets or name_problems(self._root):
@@ -209,7 +215,9 @@ class _Reader:
         given = self._root.value.get("run")
         values = {} if given is None or given.value is None else given.plain()
         if not isinstance(values, dict):
-            self._add(Problem("invalid_type", "/run", f"{seen(values)} is refused", "give fields, as run: {out: results}"))
+            self._add(
+                Problem("invalid_type", "/run", f"{seen(values)} is refused", "give fields, as run: {out: results}")
+            )
             return None
         try:
             section = RunSection(**values)

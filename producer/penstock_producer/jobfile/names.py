@@ -19,7 +19,9 @@ DURATIONS: Final[Mapping[str, str]] = {
     option.flag: option.field for option in OPTIONS.values() if option.form is FlagForm.DURATION
 }
 """Durations under their flags' names, as people write them: `deadline: 8h` for `deadline_s: 28800`."""
-FILES: Final[Mapping[str, str]] = {f"{option.field}_file": option.field for option in OPTIONS.values() if option.from_file}
+FILES: Final[Mapping[str, str]] = {
+    f"{option.field}_file": option.field for option in OPTIONS.values() if option.from_file
+}
 """Texts that may stand in a file of their own, by the name that says so."""
 TOP: Final[Mapping[str, str]] = {
     "source": "The documents: a file or s3://bucket/key; a relative path counts from this file.",
@@ -28,6 +30,7 @@ TOP: Final[Mapping[str, str]] = {
     "$schema": "For editors; not read.",
 }
 _JOB_NAMES = (*TOP, *OPTIONS, *DURATIONS, *FILES)
+_ONE_LETTER = 0.9  # how alike two names are that differ by about one: `max_token` is no secret, `api_key` is one
 _CONTENT = frozenset({"prompt", "system", "response_schema"})  # texts for models, which may speak of keys
 
 
@@ -45,19 +48,21 @@ def name_problems(root: Node) -> Iterator[Problem]:
 
 
 def _unknown(name: str, pointer: str, names: tuple[str, ...], elsewhere: Mapping[str, str]) -> Problem:
-    if is_secret_name(name):
-        return _secret(pointer, "this field would hold a secret")
-    why, usual = f"there is no field {seen(name)}", name.lower().replace("-", "_")
+    usual = name.lower().replace("-", "_")
     others = {one: one for one in names} | {one: place for one, place in elsewhere.items() if one not in names}
-    if usual in others:
-        fix = f"write {others[usual]}" if usual in names else f"it is {others[usual]}"
-    elif usual in KNOWN:
+    known = others | {param: f"params.{param}" for param in KNOWN if param not in others}
+    close = difflib.get_close_matches(usual, known, n=1)
+    if is_secret_name(usual) and not difflib.get_close_matches(usual, known, n=1, cutoff=_ONE_LETTER):
+        return _secret(pointer, "this field would hold a secret")
+    if usual in names:
+        fix = f"write {usual}"
+    elif usual in others:
+        fix = f"it is {others[usual]}"
+    elif usual in known:
         fix = f"parameters of requests go under params: params.{usual}"
     else:
-        others |= {param: f"params.{param}" for param in KNOWN if param not in others}
-        close = difflib.get_close_matches(usual, others, n=1)
-        fix = f"did you mean {others[close[0]]!r}?" if close else "fields are: " + ", ".join(names)
-    return Problem("unknown_field", pointer, why, fix)
+        fix = f"did you mean {known[close[0]]!r}?" if close else "fields are: " + ", ".join(names)
+    return Problem("unknown_field", pointer, f"there is no field {seen(name)}", fix)
 
 
 def secret_problems(root: Node) -> Iterator[Problem]:

@@ -78,7 +78,9 @@ def _started(event: Any) -> Event:
         raise _no_anchors(event, f"&{event.anchor}")
     if event.tag is not None and event.tag != "!":
         fix = "leave it out: values are text, numbers, true, false, null, objects and lists"
-        raise FileFault("tag_refused", _line(event), f"the tag {seen(event.tag)} is refused", fix, column=_column(event))
+        raise FileFault(
+            "tag_refused", _line(event), f"the tag {seen(event.tag)} is refused", fix, column=_column(event)
+        )
     if isinstance(event, yaml.MappingStartEvent):
         return Event("object", _line(event), _column(event))
     if isinstance(event, yaml.SequenceStartEvent):
@@ -160,4 +162,3 @@ def _check_depth(text: str) -> None:
                 raise FileFault("nesting_too_deep", line, why, f"at most {MAX_DEPTH} levels are allowed")
         elif token[0] in "]}":
             depth -= 1
-

@@ -98,7 +98,9 @@ class _Builder:
             return
         self._values += 1
         if self._values > MAX_VALUES:
-            fix = f"at most {MAX_VALUES} are allowed; put documents into a source, and long lists into files of their own"
+            fix = (
+                f"at most {MAX_VALUES} are allowed; put documents into a source, and long lists into files of their own"
+            )
             raise FileFault("too_many_values", event.line, "the file holds too many names and values", fix)
         parent = self._open[-1] if self._open else None
         if parent is not None and isinstance(parent.value, dict) and self._keys[-1] is None:
@@ -111,7 +113,9 @@ class _Builder:
         if event.kind != "scalar":
             if len(self._open) >= MAX_DEPTH:
                 fix = f"at most {MAX_DEPTH} levels are allowed"
-                raise FileFault("nesting_too_deep", event.line, "objects and lists lie too deep inside one another", fix)
+                raise FileFault(
+                    "nesting_too_deep", event.line, "objects and lists lie too deep inside one another", fix
+                )
             self._open.append(node)
             self._keys.append(None)
 
