@@ -14,7 +14,9 @@ HEAD = """# The options of a job
 The same options are flags of `penstock run` and `penstock submit`, fields of `JobSpec` in Python, fields of a
 [job spec file](job-spec-file.md), and keys of the spec that other doors take as JSON. A flag is read as people write it
 (`90m`, `1%`, `name=value`); a field has the type in the third column. A flag that ends in `-file` names a text file that holds
-the value; a newline at its end is left out. An unknown key, a wrong type or a value out of range is refused where the job is submitted, with every
+the value; a newline at its end is left out.
+
+An unknown key, a wrong type or a value out of range is refused where the job is submitted, with every
 fault in one answer: `SpecError` in Python, status 2 on the command line. Its JSON Schema: `JobSpec.model_json_schema()`.
 
 | flag | field | type and limits | default | meaning |

@@ -62,6 +62,11 @@ _TABLE: Final = (
         "left out, documents are OpenAI Batch lines.",
         from_file=True,
     ),
+    Option(
+        "template",
+        "How the prompt is read: fields has {column} only, jinja has {{ column }}, loops and conditions; docs/prompts.md.",
+        "fields",
+    ),
     Option("system", "A system message before the prompt.", from_file=True),
     Option("id_field", "The field of a plain record that names the document.", "id"),
     Option(

@@ -24,8 +24,8 @@ from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.job.lanes import LANES, Lane, lanes_in_words
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.job.params import KNOWN, as_sent, param_problems
+from penstock_producer.job.prompts import Language, prompt_of
 from penstock_producer.job.response_schema import schema_problems
-from penstock_producer.job.template import Template
 
 __all__ = ["JobSpec", "Overflow", "Priority"]
 
@@ -64,6 +64,7 @@ class JobSpec(BaseModel):
     provider: str = _of("provider", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     endpoint: str = _of("endpoint", max_length=MAX_PATH_CHARS)
     model: str | None = _of("model", min_length=1, max_length=512)
+    template: Language = _of("template")  # before the prompt, which is checked with it
     prompt: str | None = _of("prompt", min_length=1, max_length=MAX_PROMPT_CHARS)
     system: str | None = _of("system", min_length=1, max_length=MAX_PROMPT_CHARS)
     id_field: str = _of("id_field", min_length=1, max_length=512)
@@ -113,9 +114,10 @@ class JobSpec(BaseModel):
 
     @field_validator("prompt")
     @classmethod
-    def _check_prompt(cls, prompt: str | None) -> str | None:
-        if prompt is not None:
-            Template(prompt)
+    def _check_prompt(cls, prompt: str | None, info: ValidationInfo) -> str | None:
+        language = info.data.get("template")  # None where that is unusable itself
+        if prompt is not None and language is not None and not (info.context is ACCEPTED and language == "jinja"):
+            prompt_of(prompt, language)
         return prompt
 
     @field_validator("response_schema")

@@ -39,11 +39,16 @@ class TextTooLong(ValueError):
         super().__init__(name)
 
 
+class RenderFailed(ValueError):
+    """The template and this record do not go together; the message says why."""
+
+
 class Template:
     """A parsed template. Raises TemplateError where ``text`` is not one."""
 
     def __init__(self, text: str, *, pointer: str = "/prompt") -> None:
-        self.fields, defaults, self._literals = _parse(text, pointer)
+        fields, defaults, self._literals = _parse(text, pointer)
+        self.fields: tuple[str, ...] = fields
         self._parts = tuple(zip(self.fields, defaults, self._literals[1:], strict=True))
 
     def render(self, record: Mapping[str, Any], max_chars: int = DEFAULT_MAX_BODY_BYTES) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -49,7 +49,7 @@ class JobFile:
             root = parse_json(text) if shown.lower().endswith(".json") else parse_yaml(text)
         except FileFault as fault:
             raise SpecError([_of_fault(fault, shown)]) from None
-        return _Reader(shown, root).read(cls)
+        return cls(shown, *_Reader(shown, root).read())
 
     def spec(self) -> JobSpec:
         """The options as a checked spec. Raises SpecError, with file and line."""
@@ -131,7 +131,7 @@ class _Reader:
         self._options: dict[str, Any] = {}
         self._written: dict[str, str] = {}
 
-    def read(self, make: Callable[..., Any]) -> Any:
+    def read(self) -> tuple[str | None, str | None, Mapping[str, Any], RunSection, Node, Mapping[str, str]]:
         if not isinstance(self._root.value, dict):
             self._add(
                 Problem(
@@ -146,9 +146,9 @@ class _Reader:
             self._read_options()
         source, job = (self._text("source"), self._text("job")) if not secrets else (None, None)
         run = None if self._problems else self._run()
-        if self._problems:
+        if run is None or self._problems:
             raise SpecError(self._problems)
-        return make(self._shown, source and self._path(source), job, self._options, run, self._root, self._written)
+        return source and self._path(source), job, self._options, run, self._root, self._written
 
     def _read_options(self) -> None:
         for name, node in self._root.value.items():
