@@ -21,6 +21,10 @@ SUBMIT: Final = _examples(
     'penstock submit tickets.jsonl --prompt "Summarise: {text}" --model m --response-schema answer.schema.json --deadline 8h',
     "penstock submit night.yaml",
 )
+PREVIEW: Final = _examples(
+    'penstock preview tickets.jsonl --prompt "Summarise: {text}" --model gpt-4o-mini',
+    "penstock preview night.yaml -n 10",
+)
 STATUS: Final = _examples("penstock status tickets --watch", "penstock status tickets --state results/.penstock --json")
 JOBS: Final = _examples("penstock jobs --limit 10")
 REPORT: Final = _examples("penstock report tickets --json")
