@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.pairs import parse_pairs
-from penstock_producer.job.options import OPTIONS
+from penstock_producer.job.options import OPTIONS, FlagForm
 
 if TYPE_CHECKING:
     from penstock_cli.job.options import ProviderFlags
@@ -76,8 +76,8 @@ def given_job(
     for field, value in file.options.items():
         if field not in typed:
             said[field] = value
-        elif field == "params" and isinstance(value, dict):
-            said[field] = value | parse_pairs("--param", flags[field])
+        elif OPTIONS[field].form is FlagForm.PAIRS and isinstance(value, dict):
+            said[field] = value | parse_pairs(f"--{OPTIONS[field].name}", flags[field])
     return GivenJob(documents, {field: said.get(field) for field in OPTIONS}, file, typed)
 
 

@@ -62,7 +62,7 @@ def sampled(
         given=dataclasses.replace(
             request.given,
             source=str(source),
-            flags={**request.given.flags, "prompt": None, "system": None, "params": []},
+            flags={**request.given.flags, "prompt": None, "system": None, "params": [], "param_fields": []},
         ),
     )
 

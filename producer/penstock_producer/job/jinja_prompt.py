@@ -34,6 +34,7 @@ RECORD: Final = "record"  # the whole row, for columns whose names are no words:
 _LOOP = frozenset({
     "index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0", "previtem", "nextitem",
 })  # fmt: skip
+_OPERATORS: Final = frozenset({"+", "-", "*", "/"})
 _MAX_NUMBER: Final = 2.0**63
 _MISSING = re.compile(r"'(?P<name>[^']*)' is undefined|has no attribute '(?P<inner>[^']*)'")
 
@@ -41,7 +42,7 @@ _MISSING = re.compile(r"'(?P<name>[^']*)' is undefined|has no attribute '(?P<inn
 class _Environment(ImmutableSandboxedEnvironment):
     """Attributes are fields of objects; sums are of numbers or of texts, and no larger than a request may be."""
 
-    intercepted_binops = frozenset({"+", "-", "*", "/"})
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)  # so none is reckoned beforehand
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, Mapping):
@@ -59,7 +60,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         work = work_of(context)
         if operator == "+" and isinstance(left, str) and isinstance(right, str):
             return work.text([left, right])
-        if not all(type(one) in (int, float) and abs(one) < _MAX_NUMBER for one in (left, right)):
+        if operator not in _OPERATORS or not all(
+            type(one) in (int, float) and abs(one) < _MAX_NUMBER for one in (left, right)
+        ):
             raise RenderFailed(
                 f"{seen(left)} {operator} {seen(right)}: only numbers are reckoned with, and texts joined with ~"
             )
@@ -149,16 +152,16 @@ def _compiled(text: str, pointer: str) -> tuple[tuple[str, ...], Template]:
         raise TemplateError(f"{seen(text)} has {len(text)} characters", fix, pointer=pointer)
     environment = _environment()
     try:
-        tree = environment.parse(text)
+        tree = checked(environment.parse(text))  # before all else: looking for names already reckons constants
         fields = tuple(sorted(meta.find_undeclared_variables(tree) - {RECORD}))
-        code = environment.compile(checked(tree))
+        code = environment.compile(tree)
         return fields, Template.from_code(environment, code, environment.globals)
     except TemplateSyntaxError as error:
         why = f"line {error.lineno}: {(error.message or str(error)).rstrip('.')}"
         raise TemplateError(why, "docs/prompts.md lists what a prompt may have", pointer=pointer) from None
     except NodeRefused as refused:
         raise TemplateError(f"line {refused.line}: {refused.what} is refused", refused.fix, pointer=pointer) from None
-    except (RecursionError, SyntaxError, MemoryError):
+    except (RecursionError, SyntaxError, MemoryError):  # the last is Python's parser, at its own depth
         fix = "write it with fewer loops and parentheses"
         raise TemplateError(f"{seen(text)}: parts lie too deep inside one another", fix, pointer=pointer) from None
 

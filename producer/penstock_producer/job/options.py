@@ -73,6 +73,11 @@ _TABLE: Final = (
         "params", "A request parameter, e.g. max_tokens=200 or temperature=0; one of the provider's own is x.NAME.",
         form=FlagForm.PAIRS, flag="param",
     ),
+    Option(
+        "param_fields", "A request parameter from a column of each plain record, e.g. max_tokens=length; where the column is "
+        "absent or null, --param counts.",
+        form=FlagForm.PAIRS, flag="param-field",
+    ),
     Option("max_attempts", "Attempts per document, the first included.", 4, FlagForm.WHOLE),
     Option("timeout_s", "Time for one request, e.g. 120s.", 120.0, FlagForm.DURATION, flag="timeout", typed="120s"),
     Option(

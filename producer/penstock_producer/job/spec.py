@@ -23,7 +23,7 @@ from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.job.lanes import LANES, Lane, lanes_in_words
 from penstock_producer.job.options import OPTIONS
-from penstock_producer.job.params import KNOWN, as_sent, param_problems
+from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems
 from penstock_producer.job.prompts import Language, prompt_of
 from penstock_producer.job.response_schema import schema_problems
 
@@ -69,6 +69,9 @@ class JobSpec(BaseModel):
     system: str | None = _of("system", min_length=1, max_length=MAX_PROMPT_CHARS)
     id_field: str = _of("id_field", min_length=1, max_length=512)
     params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)  # checked by params.py
+    param_fields: dict[str, Annotated[str, Field(min_length=1, max_length=512)]] = Field(
+        default_factory=dict, description=OPTIONS["param_fields"].help
+    )
     max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = _of("max_attempts")
     timeout_s: PositiveFloat = _of("timeout_s")
     deadline_s: PositiveFloat | None = _of("deadline_s")
@@ -94,8 +97,14 @@ class JobSpec(BaseModel):
         if spec.system is not None and spec.prompt is None:
             fix = "give a prompt as well, or put a system message into each batch line"
             raise SpecError([Problem("invalid_value", "/system", "a system text needs a prompt", fix)])
+        if spec.param_fields and spec.prompt is None:
+            fix = "give a prompt as well; a batch line has parameters of its own"
+            raise SpecError([Problem("invalid_value", "/param_fields", "columns belong to plain records", fix)])
         if info.context is not ACCEPTED:
-            problems = list(param_problems(spec.params, spec.endpoint))
+            problems = [
+                *param_problems(spec.params, spec.endpoint),
+                *param_name_problems(spec.param_fields, spec.endpoint, "/param_fields"),
+            ]
             if problems:
                 raise SpecError(problems)
         return spec

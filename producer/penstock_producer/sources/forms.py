@@ -16,6 +16,7 @@ import orjson
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
 from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.params import as_sent, value_fault
 from penstock_producer.job.prompts import default_in, prompt_of
 from penstock_producer.job.request_body import BodyBuilder, text_field
 from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
@@ -149,7 +150,9 @@ class PlainRecords:
         self._template = prompt_of(spec.prompt, spec.template)
         self._id_field = spec.id_field
         self._build = BodyBuilder(spec)
-        names = dict.fromkeys((spec.id_field, *self._template.fields))
+        self._param_fields = spec.param_fields
+        self._endpoint = spec.endpoint
+        names = dict.fromkeys((spec.id_field, *self._template.fields, *spec.param_fields.values()))
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
@@ -163,7 +166,8 @@ class PlainRecords:
     def request(self, given: dict[str, Any]) -> bytes:
         try:
             text = self._template.render(given, self._max_body_bytes)
-            return _bounded(self._build(text), self._max_body_bytes)
+            params = self._params(given) if self._param_fields else None
+            return _bounded(self._build(text, params), self._max_body_bytes)
         except TextTooLong as error:
             raise too_large(f"more than {error.max_chars} characters", error.max_chars, error.name) from None
         except RenderFailed as failed:
@@ -181,6 +185,22 @@ class PlainRecords:
                 f"columns here: {columns_of(given)}",
                 field=missing.name,
             ) from None
+
+    def _params(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The row's own parameters. Raises RowFault."""
+        found: dict[str, Any] = {}
+        for name, column in self._param_fields.items():
+            value = given.get(column)
+            if value is None:
+                continue
+            fix = value_fault(name, value, self._endpoint)
+            if fix is not None:
+                message = (
+                    f"The parameter {name} of this row comes from the column {column!r}, and its value is refused."
+                )
+                raise RowFault("invalid_parameter", message, fix=fix, field=column, value=seen(value))
+            found[name] = value
+        return as_sent(found)
 
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
         if all(name in record for name in ("custom_id", "method", "url", "body")):
