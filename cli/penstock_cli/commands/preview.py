@@ -24,9 +24,10 @@ def preview(
 
     Exit status: 0 all rows are usable, 2 a row, an option or the source is not.
     """
-    from penstock_cli.errors import EXIT_OK, EXIT_USAGE
+    from penstock_cli.errors import EXIT_OK
     from penstock_cli.job.jobspec import job_spec
     from penstock_cli.run.preview import looked_at, show, show_json
+    from penstock_ledger.errors import EXIT_USAGE
     from penstock_producer import SpecError
 
     spec = job_spec(given)

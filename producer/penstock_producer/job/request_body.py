@@ -58,7 +58,7 @@ class BodyBuilder:
 
     def __call__(self, text: str, params: Mapping[str, Any] | None = None) -> bytes:
         """``params`` are the document's own, as they are sent."""
-        own = self._defaults | params if params else self._defaults
+        own = {**self._defaults, **params} if params else self._defaults
         after = self._after[:-1] + b"," + _dump(own)[1:] if own else self._after
         return b"".join((self._before, _dump(text), after))
 
