@@ -60,13 +60,16 @@ class _Environment(ImmutableSandboxedEnvironment):
         work = work_of(context)
         if operator == "+" and isinstance(left, str) and isinstance(right, str):
             return work.text([left, right])
-        if operator not in _OPERATORS or not all(
-            type(one) in (int, float) and abs(one) < _MAX_NUMBER for one in (left, right)
-        ):
+        if operator not in _OPERATORS or not (_is_small(left) and _is_small(right)):
             raise RenderFailed(
                 f"{seen(left)} {operator} {seen(right)}: only numbers are reckoned with, and texts joined with ~"
             )
         return self.binop_table[operator](left, right)
+
+
+def _is_small(value: Any) -> bool:
+    """Whether this is a number as JSON has them."""
+    return type(value) in (int, float) and abs(value) < _MAX_NUMBER
 
 
 @pass_context

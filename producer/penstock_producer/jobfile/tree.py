@@ -61,16 +61,15 @@ class Node:
         """The value that a JSON pointer leads to, or the last one on the way, and its line."""
         node, line = self, self.line
         for part in pointer.split("/")[1:]:
-            inner: Node | None = None
-            if isinstance(node.value, dict):
-                inner = node.value.get(part)
+            value = node.value
+            if isinstance(value, dict) and part in value:
                 line = node.key_lines.get(part, line)
-            elif isinstance(node.value, list) and part.isdecimal() and int(part) < len(node.value):
-                inner = node.value[int(part)]
-                line = inner.line
-            if inner is None:
+                node = value[part]
+            elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+                node = value[int(part)]
+                line = node.line
+            else:
                 break
-            node = inner
         return node, line
 
 
