@@ -11,10 +11,13 @@ from penstock_producer.job.options import OPTIONS, FlagForm, Option
 PAGE = Path(__file__).parents[1] / "docs" / "job-options.md"
 HEAD = """# The options of a job
 
-The same options are flags of `penstock run` and `penstock submit`, fields of `JobSpec` in Python, and keys of the spec that
-other doors take as JSON. A flag is read as people write it (`90m`, `1%`, `name=value`); a field has the type in the third
-column. An unknown key, a wrong type or a value out of range is refused where the job is submitted, with every fault in one
-answer: `SpecError` in Python, status 2 on the command line. Its JSON Schema: `JobSpec.model_json_schema()`.
+The same options are flags of `penstock run` and `penstock submit`, fields of `JobSpec` in Python, fields of a
+[job spec file](job-spec-file.md), and keys of the spec that other doors take as JSON. A flag is read as people write it
+(`90m`, `1%`, `name=value`); a field has the type in the third column. A flag that ends in `-file` names a text file that holds
+the value; a newline at its end is left out.
+
+An unknown key, a wrong type or a value out of range is refused where the job is submitted, with every
+fault in one answer: `SpecError` in Python, status 2 on the command line. Its JSON Schema: `JobSpec.model_json_schema()`.
 
 | flag | field | type and limits | default | meaning |
 |---|---|---|---|---|
@@ -31,6 +34,7 @@ def page() -> str:
 
 def _row(option: Option, schema: dict[str, Any]) -> str:
     flag = f"--{option.name}" + (f" / --no-{option.name}" if option.form is FlagForm.SWITCH else "")
+    flag += f"` `--{option.name}-file" if option.from_file else ""
     default = "" if schema.get("default") in (None, {}) else f"`{option.typed or schema['default']}`"
     cells = (f"`{flag}`", f"`{option.field}`", _type(schema), default, option.help)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

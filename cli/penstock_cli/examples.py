@@ -12,12 +12,18 @@ def _examples(*commands: str) -> str:
 RUN: Final = _examples(
     'penstock run tickets.jsonl --out results --prompt "Summarise: {text}" --model gpt-4o-mini --param max_tokens=200',
     "penstock run batch.jsonl --out s3://bucket/night --state /var/lib/penstock --base-url http://gpu:8000/v1",
+    "penstock run night.yaml --param max_tokens=100",
     'penstock run tickets.jsonl --out results --prompt "Summarise: {text}" --model m --budget-usd 20 '
     "--usd-per-mtok-in 0.15 --usd-per-mtok-out 0.6",
 )
 SUBMIT: Final = _examples(
     'penstock submit s3://corpora/tickets.jsonl --job tickets --prompt "Summarise: {text}" --model gpt-4o-mini',
     'penstock submit tickets.jsonl --prompt "Summarise: {text}" --model m --response-schema answer.schema.json --deadline 8h',
+    "penstock submit night.yaml",
+)
+PREVIEW: Final = _examples(
+    'penstock preview tickets.jsonl --prompt "Summarise: {text}" --model gpt-4o-mini',
+    "penstock preview night.yaml -n 10",
 )
 STATUS: Final = _examples("penstock status tickets --watch", "penstock status tickets --state results/.penstock --json")
 JOBS: Final = _examples("penstock jobs --limit 10")

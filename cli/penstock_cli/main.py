@@ -39,6 +39,7 @@ JOBS, FLEET, ONE_MACHINE = "Jobs", "Fleet", "One machine"
 COMMANDS: Mapping[str, Command] = {
     "run": Command(ONE_MACHINE, "penstock_cli.commands.run:run", examples.RUN),
     "submit": Command(JOBS, "penstock_cli.commands.submit:submit", examples.SUBMIT),
+    "preview": Command(JOBS, "penstock_cli.commands.preview:preview", examples.PREVIEW),
     "status": Command(JOBS, "penstock_cli.commands.jobs:status", examples.STATUS),
     "jobs": Command(JOBS, "penstock_cli.commands.jobs:list_jobs", examples.JOBS),
     "report": Command(JOBS, "penstock_cli.commands.results:report", examples.REPORT),

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from penstock_producer.errors import TemplateError as TemplateError
     from penstock_producer.errors import TooManyBadRows as TooManyBadRows
     from penstock_producer.job.spec import JobSpec as JobSpec
+    from penstock_producer.jobfile import JobFile as JobFile
     from penstock_producer.open_job import OpenJob as OpenJob
     from penstock_producer.producer import JobStatus as JobStatus
     from penstock_producer.producer import Producer as Producer
@@ -70,6 +71,7 @@ else:
                 "ContentError InvalidDocument JobCancelled Problem ProducerError SettingsError SinkError "
                 "SourceChanged SourceError SourceForbidden SourceUnavailable SpecError TemplateError TooManyBadRows"
             ),
+            "penstock_producer.jobfile": "JobFile",
             "penstock_producer.open_job": "OpenJob",
             "penstock_producer.producer": "JobStatus Producer",
             "penstock_producer.settings": "ProducerSettings",

@@ -86,8 +86,12 @@ class Problem:
     pointer: str  # JSON pointer to the field, such as `/params/max_tokens`
     message: str
     fix: str
+    place: str = ""  # "night.yaml line 7", where the field was read from a file
 
     def __str__(self) -> str:
+        if self.place:
+            field = f", field {'.'.join(self.pointer.split('/')[1:])}" if self.pointer else ""
+            return f"{self.place}{field}: {self.message}" + (f"; {self.fix}" if self.fix else "")
         return f"{self.pointer or '/'}: {self.message}; {self.fix}" if self.fix else f"{self.pointer}: {self.message}"
 
     @property

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 Cursor = dict[str, Any]
 
+MISSING_FIELD = "missing_field"  # the code of a row that lacks a column of the prompt
+
 
 class Document(NamedTuple):
     """One document, ready to be sent."""

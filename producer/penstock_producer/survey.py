@@ -9,13 +9,14 @@ from typing import Any
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import DUPLICATE
-from penstock_producer.rows import BadRow, FileSource
+from penstock_producer.rows import MISSING_FIELD, BadRow, FileSource
 from penstock_producer.seen_ids import Duplicate, SeenIds
 
 __all__ = ["Survey", "survey"]
 
 # Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
 MAX_BAD_ROWS_HELD = 100_000
+FIRST_ROWS = 100  # when all of these lack the same column, the prompt is wrong, not the rows
 _ROWS_PER_PROGRESS = 5_000  # calls it some ten times a second
 
 
@@ -55,6 +56,8 @@ def survey(source: FileSource, spec: JobSpec, progress: Callable[[int], None] | 
                 _keep(bad, row, most, source.uri)
             else:
                 add(row.doc_id, row.line)
+            if total == FIRST_ROWS and len(bad) == FIRST_ROWS > spec.bad_rows_allowed(FIRST_ROWS):
+                _refuse_column(bad)
         if total == 0:
             raise SourceError("empty_source", f"{source.uri} holds no document; give a file with at least one row")
         for duplicate in ids.duplicates():
@@ -70,6 +73,17 @@ def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:
     bad.append(row)
     if len(bad) > most:
         raise TooManyBadRows(uri, most, _in_order(bad), counted=len(bad), whole=False)
+
+
+def _refuse_column(rows: list[BadRow]) -> None:
+    """Raises SourceError when the rows lack the same column of the prompt: the rest need not be read."""
+    first = rows[0]
+    if all((row.code, row.field) == (MISSING_FIELD, first.field) for row in rows):
+        raise SourceError(
+            "missing_column",
+            f"none of the first {len(rows)} rows has the column {first.field!r} of the prompt. {first}",
+            public=f"none of the first {len(rows)} rows has the column {first.field!r} of the prompt",
+        )
 
 
 def _in_order(bad: list[BadRow]) -> list[BadRow]:

@@ -10,16 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.flags import JobFlags
+from penstock_cli.job.given import GivenJob
 from penstock_cli.job.jobspec import (
     default_job_key,
     job_spec,
     parse_duration,
-    parse_pairs,
     with_own_model,
     with_provider,
 )
 from penstock_cli.job.options import ProviderFlags
+from penstock_cli.job.pairs import parse_pairs
 from penstock_cli.main import command_line
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.gpu.settings import GpuSettings
@@ -56,8 +56,8 @@ def test_broken_pairs_are_refused(pairs: list[str]) -> None:
         parse_pairs("--param", pairs)
 
 
-def flags(**given: Any) -> JobFlags:
-    return given
+def flags(**given: Any) -> GivenJob:
+    return GivenJob("docs.jsonl", given)
 
 
 def test_flags_become_a_spec() -> None:
@@ -103,10 +103,10 @@ def test_the_commands_pass_these_flags_on(
     command: str, typed: list[str], order: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is typed reaches the spec, and what is not typed is None."""
-    seen: list[JobFlags] = []
+    seen: list[GivenJob] = []
 
     def stop(given: Any, *_: Any) -> None:
-        seen.append(given if isinstance(given, dict) else given.job)
+        seen.append(given if isinstance(given, GivenJob) else given.given)
         raise UsageProblem("far enough")
 
     monkeypatch.setattr("penstock_cli.run.local.run_local", stop)
@@ -115,7 +115,7 @@ def test_the_commands_pass_these_flags_on(
     more = ["--preprocess", "a:b", "--postprocess", "c:d", "--on-overflow", "shrink", *typed]
     CliRunner().invoke(command_line(), [command, "x.jsonl", *(["--out", "o"] if command == "run" else []), *more])
     assert [
-        tuple(one[name] for name in ("preprocess", "postprocess", "on_overflow", "prefix_order")) for one in seen
+        tuple(one.flags[name] for name in ("preprocess", "postprocess", "on_overflow", "prefix_order")) for one in seen
     ] == [("a:b", "c:d", "shrink", order)]
 
 

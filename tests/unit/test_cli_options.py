@@ -6,6 +6,7 @@ import typer.main
 from options_page import PAGE, page
 from typer.core import TyperOption
 
+from penstock_cli.job.given import GivenJob
 from penstock_cli.job.jobspec import job_spec
 from penstock_cli.main import command_line
 from penstock_producer import JobSpec
@@ -33,7 +34,7 @@ def test_both_commands_have_a_flag_for_every_option() -> None:
 def test_flags_that_are_left_out_give_the_specs_own_defaults() -> None:
     """What `penstock submit` shows as a default is the default of the spec, read as if it had been typed."""
     typed = {name: parameter.default for name, parameter in _flags("submit").items() if name in OPTIONS}
-    assert job_spec(typed) == job_spec({}) == JobSpec()
+    assert job_spec(GivenJob("d", typed)) == job_spec(GivenJob("d", {})) == JobSpec()
 
 
 def test_the_json_schema_says_what_the_flags_say() -> None:

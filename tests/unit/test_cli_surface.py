@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
+from penstock_cli.job.given import GivenJob
 from penstock_cli.job.hooks import check_hooks
 from penstock_cli.job.jobspec import job_spec
 from penstock_cli.main import command_line
@@ -70,7 +71,7 @@ def test_a_schema_comes_from_a_file(tmp_path: Path) -> None:
     """`--response-schema FILE` puts a JSON schema into the spec (D34)."""
     path = tmp_path / "answer.json"
     path.write_text('{"type": "object"}')
-    assert job_spec({"response_schema": path}).response_schema == {"type": "object"}
+    assert job_spec(GivenJob("d", {"response_schema": path})).response_schema == {"type": "object"}
 
 
 @pytest.mark.parametrize(("content", "told"), [("{", "not JSON"), (None, "No such file"), ("[1]", "--response-schema")])
@@ -80,7 +81,7 @@ def test_a_file_without_a_schema_is_refused_by_its_flag(content: str | None, tol
     if content is not None:
         path.write_text(content)
     with pytest.raises(UsageProblem, match=told):
-        job_spec({"response_schema": path})
+        job_spec(GivenJob("d", {"response_schema": path}))
 
 
 def test_hooks_that_are_not_there_are_found_before_anything_starts(

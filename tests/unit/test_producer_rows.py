@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_producer.errors import SourceError
+from penstock_producer.errors import SourceError, SpecError
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources import BadRow, Document, open_source
 
@@ -246,3 +246,48 @@ def test_what_is_accepted_is_kept(tmp_path_factory: pytest.TempPathFactory, valu
         assert json.loads(row.body) == CHAT | {"extra": value}
     else:
         assert row.code in {"invalid_number", "nul_character", "invalid_unicode", "nesting_too_deep"}
+
+
+def test_a_column_may_be_a_parameter_of_each_request(tmp_path: Path) -> None:
+    """`--param-field` takes a value per row; where the row has none, the job's own counts; no name stands there twice."""
+    path = tmp_path / "docs.jsonl"
+    rows = [
+        {"id": "a", "text": "x", "len": 5, "mode": "on"},
+        {"id": "b", "text": "x", "len": None},
+        {"id": "c", "text": "x", "len": "many"},
+        {"id": "d", "text": "x", "len": 0},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = JobSpec(
+        model="m", prompt="{text}", params={"max_tokens": 200, "temperature": 0},
+        param_fields={"max_tokens": "len", "x.mode": "mode"},
+    )  # fmt: skip
+    one, two, three, four = open_source(path, spec).documents({})
+    assert isinstance(one, Document)
+    assert isinstance(two, Document)
+    assert one.body.count(b"max_tokens") == 1
+    messages = [{"role": "user", "content": "x"}]
+    assert json.loads(one.body) == {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 5, "mode": "on"}
+    assert json.loads(two.body) == {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 200}
+    for row, seen_value in ((three, "'many'"), (four, "0")):
+        assert isinstance(row, BadRow)
+        assert (row.code, row.field, row.seen) == ("invalid_parameter", "len", seen_value)
+        assert row.fix == "give an integer of at least 1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"max_token": "len"}, "did you mean 'max_tokens'"),
+        ({"stream": "s"}, "not streamed"),
+        ({"model": "m"}, "is not a parameter"),
+        ({"max_tokens": 5}, "/param_fields/max_tokens: 5 is refused"),
+    ],
+)
+def test_a_parameter_from_a_column_is_one_that_the_endpoint_has(fields: dict[str, Any], told: str) -> None:
+    """Misspelt names are refused with the job, not once per row."""
+    with pytest.raises(SpecError) as caught:
+        JobSpec(model="m", prompt="{text}", param_fields=fields)
+    assert told in str(caught.value)
+    with pytest.raises(SpecError, match="columns belong to plain records"):
+        JobSpec(param_fields={"max_tokens": "len"})

@@ -217,7 +217,7 @@ def run_again(ledger: Books, job: Job) -> str:
 
 def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None, endpoint: str) -> dict[str, Any]:
     """What a replay changes, checked before anything moves. Raises UsageProblem."""
-    from penstock_cli.job.jobspec import parse_pairs
+    from penstock_cli.job.pairs import parse_pairs
     from penstock_producer.errors import SpecError
     from penstock_producer.sources.overrides import Overrides
 

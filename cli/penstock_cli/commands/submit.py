@@ -5,13 +5,13 @@ from __future__ import annotations
 import typer
 
 from penstock_cli.job import options
-from penstock_cli.job.flags import JobFlags, takes_job_flags
+from penstock_cli.job.flags import takes_job_flags
+from penstock_cli.job.given import GivenJob
 
 
 @takes_job_flags
 def submit(
-    source: options.Source,
-    flags: JobFlags,
+    given: GivenJob,
     job: options.Job = None,
 ) -> None:
     """Submit a job to the configured fleet and print its id.
@@ -22,12 +22,12 @@ def submit(
     from penstock_cli.connect import refuse_without_database
     from penstock_cli.job import serving
     from penstock_cli.job.hooks import check_hooks
-    from penstock_cli.job.jobspec import in_flags, job_spec
+    from penstock_cli.job.jobspec import job_spec
     from penstock_cli.show.text import safe
     from penstock_producer import Producer, SpecError
     from penstock_producer.settings import ProducerSettings
 
-    spec = job_spec(flags)
+    spec = job_spec(given)
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     settings = ProducerSettings.load()
     refuse_without_database(settings)
@@ -35,9 +35,9 @@ def submit(
     serving.refuse_chance(served, spec)
     with Producer(settings) as producer:
         try:
-            accepted = producer.submit(source, spec, job_key=job)
+            accepted = producer.submit(given.source, spec, job_key=given.key(job))
         except SpecError as error:
-            raise in_flags(error) from error
+            raise given.refusal(error) from error
     warning = serving.warning(served, spec)
     if warning is not None:
         typer.echo(safe(warning), err=True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock_cli.job.options import JOB, PROVIDER
+from penstock_cli.job.given import given_job
+from penstock_cli.job.options import JOB, PROVIDER, Source, SpecFile
 from penstock_producer.job.options import OPTIONS, FlagForm, Option
-
-JobFlags = Mapping[str, Any]
-"""The job options as they were typed, by the spec's field. One that is left out is None, or not there."""
 
 _TYPES: Mapping[FlagForm, Any] = {
     FlagForm.WHOLE: int,
@@ -22,23 +20,42 @@ _TYPES: Mapping[FlagForm, Any] = {
     FlagForm.FILE: Path,
     FlagForm.SWITCH: bool,
 }  # the others are text, read by jobspec.py
+_FROM_FILE = tuple(option.field for option in OPTIONS.values() if option.from_file)
 
 
 def takes_job_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with the job flags after its own first parameters; it gets them as its keyword ``flags``."""
+    """``command`` with the job flags after its own first parameters; it gets them, with its source, as its keyword ``given``."""
 
-    def run(**given: Any) -> None:
-        flags = {field: given.pop(field) for field in OPTIONS}
-        command(**given, flags=flags)
+    def run(context: typer.Context, **typed: Any) -> None:
+        flags = {field: typed.pop(field) for field in OPTIONS}
+        files = {field: path for field in _FROM_FILE if (path := typed.pop(f"{field}_file")) is not None}
+        names = frozenset(name for name in OPTIONS if _is_typed(context, name))
+        given = given_job(typed.pop("source"), typed.pop("spec_file"), flags, names, files)
+        command(**typed, given=given)
 
     own = inspect.signature(command, eval_str=True).parameters
-    kept = [parameter for name, parameter in own.items() if name != "flags"]
-    first = [parameter for parameter in kept if parameter.default is inspect.Parameter.empty]
-    parameters = [*first, *map(_parameter, OPTIONS.values()), *[one for one in kept if one not in first]]
+    kept = [parameter for name, parameter in own.items() if name != "given"]
+    parameters = [*_FIRST, *_job_parameters(), *kept]
     run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what Typer reads
     return run
+
+
+def _job_parameters() -> Iterator[inspect.Parameter]:
+    for option in OPTIONS.values():
+        yield _parameter(option)
+        if option.from_file:
+            flag = typer.Option(
+                f"--{option.name}-file", metavar="FILE", help=f"A text file that holds it: --{option.name}.",
+                rich_help_panel=JOB,
+            )  # fmt: skip
+            yield _made(f"{option.field}_file", None, Annotated[Path | None, flag])
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    origin = context.get_parameter_source(name)
+    return origin is not None and origin.name != "DEFAULT"
 
 
 def _parameter(option: Option) -> inspect.Parameter:
@@ -52,9 +69,18 @@ def _parameter(option: Option) -> inspect.Parameter:
         rich_help_panel=PROVIDER if option.field == "provider" else JOB,
     )
     annotation = Annotated[kind if default is not None else kind | None, flag]  # type: ignore[valid-type]  # made, not read
-    return inspect.Parameter(
-        option.field, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation
-    )
+    return _made(option.field, default, annotation)
+
+
+def _made(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+
+_FIRST = (
+    _made("context", inspect.Parameter.empty, typer.Context),
+    _made("source", inspect.Parameter.empty, Source),
+    _made("spec_file", None, SpecFile),
+)
 
 
 def _shown_default(option: Option) -> Any:

@@ -4,94 +4,66 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.flags import JobFlags
+from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import ProviderFlags
+from penstock_cli.job.pairs import parse_pairs
 from penstock_cli.settings import OPENAI_KEY_VARIABLE, variable_is_set
+from penstock_producer.job.durations import seconds_of
 from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_producer.job.options import OPTIONS, FlagForm, Option
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from penstock_producer.errors import Problem, SpecError
     from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 MAX_SCHEMA_BYTES = 1024 * 1024  # a larger file was named by mistake
 MAX_KEY_CHARS = 64  # of a job key that is derived from a file name
 
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d)")
-
 
 def parse_duration(flag: str, text: str) -> float:
     """``90``, ``90s``, ``1h30m``, ``2d`` in seconds. Raises UsageProblem."""
-    compact = text.strip().lower().replace(" ", "")
-    if re.fullmatch(r"\d+(\.\d+)?", compact):
-        seconds = float(compact)
-    elif compact and _PART.sub("", compact) == "":
-        seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(compact))
-    else:
-        raise UsageProblem(f"{flag} {text!r} is not a duration; write seconds, or units such as 90s, 30m, 1h30m or 2d")
-    if seconds <= 0:
-        raise UsageProblem(f"{flag} {text!r} must be longer than 0 s")
-    return seconds
-
-
-def parse_pairs(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
-    """``name=value`` pairs; a value that is JSON is taken as JSON, anything else as text. Raises UsageProblem."""
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name.strip():
-            raise UsageProblem(f"{flag} {pair!r} is not name=value; write for example {flag} max_tokens=200")
-        if name in values:
-            raise UsageProblem(f"{flag} {name} is given twice; keep one of them")
-        values[name.strip()] = _json_or_text(text)
-    return values
-
-
-def _json_or_text(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=lambda word: word)
-    except ValueError:
-        return text
+        return seconds_of(text)
+    except ValueError as error:
+        raise UsageProblem(f"{flag} {text!r} {error}") from None
 
 
-def job_spec(flags: JobFlags) -> JobSpec:
-    """Raises UsageProblem, which lists every flag that is unusable."""
+def job_spec(given: GivenJob) -> JobSpec:
+    """Raises UsageProblem, which lists every flag and every field of a file that is unusable."""
     from penstock_producer.errors import SpecError
     from penstock_producer.job.spec import JobSpec
 
-    fields = {field: _read(OPTIONS[field], typed) for field, typed in flags.items() if typed is not None}
-    usual = LANES[fields["lane"]].endpoint if fields.get("lane") in LANES else None
+    fields = {field: _read(OPTIONS[field], typed) for field, typed in given.flags.items() if typed is not None}
+    lane = fields.get("lane")
+    usual = LANES[lane].endpoint if isinstance(lane, str) and lane in LANES else None
     if "endpoint" not in fields and usual is not None:
         fields["endpoint"] = usual
     try:
         spec = JobSpec(**fields)
     except SpecError as error:
-        raise in_flags(error) from error
+        raise given.refusal(error) from error
     if spec.prompt is not None and spec.model is None and not has_own_model(spec.lane):
         raise UsageProblem("--prompt makes requests from plain records, and they need a model: give --model")
     return spec
 
 
 def _read(option: Option, typed: Any) -> Any:
-    """What was typed, as the spec has it. Raises UsageProblem."""
-    match option.form:
-        case FlagForm.DURATION:
+    """What was typed, as the spec has it; what a file says is that already. Raises UsageProblem."""
+    match option.form, typed:
+        case FlagForm.DURATION, str():
             return parse_duration(f"--{option.name}", typed)
-        case FlagForm.PAIRS:
+        case FlagForm.PAIRS, list():
             return parse_pairs(f"--{option.name}", typed)
-        case FlagForm.FILE:
+        case FlagForm.FILE, Path():
             return _schema_file(typed)
-        case FlagForm.ROWS:
+        case FlagForm.ROWS, str():
             rows = typed.strip()
             return int(rows) if rows.isdecimal() else rows
     return typed
@@ -111,18 +83,6 @@ def _schema_file(path: Path) -> Any:
         ) from error
     except ValueError as error:
         raise UsageProblem(f"--response-schema {path}: not JSON ({error}); write one JSON object") from error
-
-
-def in_flags(error: SpecError) -> UsageProblem:
-    """What is wrong with a spec, in the words of the flags."""
-    return UsageProblem("\n".join(map(_as_flag, error.problems)))
-
-
-def _as_flag(problem: Problem) -> str:
-    """``/params/max_tokens`` was typed as ``--param max_tokens``."""
-    name, _, rest = problem.pointer.lstrip("/").partition("/")
-    flag = f"--{OPTIONS[name].name}" if name in OPTIONS else f"--{name}"
-    return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
 
 
 def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from penstock_producer.job.run_options import RUN_OPTIONS
+
 JOB = "The job"
 PROVIDER = "The provider"
 MACHINE = "This machine"
@@ -16,7 +18,17 @@ Source = Annotated[
     str,
     typer.Argument(
         help="OpenAI Batch lines (JSON Lines), or plain records with --prompt: JSON Lines, CSV, TSV, Parquet or Arrow, the texts "
-        "also as .gz or .zst. A file or s3://bucket/key; a folder or prefix ending in / or a pattern is one job."
+        "also as .gz or .zst. A file or s3://bucket/key; a folder or prefix ending in / or a pattern is one job. Or a job spec "
+        "file, whose name ends in .yaml, .yml or .json."
+    ),
+]
+SpecFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--spec",
+        metavar="FILE",
+        help="A job spec file; SOURCE goes before the one in it, and flags before its options.",
+        rich_help_panel=JOB,
     ),
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job id or job key.")]
@@ -35,59 +47,52 @@ Job = Annotated[
     typer.Option("--job", metavar="KEY", help="Names the job; the same key resumes it.", rich_help_panel=JOB),
 ]
 
-BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible server.", rich_help_panel=PROVIDER)]
+BaseUrl = Annotated[str | None, typer.Option(help=RUN_OPTIONS["base_url"], rich_help_panel=PROVIDER)]
 ApiKeyEnv = Annotated[
     str | None,
-    typer.Option(metavar="VAR", help="The environment variable that holds the API key.", rich_help_panel=PROVIDER),
+    typer.Option(metavar="VAR", help=RUN_OPTIONS["api_key_env"], rich_help_panel=PROVIDER),
 ]
-Rpm = Annotated[float | None, typer.Option(help="Requests per minute.", rich_help_panel=PROVIDER)]
-Tpm = Annotated[float | None, typer.Option(help="Tokens per minute, in and out together.", rich_help_panel=PROVIDER)]
+Rpm = Annotated[float | None, typer.Option(help=RUN_OPTIONS["rpm"], rich_help_panel=PROVIDER)]
+Tpm = Annotated[float | None, typer.Option(help=RUN_OPTIONS["tpm"], rich_help_panel=PROVIDER)]
 Itpm = Annotated[
     float | None,
-    typer.Option(help="Input tokens per minute, where the provider limits them apart.", rich_help_panel=PROVIDER),
+    typer.Option(help=RUN_OPTIONS["itpm"], rich_help_panel=PROVIDER),
 ]
-Otpm = Annotated[float | None, typer.Option(help="Output tokens per minute, likewise.", rich_help_panel=PROVIDER)]
+Otpm = Annotated[float | None, typer.Option(help=RUN_OPTIONS["otpm"], rich_help_panel=PROVIDER)]
 Metering = Annotated[
     str | None,
     typer.Option(
         "--profile",
         metavar="NAME",
-        help="How the provider meters: openai, anthropic, vllm, …; left out, its address decides.",
+        help=RUN_OPTIONS["profile"],
         rich_help_panel=PROVIDER,
     ),
 ]
 UsdIn = Annotated[
     float | None,
-    typer.Option("--usd-per-mtok-in", help="Price of a million input tokens.", rich_help_panel=PROVIDER),
+    typer.Option("--usd-per-mtok-in", help=RUN_OPTIONS["usd_per_mtok_in"], rich_help_panel=PROVIDER),
 ]
 UsdOut = Annotated[
     float | None,
-    typer.Option("--usd-per-mtok-out", help="Price of a million output tokens.", rich_help_panel=PROVIDER),
+    typer.Option("--usd-per-mtok-out", help=RUN_OPTIONS["usd_per_mtok_out"], rich_help_panel=PROVIDER),
 ]
 
 # -- of `penstock run` alone -------------------------------------------------------------------------------------------
 
-DEFAULT_WORKERS = 2  # one goes on while the other restarts; a single one already keeps up with most providers
-DEFAULT_ENGINES = 1  # of lanes with a model of their own: each worker loads it and takes the whole machine
-
-Out = Annotated[str, typer.Option(metavar="DIR", help="Folder or s3://bucket/prefix for the result files.")]
+Out = Annotated[str | None, typer.Option(metavar="DIR", help=RUN_OPTIONS["out"])]
 Workers = Annotated[
     int | None,
     typer.Option(
         min=1,
         max=256,
-        help=f"Worker processes (default: {DEFAULT_WORKERS}; with a model in them: {DEFAULT_ENGINES}).",
+        help=RUN_OPTIONS["workers"],
         rich_help_panel=MACHINE,
     ),
 ]
-Concurrency = Annotated[
-    int | None, typer.Option(min=1, help="Requests in flight per worker process.", rich_help_panel=MACHINE)
-]
+Concurrency = Annotated[int | None, typer.Option(min=1, help=RUN_OPTIONS["concurrency"], rich_help_panel=MACHINE)]
 LocalState = Annotated[
     Path | None,
-    typer.Option(
-        "--state", help="Folder of the queue and the ledger (default: OUT/.penstock).", rich_help_panel=MACHINE
-    ),
+    typer.Option("--state", help=RUN_OPTIONS["state"], rich_help_panel=MACHINE),
 ]
 DryRun = Annotated[
     bool,
@@ -102,14 +107,11 @@ Sample = Annotated[
     typer.Option(
         min=1,
         max=10_000,
-        help="Only so many documents, spread over the source, as a job of its own in OUT/sample-…; "
-        "the run of all takes its results over.",
+        help=RUN_OPTIONS["sample"],
         rich_help_panel=MACHINE,
     ),
 ]
-NoProgress = Annotated[
-    bool, typer.Option("--no-progress", help="Lines instead of a live panel.", rich_help_panel=MACHINE)
-]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help=RUN_OPTIONS["no_progress"], rich_help_panel=MACHINE)]
 
 
 @dataclass(frozen=True, slots=True)

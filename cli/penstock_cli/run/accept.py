@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from penstock_cli.commandline import remember
 from penstock_cli.connect import Books, books
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.jobspec import in_flags
 from penstock_cli.run.request import Plan
 from penstock_cli.show.text import count, duration, usd
 
@@ -50,7 +49,7 @@ def accepted(plan: Plan, ledger: Books) -> Job:
             plan.progress.note(f"reading {request.source}")
             job_id = producer.submit(request.source, plan.spec, job_key=request.job_key, progress=read).job_id
     except SpecError as error:
-        raise in_flags(error) from error
+        raise request.given.refusal(error) from error
     except JobConflict as error:
         raise UsageProblem(
             f"{plan.state.root} holds a job {request.job_key!r} with another source or other options: "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock_cli import files
 from penstock_cli.job.hooks import check_hooks
-from penstock_cli.job.jobspec import in_flags, job_spec, with_own_model, with_provider
+from penstock_cli.job.jobspec import job_spec, with_own_model, with_provider
 from penstock_cli.run.request import Plan, RunRequest
 from penstock_cli.show.text import count
 from penstock_cli.state import StateFolder
@@ -43,7 +43,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     from penstock_workers.lanes.registry import check_lane, make_lane
     from penstock_workers.settings import WorkerSettings
 
-    spec = job_spec(request.job)
+    spec = job_spec(request.given)
     if not files.is_remote(request.source):
         refuse_unreadable(request.source)  # before anything that takes time, or asks for a key
     check_lane(spec.lane)
@@ -58,7 +58,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     try:
         check_acceptable(spec, settings.prices(spec.provider))
     except SpecError as error:
-        raise in_flags(error) from error
+        raise request.given.refusal(error) from error
     if asks_a_provider(spec):
         settings.provider(spec.provider).api_key(spec.provider)  # raises MissingApiKey, PlainHttp
     else:

@@ -34,8 +34,8 @@ def run_local(request: RunRequest, standby: Standby) -> int:
     """
     console = make_console()
     with Interrupts() as interrupts, ExitStack() as screen:
-        title = f"{request.job_key} · {request.job['lane']}" + (
-            f" · {model}" if (model := request.job["model"]) else ""
+        title = f"{request.job_key} · {request.given.flags['lane']}" + (
+            f" · {model}" if (model := request.given.flags["model"]) else ""
         )
         try:
             progress = screen.enter_context(for_console(console, title, panel=request.panel))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock_cli import files
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.flags import JobFlags
+from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.state import StateFolder
 
@@ -24,16 +24,19 @@ if TYPE_CHECKING:
 class RunRequest:
     """What `penstock run` was asked to do."""
 
-    source: str
     out: str
     state: Path
     job_key: str
-    job: JobFlags
+    given: GivenJob
     provider: ProviderFlags
     workers: int
     concurrency: int | None
     panel: bool
     sample: int | None = None  # documents; None runs all
+
+    @property
+    def source(self) -> str:
+        return self.given.source
 
 
 @dataclass(frozen=True)

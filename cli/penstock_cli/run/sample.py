@@ -15,7 +15,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock_cli.errors import UsageProblem
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 MAX_SAMPLE = 10_000  # more is a job of its own
 _FOLDER = "samples"
+_SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
+    ("prompt", "template", "system", "params", "param_fields", "format", "encoding")
+)
 _MAY_DIFFER = ("budget_usd", "deadline_s", "format", "encoding")  # they decide nothing about the answer to a request
 _NOT_CONTENT = ("mtime_ns", "uri", "members", "files")
 
@@ -57,10 +60,13 @@ def sampled(
     )
     return dataclasses.replace(
         request,
-        source=str(source),
         out=f"{request.out.rstrip('/')}/{name}",
         job_key=key,
-        job={**request.job, "prompt": None, "system": None, "params": [], "format": None, "encoding": None},
+        given=dataclasses.replace(
+            request.given,
+            source=str(source),
+            flags={**request.given.flags, **_SAID_BY_LINES},
+        ),
     )
 
 

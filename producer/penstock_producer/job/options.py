@@ -39,6 +39,7 @@ class Option(NamedTuple):
     metavar: str | None = None
     typed: str | None = None  # the default as a flag shows it, where that is another text
     left_to_lane: bool = False  # a flag that is left out lets the lane decide
+    from_file: bool = False  # a second flag, with -file at its end, names a text file that holds it
 
     @property
     def name(self) -> str:
@@ -59,8 +60,14 @@ _TABLE: Final = (
         "prompt",
         'Template over the fields of a plain record: "Summarise: {text}", {field|default:"none"} where it may be absent; '
         "left out, documents are OpenAI Batch lines.",
+        from_file=True,
     ),
-    Option("system", "A system message before the prompt."),
+    Option(
+        "template",
+        "How the prompt is read: fields has {column} only, jinja has {{ column }}, loops and conditions; docs/prompts.md.",
+        "fields",
+    ),
+    Option("system", "A system message before the prompt.", from_file=True),
     Option("id_field", "The field of a plain record that names the document.", "id"),
     Option(
         "format",
@@ -70,6 +77,11 @@ _TABLE: Final = (
     Option(
         "params", "A request parameter, e.g. max_tokens=200 or temperature=0; one of the provider's own is x.NAME.",
         form=FlagForm.PAIRS, flag="param",
+    ),
+    Option(
+        "param_fields", "A request parameter from a column of each plain record, e.g. max_tokens=length; where the column is "
+        "absent or null, --param counts.",
+        form=FlagForm.PAIRS, flag="param-field",
     ),
     Option("max_attempts", "Attempts per document, the first included.", 4, FlagForm.WHOLE),
     Option("timeout_s", "Time for one request, e.g. 120s.", 120.0, FlagForm.DURATION, flag="timeout", typed="120s"),

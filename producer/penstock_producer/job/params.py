@@ -145,6 +145,20 @@ def param_problems(given: Mapping[str, Any], endpoint: str, pointer: str = "/par
                 yield Problem(fault[0], at, f"{seen(value)} is refused", fault[1])
 
 
+def param_name_problems(names: Iterable[str], endpoint: str, pointer: str) -> Iterable[Problem]:
+    """What is wrong with parameters whose values come with each document."""
+    return param_problems({name: name.removeprefix(UNCHECKED) == "stream" or None for name in names}, endpoint, pointer)
+
+
+def value_fault(name: str, value: Any, endpoint: str) -> str | None:
+    """The fix for a parameter's value that no request could be sent with; None for a usable one."""
+    known = params_of(endpoint)
+    if name.startswith(UNCHECKED) or known is None or name not in known:
+        return None
+    fault = known[name].fault(value)
+    return None if fault is None else fault[1]
+
+
 def as_sent(given: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters as requests carry them: without the prefix of those that are not checked."""
     return {name.removeprefix(UNCHECKED): value for name, value in given.items()}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import orjson
 
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.endpoints import SCORING
 from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.params import as_sent
 from penstock_producer.job.spec import JobSpec
 
 # Where the text of a document goes, by the end of the endpoint's path.
@@ -41,6 +45,8 @@ class BodyBuilder:
             raise SpecError([problem] if problem is not None else [])
         head = {} if spec.model is None else {"model": spec.model}
         tail = spec.sent_params()
+        # Where a document may bring its own value, the job's is put in with each, so that no name stands there twice.
+        self._defaults = {name: tail.pop(name) for name in as_sent(spec.param_fields) if name in tail}
         before, after = b"", b""
         if field == "messages":
             system = b"" if spec.system is None else _dump({"role": "system", "content": spec.system}) + b","
@@ -50,8 +56,11 @@ class BodyBuilder:
         self._before = (_dump(head)[:-1] + b"," if head else b"{") + _dump(field) + b":" + before
         self._after = after + (b"," + _dump(tail)[1:] if tail else b"}")
 
-    def __call__(self, text: str) -> bytes:
-        return b"".join((self._before, _dump(text), self._after))
+    def __call__(self, text: str, params: Mapping[str, Any] | None = None) -> bytes:
+        """``params`` are the document's own, as they are sent."""
+        own = {**self._defaults, **params} if params else self._defaults
+        after = self._after[:-1] + b"," + _dump(own)[1:] if own else self._after
+        return b"".join((self._before, _dump(text), after))
 
 
 def _problem(spec: JobSpec, field: str | None) -> Problem | None:

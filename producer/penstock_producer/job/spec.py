@@ -24,9 +24,9 @@ from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.job.formats import Format, check_encoding
 from penstock_producer.job.lanes import LANES, Lane, lanes_in_words
 from penstock_producer.job.options import OPTIONS
-from penstock_producer.job.params import KNOWN, as_sent, param_problems
+from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems
+from penstock_producer.job.prompts import Language, prompt_of
 from penstock_producer.job.response_schema import schema_problems
-from penstock_producer.job.template import Template
 
 __all__ = ["JobSpec", "Overflow", "Priority"]
 
@@ -65,12 +65,16 @@ class JobSpec(BaseModel):
     provider: str = _of("provider", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     endpoint: str = _of("endpoint", max_length=MAX_PATH_CHARS)
     model: str | None = _of("model", min_length=1, max_length=512)
+    template: Language = _of("template")  # before the prompt, which is checked with it
     prompt: str | None = _of("prompt", min_length=1, max_length=MAX_PROMPT_CHARS)
     system: str | None = _of("system", min_length=1, max_length=MAX_PROMPT_CHARS)
     id_field: str = _of("id_field", min_length=1, max_length=512)
     format: Format | None = _of("format")
     encoding: str | None = _of("encoding", max_length=64)
     params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)  # checked by params.py
+    param_fields: dict[str, Annotated[str, Field(min_length=1, max_length=512)]] = Field(
+        default_factory=dict, description=OPTIONS["param_fields"].help
+    )
     max_attempts: Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS_CAP)] = _of("max_attempts")
     timeout_s: PositiveFloat = _of("timeout_s")
     deadline_s: PositiveFloat | None = _of("deadline_s")
@@ -84,7 +88,7 @@ class JobSpec(BaseModel):
     postprocess: HookPath | None = _of("postprocess")
     on_overflow: Overflow = _of("on_overflow")
     embedding_dtype: VectorType | None = _of("embedding_dtype")
-    prefix_order: bool | None = _of("prefix_order")
+    prefix_order: Annotated[bool, Field(strict=True)] | None = _of("prefix_order")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -96,8 +100,14 @@ class JobSpec(BaseModel):
         if spec.system is not None and spec.prompt is None:
             fix = "give a prompt as well, or put a system message into each batch line"
             raise SpecError([Problem("invalid_value", "/system", "a system text needs a prompt", fix)])
+        if spec.param_fields and spec.prompt is None:
+            fix = "give a prompt as well; a batch line has parameters of its own"
+            raise SpecError([Problem("invalid_value", "/param_fields", "columns belong to plain records", fix)])
         if info.context is not ACCEPTED:
-            problems = list(param_problems(spec.params, spec.endpoint))
+            problems = [
+                *param_problems(spec.params, spec.endpoint),
+                *param_name_problems(spec.param_fields, spec.endpoint, "/param_fields"),
+            ]
             if problems:
                 raise SpecError(problems)
         return spec
@@ -116,9 +126,10 @@ class JobSpec(BaseModel):
 
     @field_validator("prompt")
     @classmethod
-    def _check_prompt(cls, prompt: str | None) -> str | None:
-        if prompt is not None:
-            Template(prompt)
+    def _check_prompt(cls, prompt: str | None, info: ValidationInfo) -> str | None:
+        language = info.data.get("template")  # None where that is unusable itself
+        if prompt is not None and language is not None and not (info.context is ACCEPTED and language == "jinja"):
+            prompt_of(prompt, language)
         return prompt
 
     @field_validator("encoding")

@@ -39,11 +39,18 @@ class TextTooLong(ValueError):
         super().__init__(name)
 
 
+class RenderFailed(ValueError):
+    """The template and this record do not go together; the message says why."""
+
+
 class Template:
     """A parsed template. Raises TemplateError where ``text`` is not one."""
 
+    whole_row = False
+
     def __init__(self, text: str, *, pointer: str = "/prompt") -> None:
-        self.fields, defaults, self._literals = _parse(text, pointer)
+        fields, defaults, self._literals = _parse(text, pointer)
+        self.fields: tuple[str, ...] = fields
         self._parts = tuple(zip(self.fields, defaults, self._literals[1:], strict=True))
 
     @property

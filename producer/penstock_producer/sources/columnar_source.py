@@ -7,7 +7,7 @@ import decimal
 import math
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from penstock_producer.errors import BadReference, SourceError, seen
@@ -110,10 +110,17 @@ class ColumnarSource(PinnedRows):
                     "duplicate_column", f"{self.uri} has two columns {seen(min(twice))}; rename one of them"
                 )
             check_columns(self.uri, self._form, groups.names, nested=True)
-            used = {part for name in self._form.read_columns for part in (name, name.partition(".")[0])}
-            self._columns = [name for name in groups.names if name in used]
+            self._columns = _needed(groups.names, self._form.read_columns)
             self._opened = groups
         return self._opened
+
+
+def _needed(names: Sequence[str], used: tuple[str, ...] | None) -> list[str]:
+    """Which columns to read; `user.name` may be a column, or a field of the column `user`."""
+    if used is None:
+        return list(names)
+    parts = {part for name in used for part in (name, name.partition(".")[0])}
+    return [name for name in names if name in parts]
 
 
 def _records(batch: Any) -> Iterator[dict[str, Any] | RowFault]:

@@ -7,6 +7,7 @@ a prompt, plain records; without one, batch lines.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -15,19 +16,23 @@ import orjson
 from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
 from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.params import as_sent, value_fault
+from penstock_producer.job.prompts import default_in, prompt_of
 from penstock_producer.job.request_body import BodyBuilder, text_field
 from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.job.template import MissingField, Template, TextTooLong
+from penstock_producer.job.template import MissingField, RenderFailed, TextTooLong
+from penstock_producer.rows import MISSING_FIELD
 from penstock_producer.sources.strict_json import RowFault
 
 _MAX_COLUMNS_SHOWN = 20
+_MAX_COLUMNS_COMPARED = 100
 
 
 class RowForm(Protocol):
     control_keys: tuple[bytes, ...]
     columns: tuple[str, ...] | None  # that every row must have; None where rows are requests of their own
-    read_columns: tuple[str, ...]  # that may be read; others need not be
+    read_columns: tuple[str, ...] | None  # that may be read, others need not be; None for all
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
         """Document id and request body of a row of a file. Raises RowFault."""
@@ -69,7 +74,7 @@ class BatchLines:
     # Where the last of two values would win in silence; of `method` and `url` only one value is accepted anyway.
     control_keys: tuple[bytes, ...] = (b'"custom_id"', b'"body"', b'"model"')
     columns: tuple[str, ...] | None = None
-    read_columns: tuple[str, ...] = ()
+    read_columns: tuple[str, ...] | None = ()
 
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         self._endpoint = spec.endpoint
@@ -145,12 +150,15 @@ class PlainRecords:
     def __init__(self, spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
         assert spec.prompt is not None
         self._max_body_bytes = max_body_bytes
-        self._template = Template(spec.prompt)
+        self._language = spec.template
+        self._template = prompt_of(spec.prompt, spec.template)
         self._id_field = spec.id_field
         self._build = BodyBuilder(spec)
+        self._param_fields = spec.param_fields
+        self._endpoint = spec.endpoint
         self.columns: tuple[str, ...] | None = tuple(dict.fromkeys((spec.id_field, *self._template.required)))
-        names = dict.fromkeys((spec.id_field, *self._template.fields))
-        self.read_columns: tuple[str, ...] = tuple(names)
+        names = dict.fromkeys((spec.id_field, *self._template.fields, *spec.param_fields.values()))
+        self.read_columns: tuple[str, ...] | None = None if self._template.whole_row else tuple(names)
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes]:
@@ -164,17 +172,41 @@ class PlainRecords:
     def request(self, given: dict[str, Any]) -> bytes:
         try:
             text = self._template.render(given, self._max_body_bytes)
-            return _bounded(self._build(text), self._max_body_bytes)
+            params = self._params(given) if self._param_fields else None
+            return _bounded(self._build(text, params), self._max_body_bytes)
         except TextTooLong as error:
             raise too_large(f"more than {error.max_chars} characters", error.max_chars, error.name) from None
+        except RenderFailed as failed:
+            raise RowFault(
+                "template_failed",
+                f"The prompt cannot be rendered for this row: {failed}.",
+                fix="correct the prompt or the row",
+            ) from None
         except MissingField as missing:
             what = "is null in" if missing.null else "is missing from"
             raise RowFault(
-                "missing_field",
+                MISSING_FIELD,
                 f"The prompt uses the column {missing.name!r}, which {what} this row.",
-                fix=f'fill it, or write {{{missing.name}|default:"none"}} in the prompt; columns here: {columns_of(given)}',
+                fix=f"{_meant(missing.name, given)}fill it, or write {default_in(self._language, missing.name)} in the prompt; "
+                f"columns here: {columns_of(given)}",
                 field=missing.name,
             ) from None
+
+    def _params(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The row's own parameters. Raises RowFault."""
+        found: dict[str, Any] = {}
+        for name, column in self._param_fields.items():
+            value = given.get(column)
+            if value is None:
+                continue
+            fix = value_fault(name, value, self._endpoint)
+            if fix is not None:
+                message = (
+                    f"The parameter {name} of this row comes from the column {column!r}, and its value is refused."
+                )
+                raise RowFault("invalid_parameter", message, fix=fix, field=column, value=seen(value))
+            found[name] = value
+        return as_sent(found)
 
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
         if all(name in record for name in ("custom_id", "method", "url", "body")):
@@ -197,6 +229,12 @@ class PlainRecords:
         return check_doc_id(
             value, self._id_field, fix="give every row an id of its own, or name another id column (--id-field)"
         )
+
+
+def _meant(name: str, given: Mapping[str, Any]) -> str:
+    """The column that was probably meant, as the beginning of a fix."""
+    close = difflib.get_close_matches(name, list(given)[:_MAX_COLUMNS_COMPARED], n=1)
+    return f"did you mean {close[0]!r}? If not, " if close and close[0] != name else ""
 
 
 def too_large(size: str, limit: int, field: str | None = None) -> RowFault:

@@ -1,0 +1,106 @@
+"""The first rows of a source as requests: what `penstock preview` shows. Nothing is started, called or written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from penstock_cli.run.dry_run import Estimate, estimate
+from penstock_cli.show.text import count, counted, safe
+
+if TYPE_CHECKING:
+    from penstock_producer.job.spec import JobSpec
+    from penstock_producer.sources import Document
+
+LOOKED_AT = 100  # rows, for problems; the whole source is read by `penstock run --dry-run`
+PROBLEMS_SHOWN = 10
+SHOWN_CHARS = 20_000  # of one request
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The first rows of a source: those that became requests, and what is wrong with the others."""
+
+    source: str
+    documents: list[Document]
+    problems: list[str]
+    more: bool  # whether the source goes on after them
+
+    @property
+    def rows(self) -> int:
+        return len(self.documents) + len(self.problems)
+
+
+def looked_at(source: str, spec: JobSpec, shown: int) -> Looked:
+    """Raises what reading a source raises: SourceError, SpecError, SettingsError."""
+    from penstock_producer.settings import ProducerSettings
+    from penstock_producer.sources import Document, open_source
+
+    most = max(LOOKED_AT, shown)
+    rows = list(itertools.islice(open_source(source, spec, ProducerSettings.load()).documents({}), most + 1))
+    documents: list[Document] = []
+    problems: list[str] = []
+    lines: dict[str, int] = {}
+    for row in rows[:most]:
+        if not isinstance(row, Document):
+            problems.append(str(row))
+        elif row.doc_id in lines:
+            problems.append(
+                f"{source} line {row.line}: duplicate_custom_id: the id {row.doc_id!r} is that of line {lines[row.doc_id]}, too. "
+                "Fix: give every row an id of its own"
+            )
+        else:
+            lines[row.doc_id] = row.line
+            documents.append(row)
+    return Looked(source, documents, problems, len(rows) > most)
+
+
+def show(found: Looked, spec: JobSpec, shown: int) -> None:
+    """For people: each request with its line, its id and its tokens, then the problems."""
+    for document in found.documents[:shown]:
+        line = f"line {document.line} · " if document.line else ""
+        typer.echo(safe(f"{line}{document.doc_id} · {_tokens(estimate([document], 1))} · {spec.endpoint}"))
+        body = json.dumps(json.loads(document.body), indent=2, ensure_ascii=False)
+        typer.echo(safe(body if len(body) <= SHOWN_CHARS else f"{body[:SHOWN_CHARS]}… ({count(len(body))} characters)"))
+    for problem in found.problems[:PROBLEMS_SHOWN]:
+        typer.echo(safe(problem))
+    for text in _summary(found):
+        typer.echo(safe(text))
+
+
+def show_json(found: Looked, spec: JobSpec, shown: int) -> None:
+    """For programs: one object."""
+    requests: list[dict[str, Any]] = []
+    for document in found.documents[:shown]:
+        tokens = estimate([document], 1)
+        requests.append({
+            "doc_id": document.doc_id, "line": document.line, "url": spec.endpoint, "body": json.loads(document.body),
+            "tokens_in": tokens.tokens_in, "tokens_out": tokens.tokens_out, "tokens_out_capped": tokens.capped,
+        })  # fmt: skip
+    typer.echo(json.dumps({"requests": requests, "problems": found.problems, "rows": found.rows, "more": found.more}))
+
+
+def _tokens(guess: Estimate) -> str:
+    out = "at most" if guess.capped else "perhaps"
+    return f"about {count(guess.tokens_in)} tokens in, {out} {count(guess.tokens_out)} out"
+
+
+def _summary(found: Looked) -> Iterator[str]:
+    if len(found.problems) > PROBLEMS_SHOWN:
+        yield f"… and {count(len(found.problems) - PROBLEMS_SHOWN)} more problems"
+    if found.rows == 0:
+        yield f"{found.source} holds no document"
+        return
+    first = "first " if found.more else ""
+    yield (
+        f"the {first}{counted(found.rows, 'row')}: {counted(len(found.documents), 'request')}, "
+        f"{counted(len(found.problems), 'problem')}"
+    )
+    if found.documents:
+        guess = estimate(found.documents, len(found.documents))
+        yield f"together {_tokens(guess)} (4 characters per token); nothing was called"

@@ -1,0 +1,180 @@
+"""Prompts in Jinja: loops and conditions over the columns of a record, in a sandbox that ends by itself.
+
+    {% for review in reviews %}- {{ review.text|truncate(200) }}
+    {% endfor %}{% if language is defined %}Answer in {{ language }}.{% endif %}
+
+Jinja's ImmutableSandboxedEnvironment with less in it: only the parts of the language that `jinja_nodes.py` lists, no calls, no
+attributes but the fields of objects, and filters from a list. What a template costs is counted in units of work (about
+characters and steps), not in seconds, so that a record is rendered or refused alike wherever and whenever it is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, Undefined, UndefinedError, meta, pass_context
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from penstock_producer.errors import TemplateError, seen
+from penstock_producer.job.jinja_filters import FILTERS, TESTS, Work, as_text, work_of
+from penstock_producer.job.jinja_nodes import BUDGET, JOINED, LOOKED, SHOWN, STEPS, NodeRefused, checked
+from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
+from penstock_producer.job.template import MissingField, RenderFailed, TextTooLong
+
+__all__ = ["MAX_TEMPLATE_CHARS", "JinjaTemplate"]
+
+MAX_TEMPLATE_CHARS: Final = (
+    64 * 1024
+)  # compiling takes time for every character; long texts belong into the system message
+RECORD: Final = "record"  # the whole row, for columns whose names are no words: record["unit price"]
+_LOOP = frozenset({
+    "index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0", "previtem", "nextitem",
+})  # fmt: skip
+_OPERATORS: Final = frozenset({"+", "-", "*", "/"})
+_MAX_NUMBER: Final = 2.0**63
+_MISSING = re.compile(r"'(?P<name>[^']*)' is undefined|has no attribute '(?P<inner>[^']*)'")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Attributes are fields of objects; sums are of numbers or of texts, and no larger than a request may be."""
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)  # so none is reckoned beforehand
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if isinstance(obj, Mapping):
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if isinstance(obj, LoopContext) and attribute in _LOOP:
+            return getattr(obj, attribute)
+        return self.undefined(obj=obj, name=attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(obj, list | str) and type(argument) is int:
+            return obj[argument] if -len(obj) <= argument < len(obj) else self.undefined(obj=obj, name=str(argument))
+        return self.getattr(obj, argument if isinstance(argument, str) else str(argument))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        work = work_of(context)
+        if operator == "+" and isinstance(left, str) and isinstance(right, str):
+            return work.text([left, right])
+        if operator not in _OPERATORS or not (_is_small(left) and _is_small(right)):
+            raise RenderFailed(
+                f"{seen(left)} {operator} {seen(right)}: only numbers are reckoned with, and texts joined with ~"
+            )
+        return self.binop_table[operator](left, right)
+
+
+def _is_small(value: Any) -> bool:
+    """Whether this is a number as JSON has them."""
+    return type(value) in (int, float) and abs(value) < _MAX_NUMBER
+
+
+@pass_context
+def _steps(context: Context, value: Any) -> Iterator[Any]:
+    """What a loop goes over, each step counted."""
+    if not isinstance(value, list | tuple | Mapping):
+        if isinstance(value, Undefined):
+            raise UndefinedError(value._undefined_message)
+        raise RenderFailed(f"a loop goes over a list or an object, not {seen(value)}")
+    work = work_of(context)
+    for one in value:
+        work.step()
+        yield one
+
+
+@pass_context
+def _shown(context: Context, value: Any, name: str) -> str:
+    """A value as text: text as it is, all else as JSON, as in simple prompts."""
+    if value is None or isinstance(value, Undefined):
+        raise MissingField(name, null=value is None)
+    text = as_text(value)
+    work_of(context).spend(len(text))
+    return text
+
+
+@pass_context
+def _joined(context: Context, values: list[Any]) -> str:
+    for value in values:
+        if value is None or isinstance(value, Undefined):
+            raise RenderFailed("a value on one side of ~ is absent or null; give it a text with |default")
+    return work_of(context).text([as_text(value) for value in values])
+
+
+@pass_context
+def _looked(context: Context, value: Any) -> Any:
+    """A value that is about to be looked through: compared, or cut."""
+    work_of(context).look(value)
+    return value
+
+
+@lru_cache(maxsize=1)
+def _environment() -> _Environment:
+    made = _Environment(
+        undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        optimized=False,  # else constants were reckoned while the template is compiled, without any bound
+        cache_size=0,
+    )  # fmt: skip
+    made.globals = {}
+    made.policies = {**made.policies, "truncate.leeway": 0}  # truncate(200) means 200
+    made.filters = {**FILTERS, STEPS: _steps, SHOWN: _shown, JOINED: _joined, LOOKED: _looked}
+    made.tests = dict(TESTS)
+    return made
+
+
+class JinjaTemplate:
+    """A compiled prompt. Raises TemplateError where ``text`` is not one that may run."""
+
+    required: tuple[str, ...] = ()  # conditions decide which columns a row must have
+
+    def __init__(self, text: str, *, pointer: str = "/prompt") -> None:
+        names, self._template = _compiled(text, pointer)
+        self.fields = tuple(sorted(names - {RECORD}))
+        self.whole_row = RECORD in names
+
+    def render(self, record: Mapping[str, Any], max_chars: int = DEFAULT_MAX_BODY_BYTES) -> str:
+        """The text for one record. Raises MissingField, TextTooLong and RenderFailed."""
+        work = Work(max_chars)
+        context = self._template.new_context({RECORD: record, **record, BUDGET: work}, shared=True)
+        parts: list[str] = []
+        try:
+            for part in self._template.root_render_func(context):
+                work.show(len(part))
+                parts.append(part)
+        except UndefinedError as error:
+            raise _missing(str(error)) from None
+        except (MissingField, TextTooLong, RenderFailed):
+            raise
+        except Exception as error:  # of filters and operators, which a template may give anything
+            raise RenderFailed(f"{type(error).__name__}: {str(error)[:200]}") from None
+        return "".join(parts)
+
+
+@lru_cache(maxsize=32)
+def _compiled(text: str, pointer: str) -> tuple[frozenset[str], Template]:
+    if len(text) > MAX_TEMPLATE_CHARS:
+        fix = f"a Jinja prompt has at most {MAX_TEMPLATE_CHARS}; put what is the same for all into the system message"
+        raise TemplateError(f"{seen(text)} has {len(text)} characters", fix, pointer=pointer)
+    environment = _environment()
+    try:
+        tree = checked(environment.parse(text))  # before all else: looking for names already reckons constants
+        names = frozenset(meta.find_undeclared_variables(tree))
+        code = environment.compile(tree)
+        return names, Template.from_code(environment, code, environment.globals)
+    except TemplateSyntaxError as error:
+        why = f"line {error.lineno}: {(error.message or str(error)).rstrip('.')}"
+        raise TemplateError(why, "docs/prompts.md lists what a prompt may have", pointer=pointer) from None
+    except NodeRefused as refused:
+        raise TemplateError(f"line {refused.line}: {refused.what} is refused", refused.fix, pointer=pointer) from None
+    except (RecursionError, SyntaxError, MemoryError):  # the last is Python's parser, at its own depth
+        fix = "write it with fewer loops and parentheses"
+        raise TemplateError(f"{seen(text)}: parts lie too deep inside one another", fix, pointer=pointer) from None
+
+
+def _missing(message: str) -> Exception:
+    found = _MISSING.search(message)
+    if found is None:
+        return RenderFailed(message[:200])
+    return MissingField(found["name"] or found["inner"] or "", null=False)
