@@ -40,8 +40,9 @@ INTERNAL_SURFACE = {
     "penstock_producer": {
         "errors", "feed.feeder", "feed.leased_feed", "feed.queues", "feed.repair", "feed.routes", "feed.served",
         "feed.tracing", "feed.wire", "job.acceptance", "job.borders", "job.endpoints", "job.hook_paths", "job.lanes",
-        "job.options", "job.spec", "outputs", "settings", "sources", "sources.of_feed", "sources.overrides", "sources.s3",
-        "storage",
+        "job.options", "job.spec", "outputs", "schedules.due", "schedules.start", "schedules.timetable",
+        "settings", "sources", "sources.of_feed", "sources.overrides",
+        "sources.s3", "storage",
         "survey",
     },
     "penstock_workers": {
