@@ -48,3 +48,11 @@ DLQ_REPLAY: Final = _examples(
     "penstock dlq replay tickets --unset max_tokens",
 )
 REFUSED: Final = _examples("penstock refused --limit 5")
+SCHEDULE_ADD: Final = _examples(
+    'penstock schedule add "0 1 * * *" s3://corpora/tickets.jsonl --timezone Europe/Berlin --prompt "Sum up: {text}" --model m',
+    'penstock schedule add "*/30 6-20 * * MON-FRI" /data/in.jsonl --name office-hours --catch-up skip --model m',
+)
+SCHEDULE_LIST: Final = _examples("penstock schedule list", "penstock schedule list tickets")
+SCHEDULE_PAUSE: Final = _examples("penstock schedule pause tickets")
+SCHEDULE_RESUME: Final = _examples("penstock schedule resume tickets")
+SCHEDULE_REMOVE: Final = _examples("penstock schedule remove tickets")

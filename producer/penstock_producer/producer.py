@@ -35,6 +35,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
 from penstock_producer.refusals import refused
 from penstock_producer.schedules.door import Schedules
+from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
 from penstock_producer.sources.overrides import Overrides
@@ -46,7 +47,6 @@ _JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: none is guessed or r
 _JOB_ID_CHARS = 20
 _MAX_JOB_KEY_CHARS = 200
 # Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
-STARTED_BY = "started_by"  # of a pin: the schedule that the job belongs to, and the planned time
 _NOT_CONTENT = frozenset({"mtime_ns", "max_line_bytes", "max_body_bytes", SUBMITTED_BY, DOOR, STARTED_BY})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,10 @@ from penstock_ledger import (
 )
 from penstock_ledger.stores import schedules as schedule_store
 from penstock_producer import Producer, ProducerSettings, ScheduleError, Schedules, SpecError
-from penstock_producer.schedules.start import start_job, started_by
+from penstock_producer.schedules.marks import started_by
 from penstock_workers.control.schedules import starts
 from penstock_workers.control.schedules.schedule_steps import HOLD_S, LOOK_S, RETRY_S, TRIES_MAX, WAIT_S, ScheduleSteps
+from penstock_workers.control.schedules.start_job import start_job
 
 SPEC = {"prompt": "Summarise: {text}", "model": "m"}
 DAY = 86_400.0
@@ -57,7 +58,7 @@ class Night:
         source = more.pop("source", self.source)
         return self.schedules.add(name, cron, source, SPEC, **more)  # type: ignore[arg-type]  # as each test says
 
-    def control(self, owner: str, start: Callable[[Schedule, float], str] | None = None) -> Process:
+    def control(self, owner: str, start: Callable[[Schedule], str] | None = None) -> Process:
         return Process(self, owner, start or partial(start_job, self.producer, self.jobs))
 
     def firings(self, name: str = "nightly") -> list[Firing]:
@@ -71,7 +72,7 @@ class Night:
 class Process:
     """One control process's part in schedules."""
 
-    def __init__(self, night: Night, owner: str, start: Callable[[Schedule, float], str]) -> None:
+    def __init__(self, night: Night, owner: str, start: Callable[[Schedule], str]) -> None:
         self._clock = 0.0
         self.steps = ScheduleSteps(night.store, start, owner=owner, on_ended=lambda: None, clock=lambda: self._clock)
 
@@ -107,7 +108,7 @@ def test_a_nightly_job_starts_each_night(night: Night) -> None:
         night.now = ONE + nth * DAY + 20
         control.turn()
         job = night.jobs.get(f"nightly@2026-03-1{nth}T01:00Z")
-        assert started_by(job) == ("nightly", ONE + nth * DAY)
+        assert started_by(job) == ("nightly", f"2026-03-1{nth}T01:00Z")
         assert night.firings()[0].job_id == job.job_id
         night.jobs.set_state(job.job_id, JobState.COMPLETED, expect=[JobState.RUNNING])
     assert night.outcomes() == [FiringOutcome.STARTED] * 2
@@ -115,17 +116,25 @@ def test_a_nightly_job_starts_each_night(night: Night) -> None:
 
 
 def test_two_control_processes_start_a_job_once(night: Night) -> None:
-    """Both look at the same moment, again and again: one job, one firing."""
+    """Both look at the same moment, and again afterwards: one job, one firing."""
     night.add()
     night.now = ONE + 1
     both = [night.control(owner) for owner in "ab"]
-    threads = [threading.Thread(target=one.turn) for one in both]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([one.look for one in both])
+    join_starts()
+    for one in both:
+        one.turn()
     assert night.outcomes() == [FiringOutcome.STARTED]
     assert len(night.jobs.list()) == 1
+
+
+def test_two_submits_of_one_time_are_one_job(night: Night) -> None:
+    """Even if both processes believe that they hold the schedule, and even at the same moment, there is one job."""
+    schedule = night.add()
+    found: list[str] = []
+    at_once([lambda: found.append(start_job(night.producer, night.jobs, schedule)) for _ in range(4)])
+    assert len(found) == 4
+    assert len(set(found)) == len(night.jobs.list()) == 1
 
 
 def test_a_process_that_dies_after_its_submit_is_followed_by_one_that_finds_the_job(night: Night) -> None:
@@ -134,8 +143,8 @@ def test_a_process_that_dies_after_its_submit_is_followed_by_one_that_finds_the_
     night.now = ONE + 1
     submitted: list[str] = []
 
-    def start_and_die(schedule: Schedule, planned_at: float) -> str:
-        submitted.append(start_job(night.producer, night.jobs, schedule, planned_at))
+    def start_and_die(schedule: Schedule) -> str:
+        submitted.append(start_job(night.producer, night.jobs, schedule))
         return submitted[0]
 
     dying = night.control("a", start_and_die)
@@ -158,7 +167,7 @@ def test_a_process_that_ends_hands_over_at_once(night: Night) -> None:
     night.add()
     night.now = ONE + 1
     hung = threading.Event()
-    ending = night.control("a", lambda _schedule, _planned: str(hung.wait(30)))
+    ending = night.control("a", lambda _schedule: str(hung.wait(30)))
     ending.look()
     ending.steps.close()
     other = night.control("b")
@@ -268,10 +277,10 @@ def test_a_full_disk_is_told_and_tried_again(night: Night) -> None:
     night.add()
     is_full = [True]
 
-    def start(schedule: Schedule, planned_at: float) -> str:
+    def start(schedule: Schedule) -> str:
         if is_full[0]:
             raise OSError(28, "No space left on device")
-        return start_job(night.producer, night.jobs, schedule, planned_at)
+        return start_job(night.producer, night.jobs, schedule)
 
     control = night.control("a", start)
     night.now = ONE + 1
@@ -289,10 +298,10 @@ def test_a_source_that_hangs_stops_no_other_and_is_given_up(night: Night, monkey
     night.add("whole")
     released = threading.Event()
 
-    def start(schedule: Schedule, planned_at: float) -> str:
+    def start(schedule: Schedule) -> str:
         if schedule.name == "hangs":
             released.wait(60)
-        return start_job(night.producer, night.jobs, schedule, planned_at)
+        return start_job(night.producer, night.jobs, schedule)
 
     control = night.control("a", start)
     night.now = ONE + 1
@@ -372,7 +381,7 @@ def test_what_cannot_be_used_is_refused_when_it_is_added(night: Night, monkeypat
         night.add()
     for bad in ({"name": "job_1"}, {"name": "a b"}, {"cron": "0 25 * * *"}, {"timezone": "Mars"}, {"catch_up": "some"}):
         with pytest.raises(ScheduleError):
-            night.add(**{"name": "other", **bad})  # type: ignore[arg-type]  # one field at a time
+            night.add(**{"name": "other", **bad})
     with pytest.raises(SpecError, match="did you mean"):
         night.schedules.add("other", "0 1 * * *", "x.jsonl", {**SPEC, "modle": "m"})
     monkeypatch.setattr(schedule_store, "SCHEDULES_MAX", 1)
@@ -404,10 +413,25 @@ def test_a_submit_by_hand_is_not_taken_for_the_schedules_own(night: Night) -> No
     night.add()
     night.producer.submit(night.source, {**SPEC, "max_attempts": 2}, job_key="nightly@2026-03-10T01:00Z")
     with pytest.raises(JobConflict, match="another spec or source"):
-        start_job(night.producer, night.jobs, night.store.get("nightly"), ONE)
+        start_job(night.producer, night.jobs, night.store.get("nightly"))
 
 
 def join_starts() -> None:
     for thread in threading.enumerate():
         if thread.name == "schedule-start":
             thread.join(30)
+
+
+def at_once(works: Sequence[Callable[[], None]]) -> None:
+    """Each in a thread of its own, at the same moment."""
+    together = threading.Barrier(len(works))
+
+    def run(work: Callable[[], None]) -> None:
+        together.wait(30)
+        work()
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
+import cronsim
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_ledger import CatchUp
 from penstock_producer import ScheduleError
-from penstock_producer.schedules import timetable as timetables
 from penstock_producer.schedules.due import CATCH_UP_MAX, ON_TIME_S, Due, due
 from penstock_producer.schedules.timetable import Timetable
 
@@ -130,8 +130,8 @@ def test_the_latest_times_are_found_however_long_the_sleep(monkeypatch: pytest.M
         looked += 1
         return real(*given)  # type: ignore[arg-type]  # passed on
 
-    real = timetables.CronSim
-    monkeypatch.setattr(timetables, "CronSim", counted)
+    real = cronsim.CronSim
+    monkeypatch.setattr(cronsim, "CronSim", counted)
     found = Timetable("* * * * *", "UTC").latest(at("2020-01-01T00:00"), at("2026-01-01T00:00:30"), 3)
     assert found == [at("2025-12-31T23:58"), at("2025-12-31T23:59"), at("2026-01-01T00:00")]
     assert looked < 30
@@ -155,7 +155,7 @@ def test_skip_starts_nothing_that_was_missed() -> None:
 
 
 def test_once_starts_the_latest_missed_one() -> None:
-    """After three missed nights one job starts, that of the last night; the others are told as missed."""
+    """After three missed nights one job starts, that of the last night; the others are shown as missed."""
     assert due(NIGHTLY, CatchUp.ONCE, FIRST, FIRST + 2 * DAY + HOUR) == Due(start=False, then=FIRST + 2 * DAY)
     assert due(NIGHTLY, CatchUp.ONCE, FIRST + 2 * DAY, FIRST + 2 * DAY + HOUR) == Due(start=True, then=FIRST + 3 * DAY)
 

@@ -27,7 +27,7 @@ _LIVE: Final = tuple(str(state) for state in JobState if not state.final)
 
 
 class ScheduleStore:
-    """``clock`` is for tests that play the time; else leases and planned times are judged by the database server's."""
+    """``clock`` is for tests that play the time; else leases and planned times go by the database server's."""
 
     def __init__(self, db: Database, *, clock: Callable[[], float] | None = None) -> None:
         self._db = db

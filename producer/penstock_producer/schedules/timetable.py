@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from cronsim import CronSim, CronSimError
+import cronsim
+from cronsim import CronSimError
 
 from penstock_producer.errors import ScheduleError, seen
 
@@ -39,11 +40,9 @@ class Timetable:
                 'week), such as "0 1 * * *" for every night at one'
             )
         try:
-            first = next(CronSim(self.cron, datetime(2026, 1, 1, tzinfo=UTC)), None)
+            first = next(cronsim.CronSim(self.cron, datetime(2026, 1, 1, tzinfo=UTC)), None)
         except (CronSimError, AssertionError, ValueError) as error:  # what the parser meets with odd fields
-            raise ScheduleError(
-                f"the cron expression {seen(cron)} is refused: {error or 'a field is unusable'}"
-            ) from None
+            raise ScheduleError(f"the cron expression {seen(cron)} is refused: {error}; correct that field") from None
         if first is None:
             raise ScheduleError(f"the cron expression {seen(cron)} names a day that never comes; correct day and month")
 
@@ -70,7 +69,7 @@ class Timetable:
         return f"{moment:{FORMAT}} {moment:%Z}"
 
     def _from(self, at: float) -> Iterator[float]:
-        for moment in CronSim(self.cron, datetime.fromtimestamp(at, self._zone)):
+        for moment in cronsim.CronSim(self.cron, datetime.fromtimestamp(at, self._zone)):
             planned = moment.timestamp()
             if planned > at:  # within an hour that comes twice, the first answer may be an hour too early
                 yield planned

@@ -25,7 +25,6 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import DEFAULT_LANE
-from penstock_producer.schedules.start import start_job
 from penstock_ratelimit import full_jitter
 from penstock_workers.broker.amqp.switch_back import SwitchBack
 from penstock_workers.control.counters import Counters
@@ -34,6 +33,7 @@ from penstock_workers.control.fleet_figures import FleetFigures
 from penstock_workers.control.job.recover import Recovery
 from penstock_workers.control.job_steps import JobSteps
 from penstock_workers.control.schedules.schedule_steps import ScheduleSteps
+from penstock_workers.control.schedules.start_job import start_job
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name

@@ -35,7 +35,7 @@ class ScheduleSteps:
     def __init__(
         self,
         store: ScheduleStore,
-        start: Callable[[Schedule, float], str],
+        start: Callable[[Schedule], str],
         *,
         owner: str,
         on_ended: Callable[[], None],
@@ -111,9 +111,9 @@ class ScheduleSteps:
         why = redact(str(error) or type(error).__name__)[:REASON_CHARS]
         tries = schedule.tries + 1
         if _may_pass(error) and tries < TRIES_MAX:
-            told = f"try {tries} of {TRIES_MAX}: {why}"
-            self._store.wait(schedule, self._owner, told, retry_at=self._store.now() + RETRY_S, tried=True)
-            log.warning("schedule %s: %s: %s; tried again in %g s", schedule.name, shown, told, RETRY_S)
+            said = f"try {tries} of {TRIES_MAX}: {why}"
+            self._store.wait(schedule, self._owner, said, retry_at=self._store.now() + RETRY_S, tried=True)
+            log.warning("schedule %s: %s: %s; tried again in %g s", schedule.name, shown, said, RETRY_S)
             return
         decision = Decision(schedule.next_at, FiringOutcome.FAILED, then, reason=why)
         if self._store.decide(schedule, decision):

@@ -28,9 +28,9 @@ class Start:
 
 
 class Starts:
-    """Belongs to the control thread. The threads are daemons: whoever holds the schedule next submits the same job."""
+    """Belongs to the control thread. The threads are daemons: the process that holds the schedule next submits the same job."""
 
-    def __init__(self, start: Callable[[Schedule, float], str], on_ended: Callable[[], None]) -> None:
+    def __init__(self, start: Callable[[Schedule], str], on_ended: Callable[[], None]) -> None:
         self._start = start
         self._on_ended = on_ended  # called in the starting thread
         self._under_way: dict[str, Start] = {}  # by schedule id; at most STARTS_AT_ONCE
@@ -64,7 +64,7 @@ class Starts:
 
     def _run(self, start: Start) -> None:
         try:
-            start.job_id.set_result(self._start(start.schedule, start.schedule.next_at))
+            start.job_id.set_result(self._start(start.schedule))
         except BaseException as error:
             start.job_id.set_exception(error)
         self._on_ended()
