@@ -18,6 +18,7 @@ RUN: Final = _examples(
 SUBMIT: Final = _examples(
     'penstock submit s3://corpora/tickets.jsonl --job tickets --prompt "Summarise: {text}" --model gpt-4o-mini',
     'penstock submit tickets.jsonl --prompt "Summarise: {text}" --model m --response-schema answer.schema.json --deadline 8h',
+    "penstock submit --from-job tickets --where reason=schema_mismatch --model large --job tickets-large",
 )
 STATUS: Final = _examples("penstock status tickets --watch", "penstock status tickets --state results/.penstock --json")
 JOBS: Final = _examples("penstock jobs --limit 10")

@@ -38,9 +38,11 @@ from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
+from penstock_producer.sources.outcomes import OutcomesSource, pin_of
 from penstock_producer.sources.overrides import Overrides
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
+from penstock_producer.sources.where import Where
 from penstock_producer.survey import survey
 
 _JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: none is guessed or repeated
@@ -145,6 +147,41 @@ class Producer:
         found = survey(opened, spec, progress)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         return self._create(spec, found.pin, found.total, job_key, refusals, started_by=started_by)
+
+    def submit_from(
+        self,
+        job: str,
+        spec: JobSpec | Mapping[str, Any],
+        *,
+        where: Sequence[str] = (),
+        job_key: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Job:
+        """Accept the outcomes of a job that has ended, those for which each condition of ``where`` holds, as one job.
+
+        See sources/outcomes.py and sources/where.py. Raises as ``submit``, JobNotFound, and SourceUnavailable while the job
+        has not ended.
+        """
+        if self._borders is not None:
+            raise SourceError("unsupported_source", "remote doors read no outcomes of other jobs; submit a file")
+        spec, found = self._accepted(spec), self._found(job)
+        if spec.prompt is None and spec.endpoint != found.spec["endpoint"]:
+            fix = f"give the endpoint {found.spec['endpoint']}, or a prompt"
+            message = f"{seen(spec.endpoint)} is not where the requests of job {found.job_key} were sent"
+            raise SpecError([Problem("invalid_value", "/endpoint", message, fix)])
+        pin = pin_of(found, Where(where), self._settings.max_body_bytes)
+        try:
+            surveyed = survey(OutcomesSource(pin, spec, self._jobs, self._outcomes), spec, progress)
+        except SourceError as error:
+            if error.code != "empty_source":
+                raise
+            what = " and ".join(where) or "any condition"
+            raise SourceError(
+                "empty_source",
+                f"no outcome of job {found.job_key} satisfies {seen(what)}; penstock report counts what it has",
+            ) from error
+        refusals = [(refusal.doc_id, refusal.row) for refusal in surveyed.refused]
+        return self._create(spec, pin, surveyed.total, job_key, refusals)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
         """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.

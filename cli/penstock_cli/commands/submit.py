@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import typer
 
+from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
 from penstock_cli.job.flags import JobFlags, takes_job_flags
 
 
 @takes_job_flags
 def submit(
-    source: options.Source,
     flags: JobFlags,
+    source: options.SourceOrNone = None,
     job: options.Job = None,
+    from_job: options.FromJob = None,
+    where: options.Where = None,
 ) -> None:
     """Submit a job to the configured fleet and print its id.
+
+    With --from-job its documents are the outcomes of another job: those that
+    died, to try them with another model, or the answers, to ask about them.
 
     How the provider is reached (URL, key, limits, prices) is the workers'
     setting, not the job's: name one of theirs with --provider.
@@ -27,6 +33,8 @@ def submit(
     from penstock_producer import Producer, SpecError
     from penstock_producer.settings import ProducerSettings
 
+    if (source is None) == (from_job is None) or (where and from_job is None):
+        raise UsageProblem("give a SOURCE, or --from-job JOB with or without --where, and not both")
     spec = job_spec(flags)
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     settings = ProducerSettings.load()
@@ -35,7 +43,10 @@ def submit(
     serving.refuse_chance(served, spec)
     with Producer(settings) as producer:
         try:
-            accepted = producer.submit(source, spec, job_key=job)
+            if from_job is not None:
+                accepted = producer.submit_from(from_job, spec, where=where or (), job_key=job)
+            else:
+                accepted = producer.submit(str(source), spec, job_key=job)
         except SpecError as error:
             raise in_flags(error) from error
     warning = serving.warning(served, spec)

@@ -1,4 +1,4 @@
-"""Where a job comes from, when no person submitted it."""
+"""Where a job comes from, when it is not a source that was submitted by hand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Job
+
+
+def from_job_line(job: Job) -> str:
+    """One sentence on the job whose outcomes this one reads; empty for a job with a source of its own."""
+    from penstock_cli.show.text import one_line, safe
+
+    if job.source.get("kind") != "job":
+        return ""
+    where = " and ".join(job.source["where"])
+    chosen = f", where {one_line(where)}" if where else ""
+    return (
+        f"over the outcomes of job {safe(job.source['job_key'])}, up to generation {job.source['generation']}{chosen}"
+    )
 
 
 def started_by_line(job: Job) -> str:
