@@ -1,7 +1,7 @@
 """Conditions on the outcomes of a job: `status=dead`, `reason=context_overflow`, `score<0.5 and label!=spam`.
 
 A name is one of the outcome's own (``OWN``); any other is a field of the answer, where that is a JSON object: `score`, or
-`answer.score` where the name is taken, `verdict.score` for a field within a field. Nothing is ever executed: a condition is
+`answer.score` where the name is taken, `rating.score` for a field within a field. Nothing is ever executed: a condition is
 a name, a comparison and a value.
 
 A field that is absent is null: `score=null` finds outcomes without it, and `<`, `<=`, `>`, `>=` hold for numbers only.
