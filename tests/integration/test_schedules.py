@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -96,6 +97,15 @@ def night(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Night]:
     database.migrate()
     yield Night(database, tmp_path)
     database.close()
+
+
+def test_a_start_is_in_the_log(night: Night, caplog: pytest.LogCaptureFixture) -> None:
+    """At the level that control processes log: which schedule, which time, which job."""
+    night.add()
+    night.now = ONE + 1
+    with caplog.at_level(logging.WARNING):
+        night.control("a").turn()
+    assert f"schedule nightly: 2026-03-10 01:00 UTC: started job {night.firings()[0].job_id}" in caplog.text
 
 
 def test_a_nightly_job_starts_each_night(night: Night) -> None:
@@ -249,6 +259,18 @@ def test_a_source_that_is_late_is_waited_for(night: Night) -> None:
     control.turn()
     assert night.outcomes() == [FiringOutcome.STARTED]
     assert night.store.get("nightly").tries == 0
+
+
+def test_a_time_that_was_tried_in_vain_has_failed(night: Night) -> None:
+    """The next time comes while the source of this one is still not there: it failed, and was not merely skipped."""
+    night.add(cron="* * * * *", source=night.source.with_name("absent.jsonl"))
+    control = night.control("a")
+    night.now = night.store.get("nightly").next_at + 1
+    control.turn()
+    night.now += RETRY_S + 1
+    control.turn(looks=1)
+    assert night.outcomes() == [FiringOutcome.FAILED]
+    assert "there is no such file" in str(night.firings()[0].reason)
 
 
 def test_what_fails_is_told_and_stops_no_other(night: Night) -> None:

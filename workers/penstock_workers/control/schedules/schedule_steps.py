@@ -87,9 +87,11 @@ class ScheduleSteps:
         self._starts.begin(schedule)
 
     def _skip(self, schedule: Schedule, timetable: Timetable, step: Due) -> None:
+        """A time that was tried in vain has failed; one that nothing tried was skipped."""
+        outcome = FiringOutcome.FAILED if schedule.tries else FiringOutcome.SKIPPED
         why = schedule.waits_for or "no control process was there to start it"
         reason = f"missed ({why}); catch-up is {schedule.catch_up}, next is {timetable.shown(step.then)}"
-        decision = Decision(schedule.next_at, FiringOutcome.SKIPPED, step.then, reason=reason)
+        decision = Decision(schedule.next_at, outcome, step.then, reason=reason)
         if self._store.decide(schedule, decision):
             log.warning("schedule %s: %s: %s", schedule.name, timetable.shown(schedule.next_at), reason)
 
@@ -102,7 +104,8 @@ class ScheduleSteps:
             job_id = start.job_id.result()
             decision = Decision(schedule.next_at, FiringOutcome.STARTED, then, job_id=job_id)
             if self._store.decide(schedule, decision):
-                log.info("schedule %s: %s: started job %s", schedule.name, shown, job_id)
+                # not INFO, which processes leave out: a night's work began, and this is the only line that says so
+                log.warning("schedule %s: %s: started job %s", schedule.name, shown, job_id)
         else:
             self._failed(schedule, error, then, shown)
         self._starts.forget(start)
