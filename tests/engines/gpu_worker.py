@@ -16,8 +16,10 @@ WORK_S = 240.0
 
 
 def gpu_worker(
-    fleet: Fleet, model: Path | str, *, in_process: bool, engine: dict[str, Any] | None = None, **settings: object
-) -> Process:
+    fleet: Fleet, model: Path | str, *, in_process: bool, engine: dict[str, Any] | None = None, wait: bool = True,
+    **settings: object,
+) -> Process:  # fmt: skip
+    """``wait``: until its engine is up."""
     arguments = {
         "max_model_len": 1024,
         "enforce_eager": True,
@@ -29,6 +31,8 @@ def gpu_worker(
         128, lane="gpu", gpu__model=model, gpu__in_process=in_process, gpu__engine=json.dumps(arguments),
         gpu__max_num_seqs=64, gpu__max_num_batched_tokens=settings.pop("batched", 2048), **settings,
     )  # fmt: skip
+    if not wait:
+        return worker
     until(lambda: worker.popen.pid in fleet.heard_of() or not worker.alive, START_S, "the engine is up")
     assert worker.alive, worker.tail()
     return worker

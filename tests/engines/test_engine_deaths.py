@@ -95,3 +95,18 @@ def test_nothing_of_an_engine_outlives_a_worker_that_is_killed(
     os.kill(worker.popen.pid, signal.SIGKILL)
     until(lambda: all(map(is_gone, left)), 15, "all of the engine's processes end with the worker")
     until(lambda: not any(map(os.path.exists, memory)), 5, "and its shared memory is freed")
+
+
+def test_a_worker_that_is_told_to_stop_while_its_model_loads_ends_with_its_engine(
+    fleet: Fleet, tiny_llama: Path
+) -> None:
+    """SIGTERM when the first process of the engine is there: the worker ends before the load would have, and leaves nothing."""
+    worker = gpu_worker(fleet, tiny_llama, in_process=False, wait=False)
+    until(
+        lambda: any("spawn_main" in " ".join(one.cmdline()) for one in descendants(worker)), WORK_S, "an engine starts"
+    )
+    started = descendants(worker)
+    worker.popen.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+    assert "its start is given up" in worker.log.read_text()
+    until(lambda: all(is_gone(one) for one in started), 15, "nothing of the engine is left")

@@ -20,6 +20,7 @@ from penstock_workers.metrics.samples import Sample
 log = logging.getLogger(__name__)
 
 START_LOOK_S = 0.5  # how soon a SIGTERM is seen while the engine starts
+GIVE_UP_S = 45.0  # for the end of what has been started by then, such as the processes of an engine
 LOOP_BEAT_S = 1.0
 # An item loop that has not run for so long counts as stuck; a busy one lags by seconds at most.
 LOOP_STUCK_S = 60.0
@@ -33,6 +34,7 @@ class EngineThread:
         self._build = build
         self._make_loop = make_loop
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._engine: ItemEngine | None = None
         self._ready: Future[None] = Future()
         self._turned_at: float | None = None  # written by the loop while it serves, read by any thread
@@ -48,9 +50,18 @@ class EngineThread:
             concurrent.futures.wait([self._ready], START_LOOK_S)
             meanwhile()
             if state.should_stop is not None:  # a signal to stop while a model loads: there is nothing to drain
+                self._give_up()
                 raise WorkerShutdown(state.should_stop)
         self._ready.result()
         spare_the_collector()
+
+    def _give_up(self) -> None:
+        """Cancel the start of the engine, which ends what it has begun."""
+        serving = self._serving
+        if serving is not None:
+            log.warning("told to stop while the engine starts; its start is given up")
+            self.call(serving.cancel)
+            concurrent.futures.wait([self._ready], GIVE_UP_S)
 
     def abort(self, delivery: Delivery, why: str) -> None:
         self.call(lambda: self.running.abort(delivery, why))
@@ -115,6 +126,7 @@ class EngineThread:
 
     async def _serve(self, bridge: Bridge) -> None:
         self._loop = asyncio.get_running_loop()
+        self._serving = asyncio.current_task()
         self._ended = asyncio.Event()
         try:
             self._engine = self._build()

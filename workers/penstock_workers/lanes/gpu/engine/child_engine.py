@@ -7,9 +7,11 @@ import contextlib
 import functools
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from multiprocessing.util import Finalize
+from typing import Any, Final
 
 from penstock_workers.lanes.gpu.engine import processes
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
@@ -22,7 +24,9 @@ from penstock_workers.lanes.gpu.engine.vllm_calls import explained, is_pooling, 
 from penstock_workers.lanes.gpu.plugin import load_in_engines
 from penstock_workers.lanes.gpu.settings import GpuSettings
 
-SHUTDOWN_S = 3.0  # nothing is in it by then; after that its processes are killed, within drain.STOP_TIMEOUT_S
+GIVE_UP_S: Final = 30.0  # a start that is cancelled: vLLM may import for so long before it has any process to kill
+GIVE_UP_LOOK_S: Final = 0.5
+SHUTDOWN_S: Final = 3.0  # nothing is in it by then; after that its processes are killed, within drain.STOP_TIMEOUT_S
 
 
 class ChildEngine:
@@ -42,12 +46,13 @@ class ChildEngine:
         load_in_engines()
         guard = _guard()
         arguments = engine_arguments(self._settings, self._adapters, drain_seconds=self._drain_seconds)
+        # Off the loop, which goes on settling; its output handler starts with the first request, on the loop.
+        building = asyncio.get_running_loop().run_in_executor(None, self._build, arguments)
         try:
             with explained(self._settings):
-                # Off the loop, which goes on settling; its output handler starts with the first request, on the loop.
-                self._llm = await asyncio.to_thread(self._build, arguments)
+                self._llm = await asyncio.shield(building)
         except BaseException:
-            await asyncio.to_thread(processes.end, _mark(), set())
+            await _give_up(building)
             raise
         self.config = self._llm.vllm_config
         self._pids = frozenset(await asyncio.to_thread(processes.marked, _mark()))
@@ -117,6 +122,18 @@ class ChildEngine:
             await asyncio.to_thread(processes.end, _mark(), self._memory)
 
 
+async def _give_up(building: asyncio.Future[Any]) -> None:
+    """Kill what it has started until it notices: where it was cancelled, it may not have started all of it yet."""
+    until = time.monotonic() + GIVE_UP_S
+    while True:
+        await asyncio.to_thread(processes.end, _mark(), set())
+        await asyncio.wait([building], timeout=GIVE_UP_LOOK_S)
+        if building.done() or time.monotonic() > until:
+            break
+    if building.done() and not building.cancelled():
+        building.exception()  # it is known why
+
+
 @functools.cache
 def _mark() -> str:
     """Of this worker's engines: one at a time, so that they may share it."""
@@ -126,4 +143,7 @@ def _mark() -> str:
 
 @functools.cache
 def _guard() -> Guard:
+    Finalize(
+        None, processes.end, args=(_mark(), set()), exitpriority=0
+    )  # else Python's exit waits for them without end
     return Guard(_mark())
