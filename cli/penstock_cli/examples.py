@@ -20,6 +20,7 @@ SUBMIT: Final = _examples(
     'penstock submit s3://corpora/tickets.jsonl --job tickets --prompt "Summarise: {text}" --model gpt-4o-mini',
     'penstock submit tickets.jsonl --prompt "Summarise: {text}" --model m --response-schema answer.schema.json --deadline 8h',
     "penstock submit night.yaml",
+    "penstock submit --from-job tickets --where reason=schema_mismatch --model large --job tickets-large",
 )
 PREVIEW: Final = _examples(
     'penstock preview tickets.jsonl --prompt "Summarise: {text}" --model gpt-4o-mini',
@@ -54,3 +55,11 @@ DLQ_REPLAY: Final = _examples(
     "penstock dlq replay tickets --unset max_tokens",
 )
 REFUSED: Final = _examples("penstock refused --limit 5")
+SCHEDULE_ADD: Final = _examples(
+    'penstock schedule add "0 1 * * *" s3://corpora/tickets.jsonl --timezone Europe/Berlin --prompt "Sum up: {text}" --model m',
+    'penstock schedule add "*/30 6-20 * * MON-FRI" /data/in.jsonl --name office-hours --catch-up skip --model m',
+)
+SCHEDULE_LIST: Final = _examples("penstock schedule list", "penstock schedule list tickets")
+SCHEDULE_PAUSE: Final = _examples("penstock schedule pause tickets")
+SCHEDULE_RESUME: Final = _examples("penstock schedule resume tickets")
+SCHEDULE_REMOVE: Final = _examples("penstock schedule remove tickets")

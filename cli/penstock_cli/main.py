@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, Command] = {
     "resume": Command(JOBS, "penstock_cli.commands.jobs:resume", examples.RESUME),
     "cancel": Command(JOBS, "penstock_cli.commands.jobs:cancel", examples.CANCEL),
     "dlq": Command(JOBS, "penstock_cli.commands.dlq:app"),
+    "schedule": Command(JOBS, "penstock_cli.commands.schedule:app"),
     "purge": Command(JOBS, "penstock_cli.commands.purge:purge", examples.PURGE),
     "migrate": Command(FLEET, "penstock_cli.commands.migrate:migrate", examples.MIGRATE),
     "worker": Command(FLEET, "penstock_cli.commands.worker:worker", examples.WORKER),

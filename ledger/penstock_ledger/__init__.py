@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import PenstockError as PenstockError
     from penstock_ledger.errors import RedisForgot as RedisForgot
     from penstock_ledger.errors import RedisUnfit as RedisUnfit
+    from penstock_ledger.errors import ScheduleExists as ScheduleExists
+    from penstock_ledger.errors import ScheduleNotFound as ScheduleNotFound
     from penstock_ledger.errors import SchemaError as SchemaError
     from penstock_ledger.errors import SchemaMissing as SchemaMissing
     from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
     from penstock_ledger.errors import SpoolConflict as SpoolConflict
+    from penstock_ledger.errors import TooManySchedules as TooManySchedules
     from penstock_ledger.in_redis.batches import Begin as Begin
     from penstock_ledger.in_redis.batches import BeginReply as BeginReply
     from penstock_ledger.in_redis.batches import Begun as Begun
@@ -68,6 +71,12 @@ if TYPE_CHECKING:
     from penstock_ledger.model import JobState as JobState
     from penstock_ledger.model import NewJob as NewJob
     from penstock_ledger.model import Result as Result
+    from penstock_ledger.schedule import CatchUp as CatchUp
+    from penstock_ledger.schedule import Decision as Decision
+    from penstock_ledger.schedule import Firing as Firing
+    from penstock_ledger.schedule import FiringOutcome as FiringOutcome
+    from penstock_ledger.schedule import NewSchedule as NewSchedule
+    from penstock_ledger.schedule import Schedule as Schedule
     from penstock_ledger.sql.database import Database as Database
     from penstock_ledger.sql.database import open_database as open_database
     from penstock_ledger.sql.postgres import POOL_SIZE as POOL_SIZE
@@ -84,6 +93,7 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.meta import Meta as Meta
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
     from penstock_ledger.stores.purge import purge_job as purge_job
+    from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
     from penstock_ledger.stores.spool import Spool as Spool
     from penstock_ledger.stores.spool import SpoolRow as SpoolRow
     from penstock_ledger.vectors import Vectors as Vectors
@@ -99,8 +109,8 @@ else:
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.errors": (
                 "DatabaseUnavailable DatabaseUnusable FeedLost JobClosed JobConflict JobError JobNotFound "
-                "JobNotReplayable LedgerError NothingToReplay PenstockError RedisForgot RedisUnfit SchemaError "
-                "SchemaMissing SchemaTooNew SpoolConflict"
+                "JobNotReplayable LedgerError NothingToReplay PenstockError RedisForgot RedisUnfit ScheduleExists "
+                "ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
             ),
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
@@ -114,6 +124,8 @@ else:
             "penstock_ledger.in_redis.redis_address": "REDIS_CONNECT_TIMEOUT_S REDIS_TIMEOUT_S RedisAddress without_secrets",
             "penstock_ledger.in_redis.redis_health": "is_cluster",
             "penstock_ledger.in_redis.redis_ledger": "RedisLedger",
+            "penstock_ledger.schedule": "CatchUp Decision Firing FiringOutcome NewSchedule Schedule",
+            "penstock_ledger.stores.schedules": "ScheduleStore",
             "penstock_ledger.stores.spool": "Spool SpoolRow",
             "penstock_ledger.stored_values": "storable",
             "penstock_ledger.store_errors": "in_words Trouble trouble_of",

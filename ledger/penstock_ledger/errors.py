@@ -13,6 +13,9 @@ PenstockError               root of what any package of Penstock raises on purpo
     │   ├── JobClosed           a closed job takes no more documents
     │   └── JobNotReplayable    it was cancelled or failed
     ├── NothingToReplay         no dead letter matches
+    ├── ScheduleNotFound        no schedule has that name
+    ├── ScheduleExists          a schedule has that name already
+    ├── TooManySchedules        there are as many as one database may have
     ├── FeedLost                another feeder holds the feed: stop, and do not move its cursor
     ├── SpoolConflict           the same document id was pushed with another body
     ├── RedisForgot             Redis lost what it held; it is rebuilt from SQL first
@@ -42,10 +45,13 @@ __all__ = [
     "PenstockError",
     "RedisForgot",
     "RedisUnfit",
+    "ScheduleExists",
+    "ScheduleNotFound",
     "SchemaError",
     "SchemaMissing",
     "SchemaTooNew",
     "SpoolConflict",
+    "TooManySchedules",
     "shown_ids",
 ]
 
@@ -178,6 +184,37 @@ class NothingToReplay(LedgerError):
         super().__init__(
             f"job {job_id} has no dead letter{which} that can be sent again "
             "(rows that never parsed have no request): `penstock dlq list` shows what there is"
+        )
+
+
+class ScheduleNotFound(LedgerError):
+    """No schedule has that name."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no schedule has the name {name!r}; `penstock schedule list` shows them")
+
+
+class ScheduleExists(LedgerError):
+    """The name is taken."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is a schedule {name!r} already: choose another --name, or remove it first: penstock schedule remove"
+        )
+
+
+class TooManySchedules(LedgerError):
+    """There are as many schedules as the control loop looks after."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"there are {most} schedules, and no database may have more: remove those that have had their time"
         )
 
 

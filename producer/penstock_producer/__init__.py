@@ -24,16 +24,22 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import LedgerError as LedgerError
     from penstock_ledger.errors import NothingToReplay as NothingToReplay
     from penstock_ledger.errors import PenstockError as PenstockError
+    from penstock_ledger.errors import ScheduleExists as ScheduleExists
+    from penstock_ledger.errors import ScheduleNotFound as ScheduleNotFound
     from penstock_ledger.errors import SchemaError as SchemaError
     from penstock_ledger.errors import SchemaMissing as SchemaMissing
     from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
     from penstock_ledger.errors import SpoolConflict as SpoolConflict
+    from penstock_ledger.errors import TooManySchedules as TooManySchedules
     from penstock_ledger.model import Counts as Counts
     from penstock_ledger.model import DeadLetter as DeadLetter
     from penstock_ledger.model import ItemKey as ItemKey
     from penstock_ledger.model import Job as Job
     from penstock_ledger.model import JobState as JobState
     from penstock_ledger.model import Result as Result
+    from penstock_ledger.schedule import CatchUp as CatchUp
+    from penstock_ledger.schedule import Firing as Firing
+    from penstock_ledger.schedule import Schedule as Schedule
     from penstock_producer.async_producer import AsyncOpenJob as AsyncOpenJob
     from penstock_producer.async_producer import AsyncProducer as AsyncProducer
     from penstock_producer.errors import ContentError as ContentError
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from penstock_producer.errors import JobCancelled as JobCancelled
     from penstock_producer.errors import Problem as Problem
     from penstock_producer.errors import ProducerError as ProducerError
+    from penstock_producer.errors import ScheduleError as ScheduleError
     from penstock_producer.errors import SettingsError as SettingsError
     from penstock_producer.errors import SinkError as SinkError
     from penstock_producer.errors import SourceChanged as SourceChanged
@@ -55,6 +62,7 @@ if TYPE_CHECKING:
     from penstock_producer.open_job import OpenJob as OpenJob
     from penstock_producer.producer import JobStatus as JobStatus
     from penstock_producer.producer import Producer as Producer
+    from penstock_producer.schedules.door import Schedules as Schedules
     from penstock_producer.settings import ProducerSettings as ProducerSettings
 else:
     __all__, __getattr__, __dir__ = lazy_names(
@@ -62,18 +70,20 @@ else:
         {
             "penstock_ledger.errors": (
                 "DatabaseUnavailable DatabaseUnusable JobClosed JobConflict JobError JobNotFound "
-                "JobNotReplayable LedgerError NothingToReplay PenstockError SchemaError SchemaMissing "
-                "SchemaTooNew SpoolConflict"
+                "JobNotReplayable LedgerError NothingToReplay PenstockError ScheduleExists ScheduleNotFound "
+                "SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
             ),
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
+            "penstock_ledger.schedule": "CatchUp Firing Schedule",
             "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
             "penstock_producer.errors": (
-                "ContentError InvalidDocument JobCancelled Problem ProducerError SettingsError SinkError "
-                "SourceChanged SourceError SourceForbidden SourceUnavailable SpecError TemplateError TooManyBadRows"
+                "ContentError InvalidDocument JobCancelled Problem ProducerError ScheduleError SettingsError "
+                "SinkError SourceChanged SourceError SourceForbidden SourceUnavailable SpecError TemplateError TooManyBadRows"
             ),
             "penstock_producer.jobfile": "JobFile",
             "penstock_producer.open_job": "OpenJob",
             "penstock_producer.producer": "JobStatus Producer",
+            "penstock_producer.schedules.door": "Schedules",
             "penstock_producer.settings": "ProducerSettings",
             "penstock_producer.job.spec": "JobSpec",
         },

@@ -64,6 +64,17 @@ class AsyncProducer:
         producer = await self._producer()
         return await self._run(lambda: producer.submit(source, spec, job_key=job_key))
 
+    async def submit_from(
+        self,
+        job: str,
+        spec: JobSpec | Mapping[str, Any],
+        *,
+        where: Sequence[str] = (),
+        job_key: str | None = None,
+    ) -> Job:
+        producer = await self._producer()
+        return await self._run(lambda: producer.submit_from(job, spec, where=where, job_key=job_key))
+
     async def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> AsyncOpenJob:
         producer = await self._producer()
         return AsyncOpenJob(await self._run(lambda: producer.open_job(spec, job_key=job_key)), self._run)

@@ -5,6 +5,7 @@ PenstockError, of the ledger
     ├── SpecError               the job spec is unusable; ``problems`` lists each field
     │   └── TemplateError       the prompt template is unusable
     ├── SettingsError           a setting is unusable
+    ├── ScheduleError           a schedule is unusable: its times, its zone, its name
     ├── ContentError            what was given to work on is unusable; ``code`` is stable
     │   ├── SourceError         the source, as a whole
     │   │   ├── SourceUnavailable   it cannot be reached now (pause and try again)
@@ -39,6 +40,7 @@ __all__ = [
     "JobCancelled",
     "Problem",
     "ProducerError",
+    "ScheduleError",
     "SettingsError",
     "SinkError",
     "SourceChanged",
@@ -125,6 +127,12 @@ class TemplateError(SpecError):
 
 class SettingsError(ProducerError):
     """A setting from `penstock.toml`, the environment or a flag cannot be used."""
+
+    exit_status = EXIT_USAGE
+
+
+class ScheduleError(ProducerError):
+    """A schedule cannot be used as it is written."""
 
     exit_status = EXIT_USAGE
 

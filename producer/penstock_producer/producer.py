@@ -14,7 +14,16 @@ from typing import Any, Self
 
 import orjson
 
-from penstock_ledger import POOL_SIZE, JobNotFound, JobStore, OutcomeStore, Spool, open_database
+from penstock_ledger import (
+    POOL_SIZE,
+    Database,
+    JobNotFound,
+    JobStore,
+    OutcomeStore,
+    ScheduleStore,
+    Spool,
+    open_database,
+)
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
 from penstock_ledger.vectors import Vectors
 from penstock_producer.documents import DocumentChecker
@@ -25,20 +34,26 @@ from penstock_producer.job.borders import Borders
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
 from penstock_producer.refusals import refused
+from penstock_producer.schedules.door import Schedules
+from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
+from penstock_producer.sources.outcomes import OutcomesSource, pin_of
 from penstock_producer.sources.overrides import Overrides
 from penstock_producer.sources.several import FILES
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.sources.unpacked import MEMBERS
+from penstock_producer.sources.where import Where
 from penstock_producer.survey import survey
 
 _JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: none is guessed or repeated
 _JOB_ID_CHARS = 20
 _MAX_JOB_KEY_CHARS = 200
 # Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
-_NOT_CONTENT = frozenset({"mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES})
+_NOT_CONTENT = frozenset({
+    "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY,
+})  # fmt: skip
 _LATER_FIELDS = ("embedding_dtype", "encoding", "format")
 
 
@@ -72,19 +87,16 @@ class Producer:
         *,
         database_url: str | None = None,
         borders: Borders | None = None,
+        database: Database | None = None,
     ) -> None:
-        """``borders`` are for a remote door: its jobs may ask for no more, and read `source_roots` only."""
+        """``borders`` are for a remote door: its jobs may ask for no more, and read `source_roots` only.
+
+        A ``database`` that is open already is used as it is, and stays open.
+        """
         self._borders = borders
         self._settings = settings or ProducerSettings.load(database_url=database_url)
-        url = database_url or self._settings.database_url
-        self._database = open_database(
-            url,
-            pool_size=self._settings.database_pool or POOL_SIZE,
-            waits=self._settings.database_waits,
-            role="producer",
-        )
-        if url.startswith("sqlite:"):
-            self._database.migrate()  # an embedded file; the schema of a server is changed by its operator
+        self._owns_database = database is None
+        self._database = database or _opened_database(database_url or self._settings.database_url, self._settings)
         self._jobs = JobStore(self._database)
         self._outcomes = OutcomeStore(self._database)
         self._open: weakref.WeakSet[OpenJob] = weakref.WeakSet()
@@ -103,7 +115,13 @@ class Producer:
             for job in list(self._open):
                 job.flush()
         finally:
-            self._database.close()
+            if self._owns_database:
+                self._database.close()
+
+    @property
+    def schedules(self) -> Schedules:
+        """Jobs that start themselves."""
+        return Schedules(ScheduleStore(self._database), self._accepted)
 
     def submit(
         self,
@@ -113,12 +131,14 @@ class Producer:
         job_key: str | None = None,
         timeout_s: float | None = None,
         progress: Callable[[int], None] | None = None,
+        started_by: Mapping[str, Any] | None = None,
     ) -> Job:
         """Accept every document of ``source`` (a JSONL path or `s3://` URI) as one job.
 
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
         another spec or content, SpecError, SourceError (as when reading takes longer than ``timeout_s``) and
-        TooManyBadRows; nothing is accepted then. ``progress`` is called now and then with the number of rows read.
+        TooManyBadRows; nothing is accepted then. ``progress`` is called now and then with the number of rows read, and
+        ``started_by`` is kept with the job: schedules name themselves there.
         """
         spec = self._accepted(spec)
         if not isinstance(source, str | Path):  # a pin is made here, of what was read here
@@ -128,10 +148,45 @@ class Producer:
         opened = open_source(source, spec, self._settings, remote=self._borders is not None, timeout_s=timeout_s)
         known = self._known(job_key)
         if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
-            return self._create(spec, known.source, known.total, job_key, ())
+            return self._create(spec, known.source, known.total, job_key, (), started_by=started_by)
         found = survey(opened, spec, progress)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
-        return self._create(spec, found.pin, found.total, job_key, refusals)
+        return self._create(spec, found.pin, found.total, job_key, refusals, started_by=started_by)
+
+    def submit_from(
+        self,
+        job: str,
+        spec: JobSpec | Mapping[str, Any],
+        *,
+        where: Sequence[str] = (),
+        job_key: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Job:
+        """Accept the outcomes of a job that has ended, those for which each condition of ``where`` holds, as one job.
+
+        See sources/outcomes.py and sources/where.py. Raises as ``submit``, JobNotFound, and SourceUnavailable while the job
+        has not ended.
+        """
+        if self._borders is not None:
+            raise SourceError("unsupported_source", "remote doors read no outcomes of other jobs; submit a file")
+        spec, found = self._accepted(spec), self._found(job)
+        if spec.prompt is None and spec.endpoint != found.spec["endpoint"]:
+            fix = f"give the endpoint {found.spec['endpoint']}, or a prompt"
+            message = f"{seen(spec.endpoint)} is not where the requests of job {found.job_key} were sent"
+            raise SpecError([Problem("invalid_value", "/endpoint", message, fix)])
+        pin = pin_of(found, Where(where), self._settings.max_body_bytes)
+        try:
+            surveyed = survey(OutcomesSource(pin, spec, self._jobs, self._outcomes), spec, progress)
+        except SourceError as error:
+            if error.code != "empty_source":
+                raise
+            what = " and ".join(where) or "any condition"
+            raise SourceError(
+                "empty_source",
+                f"no outcome of job {found.job_key} satisfies {seen(what)}; penstock report counts what it has",
+            ) from error
+        refusals = [(refusal.doc_id, refusal.row) for refusal in surveyed.refused]
+        return self._create(spec, pin, surveyed.total, job_key, refusals)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
         """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
@@ -275,11 +330,16 @@ class Producer:
         job_key: str | None,
         refusals: Sequence[tuple[str, Any]],
         feed_kind: FeedKind = FeedKind.SOURCE,
+        started_by: Mapping[str, Any] | None = None,
     ) -> Job:
         if job_key is not None:
             _check_key(job_key)
         job_id, span = _new_job_id(), callers_span()
-        marks = {**({SUBMITTED_BY: span} if span else {}), **({DOOR: REMOTE} if self._borders is not None else {})}
+        marks: dict[str, Any] = {DOOR: REMOTE} if self._borders is not None else {}
+        if span:
+            marks[SUBMITTED_BY] = span
+        if started_by is not None:
+            marks[STARTED_BY] = dict(started_by)
         new = NewJob(
             job_id=job_id,
             job_key=job_key or job_id,
@@ -292,6 +352,15 @@ class Producer:
         letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
         job, _ = self._jobs.create(new, letters)
         return job
+
+
+def _opened_database(url: str, settings: ProducerSettings) -> Database:
+    database = open_database(
+        url, pool_size=settings.database_pool or POOL_SIZE, waits=settings.database_waits, role="producer"
+    )
+    if url.startswith("sqlite:"):
+        database.migrate()  # an embedded file; the schema of a server is changed by its operator
+    return database
 
 
 def _new_job_id() -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import DUPLICATE
-from penstock_producer.rows import MISSING_FIELD, BadRow, FileSource
+from penstock_producer.rows import MISSING_FIELD, BadRow, Document
 from penstock_producer.seen_ids import Duplicate, SeenIds
 
 __all__ = ["Survey", "survey"]
@@ -37,7 +37,20 @@ class Survey:
     pin: dict[str, Any]
 
 
-def survey(source: FileSource, spec: JobSpec, progress: Callable[[int], None] | None = None) -> Survey:
+class Surveyed(Protocol):
+    """A source that can be submitted."""
+
+    uri: str
+    id_field: str  # the field that names a document
+
+    def pin(self) -> dict[str, Any]: ...
+
+    def place(self, line: int) -> tuple[str, int]: ...
+
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]: ...
+
+
+def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | None = None) -> Survey:
     """Read the whole source once, in flat memory. ``progress`` is called now and then with the number of rows read.
 
     Raises TooManyBadRows beyond the spec's ``max_bad_rows``, SourceError `empty_source` when there is no row at all,
@@ -90,7 +103,7 @@ def _in_order(bad: list[BadRow]) -> list[BadRow]:
     return sorted(bad, key=lambda row: row.line)
 
 
-def _duplicate(duplicate: Duplicate, source: FileSource) -> BadRow:
+def _duplicate(duplicate: Duplicate, source: Surveyed) -> BadRow:
     uri, line = source.place(duplicate.line)
     first_uri, first_line = source.place(duplicate.first_line)
     first = f"line {first_line}" if first_uri == uri else f"line {first_line} of {first_uri}"

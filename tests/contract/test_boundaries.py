@@ -36,13 +36,13 @@ MAY_IMPORT = {
 # `__all__` names. (Names in an `__init__` are for everyone, modules here are for Penstock alone.)
 INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
-    "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "vectors"},
+    "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "schedule", "vectors"},
     "penstock_producer": {
         "errors", "feed.feeder", "feed.leased_feed", "feed.queues", "feed.repair", "feed.routes", "feed.served",
         "feed.tracing", "feed.wire", "job.acceptance", "job.borders", "job.durations", "job.endpoints", "job.hook_paths",
         "job.lanes", "job.options", "job.run_options", "job.spec", "jobfile",
-        "outputs", "settings", "sources", "sources.of_feed", "sources.overrides", "sources.s3",
-        "storage",
+        "outputs", "schedules.due", "schedules.marks", "schedules.timetable", "settings", "sources", "sources.of_feed",
+        "sources.overrides", "sources.s3", "storage",
         "survey",
     },
     "penstock_workers": {

@@ -61,6 +61,7 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
     from rich.text import Text
 
     from penstock_cli.show.engines import engines_line
+    from penstock_cli.show.origin import from_job_line, started_by_line
     from penstock_cli.show.pauses import pause_lines
     from penstock_cli.show.progress import final_line, line, reason_lines
     from penstock_cli.show.text import one_line, safe
@@ -69,6 +70,8 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
     console.print(
         Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"), soft_wrap=True
     )
+    for origin in filter(None, (started_by_line(job), from_job_line(job))):
+        console.print(Text(origin), soft_wrap=True)
     for sentence in pause_lines(job, ledger.option()):
         console.print(Text(sentence), soft_wrap=True)
     console.print(Text(final_line(figures) if job.state.final else line(figures)), soft_wrap=True)
@@ -104,12 +107,20 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
         "reason": job.reason,
         "resume_at": job.resume_at,
         "generation": job.generation,
+        "started_by": job.source.get("started_by"),
+        "from_job": _from_job(job),
         "reasons": figures.reasons,
         "last_failure": figures.cause,
     }
     if engines is not None:
         extra["engines"] = engines.to_json()
     return orjson.dumps(report.to_json() | extra).decode()
+
+
+def _from_job(job: Job) -> dict[str, Any] | None:
+    if job.source.get("kind") != "job":
+        return None
+    return {name: job.source[name] for name in ("job_id", "generation", "where")}
 
 
 def list_jobs(

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import typer
 
+from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
-from penstock_cli.job.flags import takes_job_flags
+from penstock_cli.job.flags import takes_job_flags_or_outcomes
 from penstock_cli.job.given import GivenJob
 
 
-@takes_job_flags
+@takes_job_flags_or_outcomes
 def submit(
     given: GivenJob,
     job: options.Job = None,
+    from_job: options.FromJob = None,
+    where: options.Where = None,
 ) -> None:
     """Submit a job to the configured fleet and print its id.
+
+    With --from-job its documents are the outcomes of another job: those that
+    died, to try them with another model, or the answers, to ask about them.
 
     How the provider is reached (URL, key, limits, prices) is the workers'
     setting, not the job's: name one of theirs with --provider.
@@ -27,6 +33,8 @@ def submit(
     from penstock_producer import Producer, SpecError
     from penstock_producer.settings import ProducerSettings
 
+    if given.has_source == (from_job is not None) or (where and from_job is None):
+        raise UsageProblem("give a SOURCE, or --from-job JOB with or without --where, and not both")
     spec = job_spec(given)
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     settings = ProducerSettings.load()
@@ -35,7 +43,10 @@ def submit(
     serving.refuse_chance(served, spec)
     with Producer(settings) as producer:
         try:
-            accepted = producer.submit(given.source, spec, job_key=given.key(job))
+            if from_job is not None:
+                accepted = producer.submit_from(from_job, spec, where=where or (), job_key=given.key(job))
+            else:
+                accepted = producer.submit(given.source, spec, job_key=given.key(job))
         except SpecError as error:
             raise given.refusal(error) from error
     warning = serving.warning(served, spec)

@@ -24,10 +24,25 @@ JobFlags = Mapping[str, Any]
 class GivenJob:
     """Source and options of one job. ``file`` is None where it was all typed."""
 
-    source: str
+    source_or_none: str | None
     flags: JobFlags
     file: JobFile | None = None
     typed: frozenset[str] = frozenset()  # fields that flags say, which go before the file's
+
+    @property
+    def has_source(self) -> bool:
+        return self.source_or_none is not None
+
+    @property
+    def source(self) -> str:
+        """Raises UsageProblem where neither an argument nor the file names one."""
+        if self.source_or_none is not None:
+            return self.source_or_none
+        if self.file is None:
+            raise UsageProblem("name the documents: SOURCE, or a job spec file that has one")
+        raise UsageProblem(
+            f"{self.file.path} names no source; write source: FILE there, or give it with --spec: SOURCE --spec {self.file.path}"
+        )
 
     def key(self, typed: str | None) -> str | None:
         """The job key; None where neither a flag nor the file names one."""
@@ -47,7 +62,7 @@ class GivenJob:
 
 
 def given_job(
-    source: str, spec: Path | None, flags: JobFlags, typed: frozenset[str], files: Mapping[str, Path]
+    source: str | None, spec: Path | None, flags: JobFlags, typed: frozenset[str], files: Mapping[str, Path]
 ) -> GivenJob:
     """``typed`` are the fields whose flags were typed; ``files`` the text files that flags name for some of them.
 
@@ -61,24 +76,24 @@ def given_job(
             raise UsageProblem(f"--{field} and --{field}-file are both given; keep one of them")
         said[field] = _text_of(f"--{field}-file", path)
     typed |= files.keys()
-    if spec is None and not is_job_file(source):
+    path = spec
+    if source is not None and is_job_file(source):
+        if spec is not None:
+            raise UsageProblem(
+                f"{source} is a job spec file, and so is --spec {spec}; give documents as SOURCE, or leave --spec out"
+            )
+        path, source = Path(source), None
+    if path is None:
         return GivenJob(source, said, None, typed)
-    if spec is not None and is_job_file(source):
-        raise UsageProblem(
-            f"{source} is a job spec file, and so is --spec {spec}; give documents as SOURCE, or leave --spec out"
-        )
-    file = JobFile.load(spec or source)
-    documents = source if spec is not None else file.source
-    if documents is None:
-        raise UsageProblem(
-            f"{file.path} names no source; write source: FILE there, or give it with --spec: SOURCE --spec {file.path}"
-        )
+    file = JobFile.load(path)
     for field, value in file.options.items():
         if field not in typed:
             said[field] = value
         elif OPTIONS[field].form is FlagForm.PAIRS and isinstance(value, dict):
             said[field] = value | parse_pairs(f"--{OPTIONS[field].name}", flags[field])
-    return GivenJob(documents, {field: said.get(field) for field in OPTIONS}, file, typed)
+    return GivenJob(
+        source if source is not None else file.source, {field: said.get(field) for field in OPTIONS}, file, typed
+    )
 
 
 def _text_of(flag: str, path: Path) -> str:

@@ -31,6 +31,25 @@ SpecFile = Annotated[
         rich_help_panel=JOB,
     ),
 ]
+SourceOrNone = Annotated[
+    str | None,
+    typer.Argument(metavar="[SOURCE]", help="As of `penstock run`; left out with --from-job."),
+]
+FromJob = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JOB", help="Read the outcomes of a job that has ended, instead of a source.", rich_help_panel=JOB
+    ),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CONDITION",
+        help="Only outcomes for which it holds: status=dead, reason=context_overflow, or a field of the answer, score<0.5. "
+        "Repeatable: all must hold.",
+        rich_help_panel=JOB,
+    ),
+]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job id or job key.")]
 StateOption = Annotated[
     Path | None,

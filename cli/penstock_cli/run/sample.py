@@ -64,7 +64,7 @@ def sampled(
         job_key=key,
         given=dataclasses.replace(
             request.given,
-            source=str(source),
+            source_or_none=str(source),
             flags={**request.given.flags, **_SAID_BY_LINES},
         ),
     )

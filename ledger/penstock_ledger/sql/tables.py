@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0002"  # the newest migration; revisions sort by their number
+HEAD: Final = "0003"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -160,4 +160,40 @@ meta = Table(
     metadata,
     Column("name", Words, primary_key=True),
     Column("value", Words, nullable=False),
+)
+
+# Jobs that start themselves. The control process that starts a job holds the row by a lease, as with feeds.
+schedules = Table(
+    "schedules",
+    metadata,
+    Column("schedule_id", Id, primary_key=True),
+    Column("name", Id, nullable=False),
+    Column("cron", Words, nullable=False),
+    Column("timezone", Words, nullable=False),
+    Column("spec", Words, nullable=False),
+    Column("source", Words, nullable=False),
+    Column("catch_up", Words, nullable=False),
+    Column("overlap", Boolean, nullable=False),
+    Column("paused", Boolean, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("next_at", Double, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("retry_at", Double),
+    Column("waits_for", Words),
+    Column("owner", Words),
+    Column("lease_until", Double),  # on the database server's clock
+    UniqueConstraint("name", name="schedules_name"),
+)
+
+# One row per planned time that was decided. The job is not in a column `job_id`: what a purge deletes by that name.
+firings = Table(
+    "firings",
+    metadata,
+    Column("schedule_id", Id, nullable=False),
+    Column("planned_at", Double, nullable=False),
+    Column("outcome", Words, nullable=False),
+    Column("started_job", Id),
+    Column("reason", Words),
+    Column("noted_at", Double, nullable=False),
+    PrimaryKeyConstraint("schedule_id", "planned_at", name="firings_pkey"),
 )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, literal_column, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, literal_column, or_, select, tuple_
 
 from penstock_ledger.model import Counts, DeadLetter, ItemKey, Result
 from penstock_ledger.sql.database import Database
@@ -144,6 +144,21 @@ class OutcomeStore:
             if len(rows) < page:
                 return
             after = rows[-1].doc_id
+
+    def as_of(
+        self, job_id: str, generation: int, *, after: tuple[int, str] | None = None, status: str | None = None
+    ) -> Iterator[Result | DeadLetter]:
+        """The outcomes that were visible when ``generation`` had ended, by generation and document id, those after ``after``.
+
+        Later replays change nothing in them. ``status`` `done` or `dead` leaves the others out.
+        """
+        superseded = or_(_VISIBLE, outcomes.c.superseded_by > generation)
+        query = select(outcomes).where(outcomes.c.job_id == job_id, outcomes.c.generation <= generation, superseded)
+        if status is not None:
+            query = query.where(_IS_DEAD if status == "dead" else _IS_RESULT)
+        if after is not None:
+            query = query.where(tuple_(outcomes.c.generation, outcomes.c.doc_id) > after)
+        return self._paged(query, PAGE, outcome_from)
 
     def refused_lines(self, job_id: str) -> frozenset[int]:
         """The lines of a job's source whose rows were refused when it was submitted."""

@@ -9,6 +9,8 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import Source
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.open import open_source
+from penstock_producer.sources.outcomes import KIND as OUTCOMES
+from penstock_producer.sources.outcomes import OutcomesSource
 from penstock_producer.sources.replay import ReplaySource
 from penstock_producer.sources.spool import SpoolSource
 
@@ -38,4 +40,7 @@ def source_of(
         return ReplaySource(feed, OutcomeStore(database))
     if feed.kind is FeedKind.SPOOL:
         return SpoolSource(job.job_id, Spool(database), JobStore(database))
+    if job.source.get("kind") == OUTCOMES:
+        parsed = spec or JobSpec.accepted(job.spec)
+        return OutcomesSource(job.source, parsed, JobStore(database), OutcomeStore(database))
     return open_source(job.source, spec or JobSpec.accepted(job.spec), settings)

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from penstock_ledger import (
     REDIS_TIMEOUT_S,
@@ -18,8 +19,10 @@ from penstock_ledger import (
     OutcomeStore,
     RedisAddress,
     RedisLedger,
+    ScheduleStore,
 )
 from penstock_ledger.model import Job, JobState
+from penstock_producer import Producer
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import DEFAULT_LANE
 from penstock_ratelimit import full_jitter
@@ -29,6 +32,8 @@ from penstock_workers.control.feeds.dead_homes import DeadHomes
 from penstock_workers.control.fleet_figures import FleetFigures
 from penstock_workers.control.job.recover import Recovery
 from penstock_workers.control.job_steps import JobSteps
+from penstock_workers.control.schedules.schedule_steps import ScheduleSteps
+from penstock_workers.control.schedules.start_job import start_job
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
@@ -68,6 +73,12 @@ class Control:
         self._steps = JobSteps(
             settings, database, hot, self._counters, owner=owner, outputs_written=self._wake.set, tracing=tracing
         )
+        self._schedules = ScheduleSteps(
+            ScheduleStore(database),
+            partial(start_job, Producer(settings, database=database), JobStore(database)),
+            owner=owner,
+            on_ended=self._wake.set,
+        )
         client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._fleet_figures = FleetFigures(hot, client)
         self._dead_homes = DeadHomes(hot, client, settings.visibility_timeout_s)
@@ -79,7 +90,8 @@ class Control:
         self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
     def tick(self) -> None:
-        """Look at all live jobs, and work on them if this process leads them or could."""
+        """Start jobs whose time has come; look at all live jobs, and work on them if this process leads them or could."""
+        self._look_at_schedules()
         began = time.thread_time()
         live = self._live.look()
         self._looked_s = time.thread_time() - began
@@ -137,6 +149,7 @@ class Control:
             if not stop.is_set():
                 self._wake.wait(wait_s)
         try:
+            self._schedules.close()
             self._steps.release_all()
         except Exception as error:  # the database is down or its disk full: the leases then end by themselves
             log.warning("control: leases of feeds could not be handed over: %s: %s", type(error).__name__, error)
@@ -167,6 +180,13 @@ class Control:
                 f"{live.job.job_id} is tried again in the next round",
                 level=logging.ERROR,
             )
+
+    def _look_at_schedules(self) -> None:
+        """Their failure must not stop the round."""
+        try:
+            self._schedules.look()
+        except Exception as error:
+            self._failure_log.tell("control: schedules could not be looked at", error, "the next round tries again")
 
     def _refresh_figures(self, live: Sequence[Job]) -> None:
         """Read the figures; their failure must not stop the round."""

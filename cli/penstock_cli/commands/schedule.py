@@ -1,0 +1,226 @@
+"""`penstock schedule`: jobs that start themselves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock_cli import examples
+from penstock_cli.job import options
+from penstock_cli.job.flags import takes_job_flags
+from penstock_cli.job.given import GivenJob
+
+if TYPE_CHECKING:
+    from penstock_producer import Firing, Schedule, Schedules
+
+WHEN = "When"
+FIRINGS_LISTED = 20
+REASON_CHARS = 300
+
+app = typer.Typer(no_args_is_help=True, help="Jobs that start themselves: add, list, pause, resume, remove.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A schedule's name.")]
+
+
+@app.command(epilog=examples.SCHEDULE_ADD)
+@takes_job_flags
+def add(
+    cron: Annotated[
+        str,
+        typer.Argument(
+            metavar="CRON", help='Minute, hour, day of month, month and day of week: "0 1 * * *" is every night at one.'
+        ),
+    ],
+    given: GivenJob,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Names the schedule (left out: after the source).", rich_help_panel=WHEN),
+    ] = None,
+    timezone: Annotated[
+        str, typer.Option(metavar="ZONE", help="Whose clock the times are on: Europe/Berlin, …", rich_help_panel=WHEN)
+    ] = "UTC",
+    catch_up: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="What to do about times that passed while no control process ran: skip them, start the latest once, or "
+            "start all (at most 24).",
+            rich_help_panel=WHEN,
+        ),
+    ] = "once",
+    overlap: Annotated[
+        bool,
+        typer.Option("--overlap", help="Start a job although an earlier one has not ended.", rich_help_panel=WHEN),
+    ] = False,
+) -> None:
+    """Submit a source again and again, at the times of a cron expression.
+
+    The fleet's control processes read the source: its path or URI must mean
+    the same to them. It need not be there yet.
+    """
+    from penstock_cli.job.hooks import check_hooks
+    from penstock_cli.job.jobspec import default_job_key, job_spec
+    from penstock_producer import SpecError
+
+    spec = job_spec(given)
+    check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
+    with _schedules() as schedules:
+        try:
+            added = schedules.add(
+                given.key(name) or default_job_key(given.source),
+                cron,
+                given.source,
+                spec,
+                timezone=timezone,
+                catch_up=catch_up,
+                overlap=overlap,
+            )
+        except SpecError as error:
+            raise given.refusal(error) from error
+    typer.echo(f"{added.name} starts at {_shown(added, added.next_at)}, and then by {added.cron} {added.timezone}")
+
+
+@app.command(name="list", epilog=examples.SCHEDULE_LIST)
+def list_schedules(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Only this one, with what came of its times.")
+    ] = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """List schedules: when each starts next, what came of the last time, and what it waits for."""
+    import orjson
+
+    with _schedules() as schedules:
+        found = schedules.list() if name is None else [schedules.get(name)]
+        number = 1 if name is None else FIRINGS_LISTED
+        rows = [(schedule, schedules.firings(schedule.name, number)) for schedule in found]
+    if as_json:
+        for schedule, firings in rows:
+            typer.echo(orjson.dumps(_as_json(schedule, firings)).decode())
+    elif not rows:
+        typer.echo("no schedules yet: penstock schedule add")
+    elif name is None:
+        _print_all(rows)
+    else:
+        _print_one(*rows[0])
+
+
+@app.command(epilog=examples.SCHEDULE_PAUSE)
+def pause(name: Name) -> None:
+    """Start no more jobs until `resume`; those that run go on."""
+    with _schedules() as schedules:
+        changed = schedules.pause(name)
+    typer.echo(f"{name} is paused" if changed else f"{name} was paused already")
+
+
+@app.command(epilog=examples.SCHEDULE_RESUME)
+def resume(name: Name) -> None:
+    """Go on with the next time from now; those that passed meanwhile do not count as missed."""
+    with _schedules() as schedules:
+        changed = schedules.resume(name)
+        found = schedules.get(name)
+    typer.echo(f"{name} {'starts next' if changed else 'was not paused; it starts'} at {_shown(found, found.next_at)}")
+
+
+@app.command(epilog=examples.SCHEDULE_REMOVE)
+def remove(name: Name) -> None:
+    """Forget a schedule; its jobs stay."""
+    with _schedules() as schedules:
+        schedules.remove(name)
+    typer.echo(f"{name} is removed")
+
+
+@contextlib.contextmanager
+def _schedules() -> Iterator[Schedules]:
+    from penstock_cli.connect import refuse_without_database
+    from penstock_producer import Producer
+    from penstock_producer.settings import ProducerSettings
+
+    settings = ProducerSettings.load()
+    refuse_without_database(settings)
+    with Producer(settings) as producer:
+        yield producer.schedules
+
+
+def _print_all(rows: list[tuple[Schedule, list[Firing]]]) -> None:
+    from rich.text import Text
+
+    from penstock_cli.show.terminal import console as make_console
+    from penstock_cli.show.text import aligned
+
+    console = make_console()
+    header, *lines = aligned(["schedule", "when", "next", "last"], [_row(*row) for row in rows])
+    console.print(Text(header), style="dim", soft_wrap=True)
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _row(schedule: Schedule, firings: list[Firing]) -> list[str]:
+    last = _in_words(schedule, firings[0]) if firings else "not started yet"
+    return [schedule.name, f"{schedule.cron} {schedule.timezone}", _next(schedule), last]
+
+
+def _print_one(schedule: Schedule, firings: list[Firing]) -> None:
+    from penstock_cli.show.text import safe
+
+    overlap = "may overlap" if schedule.overlap else "no overlap"
+    typer.echo(f"{schedule.name}  {schedule.cron} {schedule.timezone}  catch-up {schedule.catch_up}, {overlap}")
+    typer.echo(f"source: {safe(str(schedule.source['source']))}")
+    typer.echo(f"next: {_next(schedule)}")
+    for firing in firings:
+        typer.echo(_in_words(schedule, firing))
+
+
+def _next(schedule: Schedule) -> str:
+    """When, or why not."""
+    from penstock_cli.show.text import one_line
+
+    shown = _shown(schedule, schedule.next_at)
+    if schedule.paused:
+        return "paused"
+    if schedule.waits_for:
+        return f"{shown} waits: {one_line(schedule.waits_for, REASON_CHARS)}"
+    return f"{shown} is being started by {schedule.owner}" if schedule.owner else shown
+
+
+def _in_words(schedule: Schedule, firing: Firing) -> str:
+    from penstock_cli.show.text import one_line
+
+    shown = f"{_shown(schedule, firing.planned_at)} {firing.outcome}"
+    if firing.job_id is not None:
+        return f"{shown} {firing.job_id} ({firing.job_state or 'purged'})"
+    return f"{shown}: {one_line(firing.reason or '', REASON_CHARS)}"
+
+
+def _shown(schedule: Schedule, at: float) -> str:
+    from penstock_producer.schedules.timetable import Timetable
+
+    return Timetable(schedule.cron, schedule.timezone).shown(at)
+
+
+def _as_json(schedule: Schedule, firings: list[Firing]) -> dict[str, Any]:
+    return {
+        "schedule": schedule.name,
+        "cron": schedule.cron,
+        "timezone": schedule.timezone,
+        "catch_up": schedule.catch_up,
+        "overlap": schedule.overlap,
+        "paused": schedule.paused,
+        "next_at": schedule.next_at,
+        "waits_for": schedule.waits_for,
+        "source": schedule.source,
+        "spec": schedule.spec,
+        "firings": [
+            {
+                "planned_at": firing.planned_at,
+                "outcome": firing.outcome,
+                "job_id": firing.job_id,
+                "job_state": firing.job_state,
+                "reason": firing.reason,
+            }
+            for firing in firings
+        ],
+    }

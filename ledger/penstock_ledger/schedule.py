@@ -1,0 +1,89 @@
+"""The nouns of schedules: when a job is to start by itself, and what came of each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from penstock_ledger.model import JobState
+
+__all__ = ["CatchUp", "Decision", "Firing", "FiringOutcome", "NewSchedule", "Schedule"]
+
+
+class CatchUp(StrEnum):
+    """What is done about planned times that passed while nothing could start their jobs."""
+
+    SKIP = "skip"  # nothing; the next time counts
+    ONCE = "once"  # one job, for the latest of them
+    ALL = "all"  # one job for each, up to a limit, the oldest first
+
+
+class FiringOutcome(StrEnum):
+    """What came of a planned time."""
+
+    STARTED = "started"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class NewSchedule:
+    """A schedule as it is added."""
+
+    schedule_id: str
+    name: str
+    cron: str  # five fields
+    timezone: str  # a name of the IANA database
+    # What a submit would take: the job options as penstock_producer.job.spec.JobSpec has them, and the source by the
+    # argument's name, {"source": "s3://bucket/key"}.
+    spec: dict[str, Any]
+    source: dict[str, Any]
+    catch_up: CatchUp
+    overlap: bool  # start a job although an earlier one of this schedule has not ended
+    next_at: float  # Unix seconds of the first planned time
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule as the ledger holds it. Times are Unix seconds."""
+
+    schedule_id: str
+    name: str
+    cron: str
+    timezone: str
+    spec: dict[str, Any]
+    source: dict[str, Any]
+    catch_up: CatchUp
+    overlap: bool
+    paused: bool
+    created_at: float
+    next_at: float  # the earliest planned time that is not decided yet; it only ever grows
+    tries: int  # to start the job of ``next_at``
+    retry_at: float | None  # when that is tried again
+    waits_for: str | None  # why the job of ``next_at`` has not started yet, for people to read
+    owner: str | None  # the process that is starting a job
+    lease_until: float | None  # on the database server's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """A planned time, and what came of it."""
+
+    planned_at: float
+    outcome: FiringOutcome
+    job_id: str | None
+    reason: str | None  # why there is no job, for people to read
+    noted_at: float
+    job_state: JobState | None = None  # of the job now; None where there is none, or it was purged
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is written once a planned time is decided."""
+
+    planned_at: float
+    outcome: FiringOutcome
+    next_at: float  # the planned time after it
+    job_id: str | None = None
+    reason: str | None = None

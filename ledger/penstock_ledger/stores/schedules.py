@@ -1,0 +1,235 @@
+"""Schedules: kept by name, held by one control process while it starts a job, and moved on once per planned time.
+
+``next_at`` is what makes a planned time count once: a decision is written together with the next time, only where
+``next_at`` still is the time that was decided, and the next time is always later. A clock that steps back changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import orjson
+from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
+
+from penstock_ledger.errors import ScheduleExists, ScheduleNotFound, TooManySchedules
+from penstock_ledger.model import JobState
+from penstock_ledger.schedule import CatchUp, Decision, Firing, FiringOutcome, NewSchedule, Schedule
+from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.tables import firings, jobs, schedules
+from penstock_ledger.stored_values import json_text
+
+SCHEDULES_MAX: Final = 1_000  # the control loop reads the due ones every few seconds, `schedule list` all of them
+FIRINGS_KEPT: Final = 100  # of one schedule, the latest: three months of nights
+_LIVE: Final = tuple(str(state) for state in JobState if not state.final)
+
+
+class ScheduleStore:
+    """``clock`` is for tests that play the time; else leases and planned times go by the database server's."""
+
+    def __init__(self, db: Database, *, clock: Callable[[], float] | None = None) -> None:
+        self._db = db
+        self._clock = clock
+
+    def now(self) -> float:
+        """Unix seconds, on the clock by which schedules are due."""
+        return self._db.read(self._now)
+
+    def add(self, new: NewSchedule) -> Schedule:
+        """Raises ScheduleExists and TooManySchedules."""
+        try:
+            self._db.write(lambda connection: self._add(connection, new))
+        except IntegrityError:
+            raise ScheduleExists(new.name) from None
+        return self.get(new.name)
+
+    def get(self, name: str) -> Schedule:
+        """Raises ScheduleNotFound."""
+        found = self._db.read(lambda one: one.execute(select(schedules).where(schedules.c.name == name)).one_or_none())
+        if found is None:
+            raise ScheduleNotFound(name)
+        return schedule_of(found)
+
+    def firings(self, schedule_id: str, limit: int = FIRINGS_KEPT) -> list[Firing]:
+        """The latest planned times, newest first, each with what its job is now."""
+        query = (
+            select(firings, jobs.c.state)
+            .select_from(firings.outerjoin(jobs, firings.c.started_job == jobs.c.job_id))
+            .where(firings.c.schedule_id == schedule_id)
+            .order_by(firings.c.planned_at.desc())
+            .limit(limit)
+        )
+        return self._db.read(lambda connection: [_firing_of(row) for row in connection.execute(query)])
+
+    def running(self, schedule_id: str) -> str | None:
+        """The latest job of this schedule that has not ended; None when all have."""
+        query = (
+            select(jobs.c.job_id)
+            .select_from(firings.join(jobs, firings.c.started_job == jobs.c.job_id))
+            .where(firings.c.schedule_id == schedule_id, jobs.c.state.in_(_LIVE))
+            .order_by(firings.c.planned_at.desc())
+            .limit(1)
+        )
+        return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none())
+
+    def pause(self, name: str) -> bool:
+        """Start no more jobs until ``resume``; False when it is paused. Raises ScheduleNotFound."""
+        return self._change(name, schedules.c.paused.is_(False), paused=True, waits_for=None)
+
+    def resume(self, name: str, next_at: float) -> bool:
+        """Go on with ``next_at``, or with what is planned already where that is later: no time is decided twice.
+
+        False when it is not paused. Raises ScheduleNotFound.
+        """
+        later = func.max if self._db.is_sqlite else func.greatest
+        fresh = {"next_at": later(schedules.c.next_at, next_at), "tries": 0, "retry_at": None, "waits_for": None}
+        return self._change(name, schedules.c.paused.is_(True), paused=False, **fresh)
+
+    def remove(self, name: str) -> None:
+        """Its jobs stay. Raises ScheduleNotFound."""
+
+        def forget(connection: Connection) -> int:
+            found = connection.execute(select(schedules.c.schedule_id).where(schedules.c.name == name)).scalar()
+            connection.execute(delete(firings).where(firings.c.schedule_id == found))
+            return connection.execute(delete(schedules).where(schedules.c.name == name)).rowcount
+
+        if self._db.write(forget) == 0:
+            raise ScheduleNotFound(name)
+
+    def due(self) -> tuple[float, Sequence[Schedule]]:
+        """The time, and the schedules with a planned time that is not decided, the longest due first."""
+
+        def look(connection: Connection) -> tuple[float, Sequence[Schedule]]:
+            now = self._now(connection)
+            query = (
+                select(schedules)
+                .where(schedules.c.next_at <= now, schedules.c.paused.is_(False))
+                .where(or_(schedules.c.retry_at.is_(None), schedules.c.retry_at <= now))
+                .order_by(schedules.c.next_at, schedules.c.name)
+            )
+            return now, [schedule_of(row) for row in connection.execute(query)]
+
+        return self._db.read(look)
+
+    def hold(self, schedule: Schedule, owner: str, ttl_s: float) -> bool:
+        """Become or stay the one process that decides ``next_at``; False when another one does, or it is decided."""
+
+        def lease(connection: Connection) -> bool:
+            now = self._now(connection)
+            free = or_(schedules.c.owner.is_(None), schedules.c.owner == owner, schedules.c.lease_until <= now)
+            query = (
+                update(schedules)
+                .where(*_undecided(schedule), schedules.c.paused.is_(False), free)
+                .values(owner=owner, lease_until=now + ttl_s)
+            )
+            return connection.execute(query).rowcount == 1
+
+        return self._db.write(lease)
+
+    def release(self, owner: str) -> None:
+        """Let others decide at once what ``owner`` holds."""
+        query = update(schedules).where(schedules.c.owner == owner).values(owner=None, lease_until=None)
+        self._db.write(lambda connection: connection.execute(query))
+
+    def wait(self, schedule: Schedule, owner: str, why: str, *, retry_at: float, tried: bool = False) -> None:
+        """Say why the job of ``next_at`` has not started, and give the schedule up until ``retry_at``."""
+        told = {"waits_for": why, "retry_at": retry_at, "owner": None, "lease_until": None}
+        query = (
+            update(schedules)
+            .where(*_undecided(schedule), schedules.c.owner == owner)
+            .values(tries=schedule.tries + int(tried), **told)
+        )
+        self._db.write(lambda connection: connection.execute(query))
+
+    def decide(self, schedule: Schedule, decision: Decision) -> bool:
+        """Write what came of a planned time, and plan the next; False when that was decided meanwhile."""
+        return self._db.write(lambda connection: self._decide(connection, schedule, decision))
+
+    def list(self) -> list[Schedule]:
+        """By name."""
+        query = select(schedules).order_by(schedules.c.name).limit(SCHEDULES_MAX)
+        return self._db.read(lambda connection: [schedule_of(row) for row in connection.execute(query)])
+
+    def _decide(self, connection: Connection, schedule: Schedule, decision: Decision) -> bool:
+        moved = (
+            update(schedules)
+            .where(*_undecided(schedule), schedules.c.next_at < decision.next_at)
+            .values(next_at=decision.next_at, tries=0, retry_at=None, waits_for=None, owner=None, lease_until=None)
+        )
+        if connection.execute(moved).rowcount != 1:
+            return False
+        connection.execute(
+            insert(firings).values(
+                schedule_id=schedule.schedule_id, planned_at=decision.planned_at, outcome=str(decision.outcome),
+                started_job=decision.job_id, reason=decision.reason, noted_at=time.time(),
+            )
+        )  # fmt: skip
+        of_it = firings.c.schedule_id == schedule.schedule_id
+        oldest_kept = (
+            select(firings.c.planned_at)
+            .where(of_it)
+            .order_by(firings.c.planned_at.desc())
+            .offset(FIRINGS_KEPT - 1)
+            .limit(1)
+        )
+        connection.execute(delete(firings).where(of_it, firings.c.planned_at < oldest_kept.scalar_subquery()))
+        return True
+
+    def _add(self, connection: Connection, new: NewSchedule) -> None:
+        if connection.execute(select(func.count()).select_from(schedules)).scalar_one() >= SCHEDULES_MAX:
+            raise TooManySchedules(SCHEDULES_MAX)
+        connection.execute(
+            insert(schedules).values(
+                schedule_id=new.schedule_id, name=new.name, cron=new.cron, timezone=new.timezone,
+                spec=json_text(new.spec), source=json_text(new.source), catch_up=str(new.catch_up), overlap=new.overlap,
+                paused=False, created_at=self._now(connection), next_at=new.next_at, tries=0,
+            )
+        )  # fmt: skip
+
+    def _change(self, name: str, only_if: Any, **values: Any) -> bool:
+        query = update(schedules).where(schedules.c.name == name, only_if).values(**values)
+        if self._db.write(lambda connection: connection.execute(query).rowcount) == 1:
+            return True
+        self.get(name)
+        return False
+
+    def _now(self, connection: Connection) -> float:
+        return self._db.now(connection) if self._clock is None else self._clock()
+
+
+def _undecided(schedule: Schedule) -> tuple[Any, Any]:
+    return schedules.c.schedule_id == schedule.schedule_id, schedules.c.next_at == schedule.next_at
+
+
+def schedule_of(row: Row[Any]) -> Schedule:
+    return Schedule(
+        schedule_id=row.schedule_id,
+        name=row.name,
+        cron=row.cron,
+        timezone=row.timezone,
+        spec=orjson.loads(row.spec),
+        source=orjson.loads(row.source),
+        catch_up=CatchUp(row.catch_up),
+        overlap=row.overlap,
+        paused=row.paused,
+        created_at=row.created_at,
+        next_at=row.next_at,
+        tries=row.tries,
+        retry_at=row.retry_at,
+        waits_for=row.waits_for,
+        owner=row.owner,
+        lease_until=row.lease_until,
+    )
+
+
+def _firing_of(row: Row[Any]) -> Firing:
+    return Firing(
+        planned_at=row.planned_at,
+        outcome=FiringOutcome(row.outcome),
+        job_id=row.started_job,
+        reason=row.reason,
+        noted_at=row.noted_at,
+        job_state=None if row.state is None else JobState(row.state),
+    )

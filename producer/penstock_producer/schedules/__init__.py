@@ -1,0 +1,1 @@
+"""Jobs that start themselves: when they are due, what is done about missed times, and how one is started."""

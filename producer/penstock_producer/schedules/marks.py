@@ -1,0 +1,37 @@
+"""How a job that started itself is known: by its key, and by a mark in what the ledger keeps of its source."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from penstock_ledger import Job, Schedule
+
+__all__ = ["STARTED_BY", "is_of", "job_key", "mark", "started_by"]
+
+STARTED_BY: Final = "started_by"  # of a pin: the schedule that the job belongs to, and the planned time
+
+
+def job_key(schedule: Schedule) -> str:
+    """The key of the job of ``next_at``: submitting it again is the same job."""
+    return f"{schedule.name}@{_utc(schedule.next_at)}"
+
+
+def mark(schedule: Schedule) -> dict[str, Any]:
+    """Of the job of ``next_at``."""
+    return {"schedule": schedule.name, "schedule_id": schedule.schedule_id, "planned_at": schedule.next_at}
+
+
+def is_of(job: Job, schedule: Schedule) -> bool:
+    """Whether the job was started by this schedule, and not by hand or by another one that had its name."""
+    return bool(job.source.get(STARTED_BY, {}).get("schedule_id") == schedule.schedule_id)
+
+
+def started_by(job: Job) -> tuple[str, str] | None:
+    """The schedule's name and the planned time (in UTC) of a job that started itself."""
+    found = job.source.get(STARTED_BY)
+    return None if found is None else (str(found["schedule"]), _utc(float(found["planned_at"])))
+
+
+def _utc(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%MZ}"

@@ -1,0 +1,85 @@
+"""A cron expression in a time zone, as Unix seconds.
+
+What cron does when clocks change, as Debian's does: a fixed time that does not exist that day (02:30 where 02:00 becomes
+03:00) counts at the first moment after the gap, and a fixed time that comes twice counts the first time only. Expressions
+that begin with `*` in minute or hour go by real time: `*/30 * * * *` comes every half hour, through gap and repetition.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import cronsim
+from cronsim import CronSimError
+
+from penstock_producer.errors import ScheduleError, seen
+
+__all__ = ["Timetable"]
+
+CRON_MAX_CHARS: Final = 200
+CRON_FIELDS: Final = 5
+LOOKED_AT_ONCE: Final = (
+    1_000  # planned times; a schedule that slept for longer is looked at from the middle of its sleep on
+)
+FORMAT: Final = "%Y-%m-%d %H:%M"
+
+
+class Timetable:
+    """Raises ScheduleError for an expression or a zone that cannot be used."""
+
+    def __init__(self, cron: str, timezone: str) -> None:
+        self.cron = " ".join(cron.split())
+        self._zone = _zone(timezone)
+        if len(self.cron.split()) != CRON_FIELDS or len(self.cron) > CRON_MAX_CHARS:
+            raise ScheduleError(
+                f"{seen(cron)} is not a cron expression: write five fields (minute, hour, day of month, month, day of "
+                'week), such as "0 1 * * *" for every night at one'
+            )
+        try:
+            first = next(cronsim.CronSim(self.cron, datetime(2026, 1, 1, tzinfo=UTC)), None)
+        except (CronSimError, AssertionError, ValueError) as error:  # what the parser meets with odd fields
+            raise ScheduleError(f"the cron expression {seen(cron)} is refused: {error}; correct that field") from None
+        if first is None:
+            raise ScheduleError(f"the cron expression {seen(cron)} names a day that never comes; correct day and month")
+
+    def after(self, at: float) -> float:
+        """The first planned time later than ``at``."""
+        return next(self._from(at))
+
+    def latest(self, first: float, until: float, most: int) -> list[float]:
+        """The last planned times from ``first``, which is one of them, to ``until``, at most ``most``, the oldest first."""
+        found: deque[float] = deque([first], maxlen=most)
+        start = first
+        while True:
+            for looked, planned in enumerate(self._from(start)):
+                if planned > until:
+                    return list(found)
+                found.append(planned)
+                if looked >= LOOKED_AT_ONCE:
+                    break
+            start = max(found[-1], (found[-1] + until) / 2)
+
+    def shown(self, at: float) -> str:
+        """A time as people read it, in the schedule's own zone."""
+        moment = datetime.fromtimestamp(at, self._zone)
+        return f"{moment:{FORMAT}} {moment:%Z}"
+
+    def _from(self, at: float) -> Iterator[float]:
+        for moment in cronsim.CronSim(self.cron, datetime.fromtimestamp(at, self._zone)):
+            planned = moment.timestamp()
+            if planned > at:  # within an hour that comes twice, the first answer may be an hour too early
+                yield planned
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):  # a folder of the database, a path, not a text
+        raise ScheduleError(
+            f"the time zone {seen(name)} is not known here; write one such as Europe/Berlin or UTC "
+            "(where the system has no zones at all: pip install tzdata)"
+        ) from None

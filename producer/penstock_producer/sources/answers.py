@@ -1,0 +1,59 @@
+"""The texts in requests and answers, for jobs over the outcomes of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+MAX_PARSED_CHARS = 1_000_000  # an answer longer than this is text, whatever it looks like
+
+
+def answer_text(answer: Any) -> str | None:
+    """The text of a chat completion, a completion or a response; None for other answers."""
+    if not isinstance(answer, Mapping):
+        return None
+    choice = _first(answer.get("choices"))
+    for text in (_at(choice.get("message"), "content"), choice.get("text"), answer.get("output_text")):
+        if isinstance(text, str):
+            return text
+    parts = [
+        part["text"]
+        for item in _mappings(answer.get("output"))
+        for part in _mappings(item.get("content"))
+        if isinstance(part.get("text"), str)
+    ]
+    return "".join(parts) if parts else None
+
+
+def sent_text(request: Any) -> str | None:
+    """The text that a request asked about: its last message of a user, its input or its prompt; None where it is not text."""
+    if not isinstance(request, Mapping):
+        return None
+    for message in reversed(_mappings(request.get("messages"))):
+        if message.get("role") == "user" and isinstance(message.get("content"), str):
+            return str(message["content"])
+    return next((request[name] for name in ("input", "prompt") if isinstance(request.get(name), str)), None)
+
+
+def parsed(text: str | None) -> Any:
+    """An answer that is JSON, as it is; None for any other."""
+    if text is None or len(text) > MAX_PARSED_CHARS:
+        return None
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return None
+
+
+def _first(value: Any) -> Mapping[str, Any]:
+    return next(iter(_mappings(value)), {})
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+
+def _at(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else None

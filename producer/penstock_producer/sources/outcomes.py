@@ -1,0 +1,162 @@
+"""The outcomes of another job as a source: `--from-job J --where …`.
+
+The pin names the job and its generation, and what a generation left never changes: a later replay of that job changes
+nothing here. Outcomes come by generation and document id, so a cursor is the last of both, and a position is one of both.
+
+With a prompt each outcome is a record, with the columns of ``where.OWN``, `prompt` (the text that was sent; dead letters keep
+it) and the fields of the answer. Without one, the request of a dead letter is sent again, with the model and parameters of
+this job in the place of its own; a result keeps no request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from penstock_ledger import JobNotFound, JobStore, OutcomeStore
+from penstock_ledger.model import DeadLetter, Job, Result
+from penstock_producer.errors import BadReference, SourceChanged, SourceUnavailable, seen
+from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.rows import BadRow, Cursor, Document
+from penstock_producer.sources.answers import answer_text, parsed, sent_text
+from penstock_producer.sources.forms import form_of
+from penstock_producer.sources.strict_json import RowFault
+from penstock_producer.sources.where import Where
+
+KIND: Final = "job"
+_POSITION: Final = re.compile(r"(\d{1,9}):(.+)", re.DOTALL)  # generation and document id
+
+
+def pin_of(job: Job, where: Where, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> dict[str, Any]:
+    """What a job over the outcomes of ``job`` reads. Raises SourceUnavailable while that has not ended."""
+    if not job.state.final:
+        raise SourceUnavailable(
+            f"job {job.job_key} is {job.state}: its outcomes can be read once it has ended (penstock status --watch)",
+            code="job_not_ended",
+        )
+    return {
+        "kind": KIND, "uri": f"job:{job.job_id}", "job_id": job.job_id, "job_key": job.job_key,
+        "generation": job.generation, "where": list(where.texts), "max_body_bytes": max_body_bytes,
+    }  # fmt: skip
+
+
+class OutcomesSource:
+    """The outcomes that one job had when another was submitted over them."""
+
+    id_field = "id"
+
+    def __init__(self, pin: Mapping[str, Any], spec: JobSpec, jobs: JobStore, outcomes: OutcomeStore) -> None:
+        """Raises SpecError for conditions, or a spec, that cannot be used."""
+        self.uri = str(pin["uri"])
+        self._pin = dict(pin)
+        self._spec = spec
+        self._where = Where(pin["where"])
+        self._form = form_of(spec, int(pin["max_body_bytes"]))
+        self._changes = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
+        self._jobs = jobs
+        self._outcomes = outcomes
+
+    def pin(self) -> dict[str, Any]:
+        return dict(self._pin)
+
+    def place(self, line: int) -> tuple[str, int]:
+        return self.uri, line
+
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
+        after = (int(cursor["generation"]), str(cursor["after"])) if cursor else None
+        self._expect_job()
+        for outcome in self._outcomes.as_of(
+            self._pin["job_id"], self._pin["generation"], after=after, status=self._where.status
+        ):
+            row = self._read(outcome)
+            if row is not None:
+                yield row
+        self._expect_job()  # a purge meanwhile would look like the end
+
+    def ended(self) -> bool:
+        return True
+
+    def fetch(self, position: str) -> Document:
+        span = _POSITION.fullmatch(position)
+        if span is None:
+            raise BadReference(f"{seen(position)} is not the position of an outcome in {self.uri}")
+        outcome = self._outcomes.of_generation(self._pin["job_id"], int(span[1]), span[2])
+        if outcome is None:
+            self._expect_job()
+            raise BadReference(f"{self.uri} has no outcome at {seen(position)}")
+        document = self._read(outcome)
+        if not isinstance(document, Document):
+            raise BadReference(f"{self.uri}: the outcome at {seen(position)} is no document of this job")
+        return document
+
+    def mark_published(self, documents: Sequence[Document]) -> None:
+        """Nothing to remember: the cursor is enough."""
+
+    def _read(self, outcome: Result | DeadLetter) -> Document | BadRow | None:
+        """None for an outcome that the conditions leave out."""
+        answer = _loads(outcome.body) if isinstance(outcome, Result) else None
+        text = answer_text(answer)
+        fields = parsed(text)
+        record = _record(outcome, text)
+        if not self._where.holds(record, fields):
+            return None
+        _, generation, doc_id = outcome.key
+        cursor: Cursor = {"generation": generation, "after": doc_id}
+        request = outcome.request if isinstance(outcome, DeadLetter) else b""
+        try:
+            body = self._again(outcome) if self._spec.prompt is None else self._asked(record, fields, request)
+        except RowFault as fault:
+            return BadRow(
+                self.uri, 0, fault.code, fault.field, fault.message, fault.value, fault.fix, doc_id, cursor, request
+            )
+        return Document(doc_id, body, f"{generation}:{doc_id}", 0, cursor)
+
+    def _again(self, outcome: Result | DeadLetter) -> bytes:
+        if isinstance(outcome, Result):
+            raise RowFault(
+                "no_request", "A result keeps no request that could be sent again.",
+                fix="choose dead letters (--where status=dead), or give a prompt over {answer} (--prompt)",
+            )  # fmt: skip
+        if not outcome.request:
+            raise RowFault(outcome.reason, outcome.last_error, fix="correct the row and submit it again")
+        request = _loads(outcome.request)
+        return self._form.request({**request, **self._changes} if isinstance(request, dict) else request)
+
+    def _asked(self, record: Mapping[str, Any], fields: Any, request: bytes) -> bytes:
+        sent = sent_text(_loads(request)) if request else None
+        own = {**record, **({} if sent is None else {"prompt": sent})}
+        return self._form.request({**(fields if isinstance(fields, dict) else {}), **own})
+
+    def _expect_job(self) -> None:
+        try:
+            self._jobs.get(self._pin["job_id"])
+        except JobNotFound:
+            raise SourceChanged(
+                f"job {self._pin['job_key']}, whose outcomes are read, was purged; restore the database, or cancel this job"
+            ) from None
+
+
+def _record(outcome: Result | DeadLetter, text: str | None) -> dict[str, Any]:
+    """The outcome's own fields, those that it has."""
+    common = {
+        "id": outcome.key.doc_id, "generation": outcome.key.generation, "attempts": outcome.attempts,
+        "calls": outcome.calls, "prompt_tokens": outcome.prompt_tokens, "completion_tokens": outcome.completion_tokens,
+        "cost_usd": outcome.cost_microusd / 1e6, "latency_ms": outcome.latency_ms,
+    }  # fmt: skip
+    own: dict[str, Any]
+    if isinstance(outcome, DeadLetter):
+        own = {"status": "dead", "reason": outcome.reason, "error": outcome.last_error}
+    else:
+        own = {"status": "done", "model": outcome.model, "finish_reason": outcome.finish_reason, "answer": text}
+    return {name: value for name, value in (common | own).items() if value is not None}
+
+
+def _loads(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except ValueError:
+        return None

@@ -1,0 +1,459 @@
+"""Jobs that start themselves, on SQLite and on a real PostgreSQL: control processes step by step, with a played clock."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from penstock_ledger import (
+    Database,
+    Firing,
+    FiringOutcome,
+    JobConflict,
+    JobState,
+    JobStore,
+    Schedule,
+    ScheduleExists,
+    ScheduleNotFound,
+    ScheduleStore,
+    TooManySchedules,
+    open_database,
+    purge_job,
+)
+from penstock_ledger.stores import schedules as schedule_store
+from penstock_producer import Producer, ProducerSettings, ScheduleError, Schedules, SpecError
+from penstock_producer.schedules.marks import started_by
+from penstock_workers.control.schedules import starts
+from penstock_workers.control.schedules.schedule_steps import HOLD_S, LOOK_S, RETRY_S, TRIES_MAX, WAIT_S, ScheduleSteps
+from penstock_workers.control.schedules.start_job import start_job
+
+SPEC = {"prompt": "Summarise: {text}", "model": "m"}
+DAY = 86_400.0
+NOON = datetime(2026, 3, 9, 12, tzinfo=UTC).timestamp()
+ONE = datetime(2026, 3, 10, 1, tzinfo=UTC).timestamp()  # the first night
+
+
+class Night:
+    """A ledger, a clock that is set by hand, a source, and any number of control processes."""
+
+    def __init__(self, db: Database, folder: Path) -> None:
+        self.now = NOON
+        self.db = db
+        self.store = ScheduleStore(db, clock=lambda: self.now)
+        self.jobs = JobStore(db)
+        self.producer = Producer(ProducerSettings(), database=db)
+        self.schedules = Schedules(self.store, lambda spec: self.producer._accepted(spec))
+        self.source = folder / "tickets.jsonl"
+        self.write("first")
+
+    def write(self, text: str, source: Path | None = None) -> None:
+        (source or self.source).write_text(f'{{"id": 1, "text": "{text}"}}\n')
+
+    def add(self, name: str = "nightly", cron: str = "0 1 * * *", **more: object) -> Schedule:
+        source = more.pop("source", self.source)
+        return self.schedules.add(name, cron, source, SPEC, **more)  # type: ignore[arg-type]  # as each test says
+
+    def control(self, owner: str, start: Callable[[Schedule], str] | None = None) -> Process:
+        return Process(self, owner, start or partial(start_job, self.producer, self.jobs))
+
+    def firings(self, name: str = "nightly") -> list[Firing]:
+        return self.schedules.firings(name, 100)
+
+    def outcomes(self, name: str = "nightly") -> list[FiringOutcome]:
+        """Oldest first."""
+        return [firing.outcome for firing in reversed(self.firings(name))]
+
+
+class Process:
+    """One control process's part in schedules."""
+
+    def __init__(self, night: Night, owner: str, start: Callable[[Schedule], str]) -> None:
+        self._clock = 0.0
+        self.steps = ScheduleSteps(night.store, start, owner=owner, on_ended=lambda: None, clock=lambda: self._clock)
+
+    def look(self) -> None:
+        """One look; what it starts goes on in a thread."""
+        self._clock += LOOK_S
+        self.steps.look()
+
+    def turn(self, looks: int = 4) -> None:
+        """Look some times, each time until what was started has ended."""
+        for _ in range(looks):
+            self.look()
+            join_starts()
+        self.look()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def night(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Night]:
+    url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    database = open_database(url, pool_size=8)
+    database.migrate()
+    yield Night(database, tmp_path)
+    database.close()
+
+
+def test_a_start_is_in_the_log(night: Night, caplog: pytest.LogCaptureFixture) -> None:
+    """At the level that control processes log: which schedule, which time, which job."""
+    night.add()
+    night.now = ONE + 1
+    with caplog.at_level(logging.WARNING):
+        night.control("a").turn()
+    assert f"schedule nightly: 2026-03-10 01:00 UTC: started job {night.firings()[0].job_id}" in caplog.text
+
+
+def test_a_nightly_job_starts_each_night(night: Night) -> None:
+    """Nothing before its time; then one job a night, named after schedule and time, which says where it comes from."""
+    night.add()
+    control = night.control("a")
+    control.turn()
+    assert night.firings() == []
+    for nth in range(2):
+        night.now = ONE + nth * DAY + 20
+        control.turn()
+        job = night.jobs.get(f"nightly@2026-03-1{nth}T01:00Z")
+        assert started_by(job) == ("nightly", f"2026-03-1{nth}T01:00Z")
+        assert night.firings()[0].job_id == job.job_id
+        night.jobs.set_state(job.job_id, JobState.COMPLETED, expect=[JobState.RUNNING])
+    assert night.outcomes() == [FiringOutcome.STARTED] * 2
+    assert night.store.get("nightly").next_at == ONE + 2 * DAY
+
+
+def test_two_control_processes_start_a_job_once(night: Night) -> None:
+    """Both look at the same moment, and again afterwards: one job, one firing."""
+    night.add()
+    night.now = ONE + 1
+    both = [night.control(owner) for owner in "ab"]
+    at_once([one.look for one in both])
+    join_starts()
+    for one in both:
+        one.turn()
+    assert night.outcomes() == [FiringOutcome.STARTED]
+    assert len(night.jobs.list()) == 1
+
+
+def test_two_submits_of_one_time_are_one_job(night: Night) -> None:
+    """Even if both processes believe that they hold the schedule, and even at the same moment, there is one job."""
+    schedule = night.add()
+    found: list[str] = []
+    at_once([lambda: found.append(start_job(night.producer, night.jobs, schedule)) for _ in range(4)])
+    assert len(found) == 4
+    assert len(set(found)) == len(night.jobs.list()) == 1
+
+
+def test_a_process_that_dies_after_its_submit_is_followed_by_one_that_finds_the_job(night: Night) -> None:
+    """Killed between starting and writing down: the next one notes that job, although the source has changed since."""
+    night.add()
+    night.now = ONE + 1
+    submitted: list[str] = []
+
+    def start_and_die(schedule: Schedule) -> str:
+        submitted.append(start_job(night.producer, night.jobs, schedule))
+        return submitted[0]
+
+    dying = night.control("a", start_and_die)
+    dying.look()
+    join_starts()
+    night.write("rewritten meanwhile")
+    successor = night.control("b")
+    successor.turn()
+    assert night.firings() == [], "the lease of the dead one holds still"
+    night.now += HOLD_S + 1
+    successor.turn()
+    assert [firing.job_id for firing in night.firings()] == submitted
+    assert len(night.jobs.list()) == 1
+    dying.look()
+    assert [firing.job_id for firing in night.firings()] == submitted, "frozen, not dead: what it finds is decided"
+
+
+def test_a_process_that_ends_hands_over_at_once(night: Night) -> None:
+    """After an orderly end the next process need not wait for a lease."""
+    night.add()
+    night.now = ONE + 1
+    hung = threading.Event()
+    ending = night.control("a", lambda _schedule: str(hung.wait(30)))
+    ending.look()
+    ending.steps.close()
+    other = night.control("b")
+    other.look()
+    hung.set()
+    join_starts()
+    other.look()
+    assert night.outcomes() == [FiringOutcome.STARTED]
+
+
+def test_a_clock_that_steps_back_starts_nothing_twice(night: Night) -> None:
+    """An hour back, and again to one o'clock: the night has its job."""
+    night.add(overlap=True)
+    control = night.control("a")
+    for moment in (ONE + 1, ONE - 3600, ONE + 1, ONE + 30):
+        night.now = moment
+        control.turn()
+    assert night.outcomes() == [FiringOutcome.STARTED]
+
+
+def test_nothing_overlaps_unless_asked(night: Night) -> None:
+    """The second night waits for the first night's job, says so, and starts when that has ended; with overlap it does not."""
+    night.add()
+    night.add("eager", overlap=True)
+    control = night.control("a")
+    for nth in range(2):
+        night.now = ONE + nth * DAY + 1
+        control.turn()
+    assert night.outcomes("eager") == [FiringOutcome.STARTED] * 2
+    first = night.firings()[0].job_id
+    assert night.outcomes() == [FiringOutcome.STARTED]
+    assert first is not None
+    assert night.store.get("nightly").waits_for == f"job {first} of an earlier time has not ended"
+    night.jobs.set_state(first, JobState.COMPLETED, expect=[JobState.RUNNING])
+    night.now += WAIT_S + 1
+    control.turn()
+    assert night.outcomes() == [FiringOutcome.STARTED] * 2
+    assert night.store.get("nightly").waits_for is None
+
+
+def test_a_time_that_waited_too_long_is_skipped_with_its_reason(night: Night) -> None:
+    """With catch-up skip, a night whose predecessor does not end within minutes has no job, and says why."""
+    night.add(catch_up="skip")
+    control = night.control("a")
+    for moment in (ONE + 1, ONE + DAY + 1, ONE + DAY + 3600):
+        night.now = moment
+        control.turn()
+    assert night.outcomes() == [FiringOutcome.STARTED, FiringOutcome.SKIPPED]
+    assert "has not ended" in str(night.firings()[0].reason)
+    assert night.store.get("nightly").next_at == ONE + 2 * DAY
+
+
+@pytest.mark.parametrize(
+    ("policy", "jobs", "outcomes"),
+    [("skip", 0, ["skipped"]), ("once", 1, ["skipped", "started"]), ("all", 3, ["started"] * 3)],
+)
+def test_missed_nights_are_caught_up_as_the_schedule_says(
+    night: Night, policy: str, jobs: int, outcomes: list[str]
+) -> None:
+    """No control process ran for three nights."""
+    night.add(catch_up=policy, overlap=True)
+    night.now = ONE + 2 * DAY + 3600
+    night.control("a").turn()
+    assert night.outcomes() == outcomes
+    assert len(night.jobs.list()) == jobs
+    assert night.store.get("nightly").next_at == ONE + 3 * DAY
+
+
+def test_a_source_that_is_late_is_waited_for(night: Night) -> None:
+    """A file that comes two minutes after its time is read then; until then the schedule says that it is not there."""
+    late = night.source.with_name("late.jsonl")
+    night.add(source=late)
+    control = night.control("a")
+    night.now = ONE + 1
+    control.turn()
+    assert "there is no such file" in str(night.store.get("nightly").waits_for)
+    night.write("here", late)
+    night.now += RETRY_S + 1
+    control.turn()
+    assert night.outcomes() == [FiringOutcome.STARTED]
+    assert night.store.get("nightly").tries == 0
+
+
+def test_a_time_that_was_tried_in_vain_has_failed(night: Night) -> None:
+    """The next time comes while the source of this one is still not there: it failed, and was not merely skipped."""
+    night.add(cron="* * * * *", source=night.source.with_name("absent.jsonl"))
+    control = night.control("a")
+    night.now = night.store.get("nightly").next_at + 1
+    control.turn()
+    night.now += RETRY_S + 1
+    control.turn(looks=1)
+    assert night.outcomes() == [FiringOutcome.FAILED]
+    assert "there is no such file" in str(night.firings()[0].reason)
+
+
+def test_what_fails_is_told_and_stops_no_other(night: Night) -> None:
+    """A source that never comes fails after some tries, an empty one and a key that is taken at once; the others start."""
+    empty = night.source.with_name("empty.jsonl")
+    empty.touch()
+    night.add("absent", source=night.source.with_name("absent.jsonl"))
+    night.add("empty", source=empty)
+    night.add("taken")
+    night.add("whole")
+    night.producer.submit(night.source, {**SPEC, "model": "another"}, job_key="taken@2026-03-10T01:00Z")
+    control = night.control("a")
+    for nth in range(TRIES_MAX):
+        night.now = ONE + 1 + nth * (RETRY_S + 1)
+        control.turn()
+    reasons = {name: str(night.firings(name)[0].reason) for name in ("absent", "empty", "taken")}
+    assert "there is no such file" in reasons["absent"]
+    assert "empty_source" in reasons["empty"]
+    assert "another spec or source" in reasons["taken"]
+    assert {night.firings(name)[0].outcome for name in reasons} == {FiringOutcome.FAILED}
+    assert night.outcomes("whole") == [FiringOutcome.STARTED]
+
+
+def test_a_full_disk_is_told_and_tried_again(night: Night) -> None:
+    """What the system refuses now may go later: the schedule shows it, and the job starts once there is room."""
+    night.add()
+    is_full = [True]
+
+    def start(schedule: Schedule) -> str:
+        if is_full[0]:
+            raise OSError(28, "No space left on device")
+        return start_job(night.producer, night.jobs, schedule)
+
+    control = night.control("a", start)
+    night.now = ONE + 1
+    control.turn()
+    assert "No space left on device" in str(night.store.get("nightly").waits_for)
+    is_full[0] = False
+    night.now += RETRY_S + 1
+    control.turn()
+    assert night.outcomes() == [FiringOutcome.STARTED]
+
+
+def test_a_source_that_hangs_stops_no_other_and_is_given_up(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One submit hangs: the other schedule starts its job meanwhile, and in the end the hanging one has failed."""
+    night.add("hangs")
+    night.add("whole")
+    released = threading.Event()
+
+    def start(schedule: Schedule) -> str:
+        if schedule.name == "hangs":
+            released.wait(60)
+        return start_job(night.producer, night.jobs, schedule)
+
+    control = night.control("a", start)
+    night.now = ONE + 1
+    control.look()
+    for thread in threading.enumerate():
+        if thread.name == "schedule-start" and len(night.jobs.list()) == 0:
+            thread.join(0.5)
+    control.look()
+    assert night.outcomes("hangs") == []
+    monkeypatch.setattr(starts, "OVERDUE_S", 0.0)
+    control.look()
+    released.set()
+    join_starts()
+    control.look()
+    assert night.outcomes("whole") == [FiringOutcome.STARTED]
+    assert night.outcomes("hangs") == [FiringOutcome.FAILED]
+    assert "hangs" in str(night.firings("hangs")[0].reason)
+
+
+def test_a_paused_schedule_starts_nothing_and_catches_nothing_up(night: Night) -> None:
+    """Nights that pass during a pause were not missed; after the resume the next one counts."""
+    night.add(catch_up="all")
+    assert night.schedules.pause("nightly")
+    assert not night.schedules.pause("nightly")
+    control = night.control("a")
+    night.now = ONE + 2 * DAY
+    control.turn()
+    assert night.schedules.resume("nightly")
+    assert not night.schedules.resume("nightly")
+    control.turn()
+    assert night.firings() == []
+    assert night.store.get("nightly").next_at == ONE + 3 * DAY
+
+
+def test_resuming_with_a_clock_that_went_back_repeats_no_night(night: Night) -> None:
+    """A resume plans from now on, but never a time that was decided."""
+    night.add()
+    night.now = ONE + 1
+    night.control("a").turn()
+    night.now = NOON
+    night.schedules.pause("nightly")
+    night.schedules.resume("nightly")
+    assert night.store.get("nightly").next_at == ONE + DAY
+
+
+def test_a_schedule_that_is_removed_leaves_its_jobs(night: Night) -> None:
+    """And its name is free again, without the firings of before."""
+    night.add()
+    night.now = ONE + 1
+    night.control("a").turn()
+    night.schedules.remove("nightly")
+    with pytest.raises(ScheduleNotFound, match="schedule list"):
+        night.schedules.get("nightly")
+    with pytest.raises(ScheduleNotFound):
+        night.schedules.remove("nightly")
+    assert len(night.jobs.list()) == 1
+    night.add()
+    assert night.firings() == []
+
+
+def test_a_purged_job_stays_among_the_firings(night: Night) -> None:
+    """That it ran is remembered, and that it is gone is shown."""
+    night.add()
+    night.now = ONE + 1
+    night.control("a").turn()
+    job_id = str(night.firings()[0].job_id)
+    night.jobs.set_state(job_id, JobState.COMPLETED, expect=[JobState.RUNNING])
+    assert night.firings()[0].job_state is JobState.COMPLETED
+    purge_job(night.db, job_id)
+    assert (night.firings()[0].job_id, night.firings()[0].job_state) == (job_id, None)
+
+
+def test_what_cannot_be_used_is_refused_when_it_is_added(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad name, cron, zone, policy or spec, a name that is taken, and more schedules than there may be."""
+    night.add()
+    with pytest.raises(ScheduleExists, match="remove it first"):
+        night.add()
+    for bad in ({"name": "job_1"}, {"name": "a b"}, {"cron": "0 25 * * *"}, {"timezone": "Mars"}, {"catch_up": "some"}):
+        with pytest.raises(ScheduleError):
+            night.add(**{"name": "other", **bad})
+    with pytest.raises(SpecError, match="did you mean"):
+        night.schedules.add("other", "0 1 * * *", "x.jsonl", {**SPEC, "modle": "m"})
+    monkeypatch.setattr(schedule_store, "SCHEDULES_MAX", 1)
+    with pytest.raises(TooManySchedules):
+        night.add("other")
+    assert [schedule.name for schedule in night.schedules.list()] == ["nightly"]
+
+
+def test_only_the_latest_firings_are_kept(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule of years does not grow its table without end."""
+    monkeypatch.setattr(schedule_store, "FIRINGS_KEPT", 3)
+    night.add(overlap=True)
+    control = night.control("a")
+    for nth in range(5):
+        night.now = ONE + nth * DAY
+        control.turn(looks=1)
+    assert [firing.planned_at for firing in night.firings()] == [ONE + 4 * DAY, ONE + 3 * DAY, ONE + 2 * DAY]
+
+
+def test_a_source_is_the_same_file_in_every_process(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path is kept whole, because control processes work in other folders; a URI is kept as it is."""
+    monkeypatch.chdir(night.source.parent)
+    assert night.add(source="tickets.jsonl").source == {"source": str(night.source)}
+    assert night.add("other", source="s3://bucket/key.jsonl").source == {"source": "s3://bucket/key.jsonl"}
+
+
+def test_a_submit_by_hand_is_not_taken_for_the_schedules_own(night: Night) -> None:
+    """Another job under the key of a planned time is not the schedule's: its key is taken, and that is said."""
+    night.add()
+    night.producer.submit(night.source, {**SPEC, "max_attempts": 2}, job_key="nightly@2026-03-10T01:00Z")
+    with pytest.raises(JobConflict, match="another spec or source"):
+        start_job(night.producer, night.jobs, night.store.get("nightly"))
+
+
+def join_starts() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "schedule-start":
+            thread.join(30)
+
+
+def at_once(works: Sequence[Callable[[], None]]) -> None:
+    """Each in a thread of its own, at the same moment."""
+    together = threading.Barrier(len(works))
+
+    def run(work: Callable[[], None]) -> None:
+        together.wait(30)
+        work()
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)

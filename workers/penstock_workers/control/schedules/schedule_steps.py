@@ -1,0 +1,148 @@
+"""What the control loop does for schedules: decides planned times that have come, one at a time for each schedule.
+
+Any control process does it. Holding a schedule is a lease in SQL, and each planned time has one job key, so a process that
+dies between the submit and writing it down is followed by one that finds the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from penstock_ledger import DatabaseUnavailable, Decision, FiringOutcome, PenstockError, Schedule, ScheduleStore
+from penstock_ledger.redaction import redact
+from penstock_producer.errors import ScheduleError, SourceForbidden, SourceUnavailable
+from penstock_producer.schedules.due import Due, due
+from penstock_producer.schedules.timetable import Timetable
+from penstock_workers.control.schedules.starts import Start, Starts
+from penstock_workers.failure_log import FailureLog
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0  # between looks at what is due: a planned time is a whole minute
+HOLD_S = 60.0  # a process that dies while it starts a job is followed after this
+RETRY_S = 60.0  # a source that is not there yet is looked for again, so often:
+TRIES_MAX = 5
+WAIT_S = 15.0  # an earlier job that has not ended is asked about again
+REASON_CHARS = 1_000
+
+
+class ScheduleSteps:
+    """Belongs to the control thread."""
+
+    def __init__(
+        self,
+        store: ScheduleStore,
+        start: Callable[[Schedule], str],
+        *,
+        owner: str,
+        on_ended: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``start`` submits the job of a planned time and returns its id, in a thread."""
+        self._store = store
+        self._owner = owner
+        self._clock = clock
+        self._starts = Starts(start, on_ended)
+        self._failures = FailureLog(log)
+        self._next_look = 0.0
+
+    def look(self) -> None:
+        """One bounded step for each schedule that is due. Raises the database's errors; the next look goes on."""
+        for start in self._starts.ended():
+            self._guarded(start.schedule, partial(self._write_down, start))
+        if self._clock() < self._next_look:
+            return
+        self._next_look = self._clock() + LOOK_S
+        for start in self._starts.running():
+            self._store.hold(start.schedule, self._owner, HOLD_S)
+        now, found = self._store.due()
+        for schedule in found:
+            if schedule.schedule_id not in self._starts:
+                self._guarded(schedule, partial(self._step, schedule, now))
+
+    def close(self) -> None:
+        """Let others go on at once. A submit that is under way leaves a job, or nothing."""
+        self._store.release(self._owner)
+
+    def _step(self, schedule: Schedule, now: float) -> None:
+        if not self._starts.has_room or not self._store.hold(schedule, self._owner, HOLD_S):
+            return
+        try:
+            timetable = Timetable(schedule.cron, schedule.timezone)
+        except ScheduleError as error:  # this machine knows fewer zones than the one it was added on
+            self._store.wait(schedule, self._owner, str(error), retry_at=now + RETRY_S)
+            return
+        step = due(timetable, schedule.catch_up, schedule.next_at, now)
+        if not step.start:
+            self._skip(schedule, timetable, step)
+            return
+        earlier = None if schedule.overlap else self._store.running(schedule.schedule_id)
+        if earlier is not None:
+            why = f"job {earlier} of an earlier time has not ended"
+            self._store.wait(schedule, self._owner, why, retry_at=now + WAIT_S)
+            return
+        self._starts.begin(schedule)
+
+    def _skip(self, schedule: Schedule, timetable: Timetable, step: Due) -> None:
+        """A time that was tried in vain has failed; one that nothing tried was skipped."""
+        outcome = FiringOutcome.FAILED if schedule.tries else FiringOutcome.SKIPPED
+        why = schedule.waits_for or "no control process was there to start it"
+        reason = f"missed ({why}); catch-up is {schedule.catch_up}, next is {timetable.shown(step.then)}"
+        decision = Decision(schedule.next_at, outcome, step.then, reason=reason)
+        if self._store.decide(schedule, decision):
+            log.warning("schedule %s: %s: %s", schedule.name, timetable.shown(schedule.next_at), reason)
+
+    def _write_down(self, start: Start) -> None:
+        schedule = start.schedule
+        timetable = Timetable(schedule.cron, schedule.timezone)
+        then, shown = timetable.after(schedule.next_at), timetable.shown(schedule.next_at)
+        error = _error_of(start)
+        if error is None:
+            job_id = start.job_id.result()
+            decision = Decision(schedule.next_at, FiringOutcome.STARTED, then, job_id=job_id)
+            if self._store.decide(schedule, decision):
+                # not INFO, which processes leave out: a night's work began, and this is the only line that says so
+                log.warning("schedule %s: %s: started job %s", schedule.name, shown, job_id)
+        else:
+            self._failed(schedule, error, then, shown)
+        self._starts.forget(start)
+
+    def _failed(self, schedule: Schedule, error: BaseException, then: float, shown: str) -> None:
+        why = redact(str(error) or type(error).__name__)[:REASON_CHARS]
+        tries = schedule.tries + 1
+        if _may_pass(error) and tries < TRIES_MAX:
+            said = f"try {tries} of {TRIES_MAX}: {why}"
+            self._store.wait(schedule, self._owner, said, retry_at=self._store.now() + RETRY_S, tried=True)
+            log.warning("schedule %s: %s: %s; tried again in %g s", schedule.name, shown, said, RETRY_S)
+            return
+        decision = Decision(schedule.next_at, FiringOutcome.FAILED, then, reason=why)
+        if self._store.decide(schedule, decision):
+            log.error("schedule %s: %s: no job was started: %s", schedule.name, shown, why)
+
+    def _guarded(self, schedule: Schedule, work: Callable[[], None]) -> None:
+        """One schedule's trouble does not stop the others."""
+        try:
+            work()
+        except Exception as error:
+            self._failures.tell(
+                "control: a schedule could not be looked after",
+                error,
+                f"{schedule.name} is looked after again in {LOOK_S:g} s",
+                level=logging.ERROR,
+            )
+
+
+def _error_of(start: Start) -> BaseException | None:
+    if start.hangs:
+        return TimeoutError("reading the source hangs; look at the file system or the network that it lies on")
+    return start.job_id.exception()
+
+
+def _may_pass(error: BaseException) -> bool:
+    """A source or a database that is away, a full disk, and what was not foreseen; not what only an edit corrects."""
+    if isinstance(error, PenstockError):
+        return isinstance(error, SourceUnavailable | DatabaseUnavailable) and not isinstance(error, SourceForbidden)
+    return not isinstance(error, TimeoutError)
