@@ -13,6 +13,7 @@ PenstockError               root of what any package of Penstock raises on purpo
     │   ├── JobClosed           a closed job takes no more documents
     │   └── JobNotReplayable    it was cancelled or failed
     ├── NothingToReplay         no dead letter matches
+    ├── PlaceLost               a reader's place is not one of this job in this database
     ├── FeedLost                another feeder holds the feed: stop, and do not move its cursor
     ├── SpoolConflict           the same document id was pushed with another body
     ├── RedisForgot             Redis lost what it held; it is rebuilt from SQL first
@@ -40,6 +41,7 @@ __all__ = [
     "LedgerError",
     "NothingToReplay",
     "PenstockError",
+    "PlaceLost",
     "RedisForgot",
     "RedisUnfit",
     "SchemaError",
@@ -178,6 +180,19 @@ class NothingToReplay(LedgerError):
         super().__init__(
             f"job {job_id} has no dead letter{which} that can be sent again "
             "(rows that never parsed have no request): `penstock dlq list` shows what there is"
+        )
+
+
+class PlaceLost(LedgerError):
+    """A reader wants to go on after an outcome that is not there, or not in that place."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        super().__init__(
+            f"the place to go on from is not one of job {job_id} in this database (the job is another one, or the database "
+            "was copied or restored): read its results again from the start"
         )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import LedgerError as LedgerError
     from penstock_ledger.errors import NothingToReplay as NothingToReplay
     from penstock_ledger.errors import PenstockError as PenstockError
+    from penstock_ledger.errors import PlaceLost as PlaceLost
     from penstock_ledger.errors import SchemaError as SchemaError
     from penstock_ledger.errors import SchemaMissing as SchemaMissing
     from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Result as Result
     from penstock_producer.async_producer import AsyncOpenJob as AsyncOpenJob
     from penstock_producer.async_producer import AsyncProducer as AsyncProducer
+    from penstock_producer.cursors import Committed as Committed
     from penstock_producer.errors import ContentError as ContentError
     from penstock_producer.errors import InvalidDocument as InvalidDocument
     from penstock_producer.errors import JobCancelled as JobCancelled
@@ -61,11 +63,12 @@ else:
         {
             "penstock_ledger.errors": (
                 "DatabaseUnavailable DatabaseUnusable JobClosed JobConflict JobError JobNotFound "
-                "JobNotReplayable LedgerError NothingToReplay PenstockError SchemaError SchemaMissing "
+                "JobNotReplayable LedgerError NothingToReplay PenstockError PlaceLost SchemaError SchemaMissing "
                 "SchemaTooNew SpoolConflict"
             ),
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
             "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
+            "penstock_producer.cursors": "Committed",
             "penstock_producer.errors": (
                 "ContentError InvalidDocument JobCancelled Problem ProducerError SettingsError SinkError "
                 "SourceChanged SourceError SourceForbidden SourceUnavailable SpecError TemplateError TooManyBadRows"

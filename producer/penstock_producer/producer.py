@@ -14,9 +14,10 @@ from typing import Any, Self
 
 import orjson
 
-from penstock_ledger import POOL_SIZE, JobNotFound, JobStore, OutcomeStore, Spool, open_database
+from penstock_ledger import POOL_SIZE, CommitOrder, JobNotFound, JobStore, OutcomeStore, Spool, open_database
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
 from penstock_ledger.vectors import Vectors
+from penstock_producer.cursors import Committed, place_in
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
@@ -187,6 +188,18 @@ class Producer:
     def results(self, job: str) -> Iterator[Result]:
         """Every visible result so far, in flat memory, in no promised order."""
         return self._outcomes.results(self._jobs.get(job).job_id)
+
+    def outcomes(self, job: str, *, after: str | None = None, dead_letters: bool = True) -> Iterator[Committed]:
+        """Results and dead letters as they were stored, in flat memory, also while the job runs: each comes once.
+
+        The iteration ends with what was stored when it began. ``after`` is the `cursor` of one of them: the next iteration
+        goes on there, in this process or another, with nothing repeated and nothing left out. A document that is replayed
+        comes again, with its new outcome and a higher generation. Raises JobNotFound, PlaceLost and ContentError.
+        """
+        job_id = self._jobs.get(job).job_id
+        place = None if after is None else place_in(job_id, after)
+        read = CommitOrder(self._database).read(job_id, place, letters=dead_letters)
+        return (Committed(outcome, place) for place, outcome in read)
 
     def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
         """The embeddings of an embed job so far as they are stored, without JSON between; in the order of ``results``.
