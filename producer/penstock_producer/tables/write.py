@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
 
-from penstock_ledger import CommitOrder, Database
-from penstock_ledger.model import Job
-from penstock_producer.cursors import cursor_text, place_in
 from penstock_producer.errors import SinkError, seen
 from penstock_producer.storage import Writer, open_sink
 from penstock_producer.tables.arrow import need_pyarrow
-from penstock_producer.tables.columns import Column, Row, Table
+from penstock_producer.tables.columns import Column, Row
 from penstock_producer.tables.csv_form import CsvFile
 from penstock_producer.tables.parquet_form import write_parquet
+from penstock_producer.tables.reading import Reading
 
-__all__ = ["TABLE_FORMATS", "Reading", "TableFormat", "Written", "check_format", "write_rows", "write_table"]
+__all__ = ["TABLE_FORMATS", "TableFormat", "Written", "check_format", "write_rows", "write_table"]
 
 TableFormat = Literal["parquet", "csv"]
 TABLE_FORMATS: Final[tuple[TableFormat, ...]] = get_args(TableFormat)
@@ -26,27 +24,6 @@ class Written(NamedTuple):
     place: str
     rows: int
     cursor: str | None  # of the last row, to go on behind it; what was given where there was none
-
-
-class Reading:
-    """The rows of a job from a cursor on, counted as they are read."""
-
-    def __init__(self, database: Database, job: Job, after: str | None = None) -> None:
-        """Raises PlaceLost and ContentError for a cursor that is not one of this job."""
-        self.table = Table(job.spec)
-        self.rows = 0
-        self.cursor = after
-        self._job_id = job.job_id
-        self._after = None if after is None else place_in(job.job_id, after)
-        self._order = CommitOrder(database)
-
-    def __iter__(self) -> Iterator[Row]:
-        for place, outcome in self._order.read(self._job_id, self._after, as_stored=True):
-            self.rows += 1
-            self._after = place
-            yield self.table.row(outcome)
-        if self._after is not None:
-            self.cursor = cursor_text(self._job_id, self._after)
 
 
 def check_format(form: str) -> TableFormat:
