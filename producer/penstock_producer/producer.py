@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import orjson
 
@@ -32,6 +32,9 @@ from penstock_producer.sources.overrides import Overrides
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.survey import survey
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: none is guessed or repeated
 _JOB_ID_CHARS = 20
@@ -200,6 +203,18 @@ class Producer:
         place = None if after is None else place_in(job_id, after)
         read = CommitOrder(self._database).read(job_id, place, letters=dead_letters)
         return (Committed(outcome, place) for place, outcome in read)
+
+    def record_batches(self, job: str) -> pyarrow.RecordBatchReader:
+        """Results and dead letters so far as Arrow batches, one after the other; docs/results.md names the columns.
+
+        ``reader.read_all()`` is a pyarrow table, ``reader.read_pandas()`` a frame of pandas, ``polars.from_arrow(reader)``
+        one of polars, and DuckDB queries the reader by its name. Raises SinkError where pyarrow is not installed.
+        """
+        from penstock_producer.tables.arrow import reader_of
+        from penstock_producer.tables.reading import Reading
+
+        reading = Reading(self._database, self._jobs.get(job))
+        return reader_of(reading, reading.table.columns)
 
     def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
         """The embeddings of an embed job so far as they are stored, without JSON between; in the order of ``results``.

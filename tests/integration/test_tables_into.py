@@ -219,7 +219,7 @@ def test_a_row_that_the_database_refuses_is_named(ledger: Database, postgres_url
 
 
 def test_rights_are_tried_before_the_job(ledger: Database, postgres_url: str) -> None:
-    """A user who may read but not write is told so at the start."""
+    """A user who may read but not write gets the database's words at the start."""
     engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
     change(engine, "CREATE TABLE docs (id text PRIMARY KEY, text text)", "DROP ROLE IF EXISTS penstock_reader")
     change(engine, "CREATE ROLE penstock_reader LOGIN", "GRANT SELECT ON docs TO penstock_reader")

@@ -78,7 +78,7 @@ def test_every_outcome_has_a_row_with_its_figures() -> None:
 
 def test_fields_of_a_schema_are_columns_of_their_types() -> None:
     """Simple fields have their type, references and alternatives with null included; others are JSON, and a field that is
-    called like a column of ours is told apart whatever its case is."""
+    called like a column that every job has gets another name, whatever its case is."""
     table = Table({"endpoint": CHAT, "response_schema": SCHEMA})
     assert table.columns[4:10] == (
         Column("label", "text"), Column("score", "number"), Column("count", "integer"), Column("spam", "boolean"),

@@ -13,7 +13,7 @@ from penstock_producer.tables.columns import Column, Row
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["batches", "need_pyarrow", "schema_of"]
+__all__ = ["batches", "need_pyarrow", "reader_of", "schema_of"]
 
 BATCH_ROWS: Final = 20_000
 BATCH_BYTES: Final = 32 * 1024 * 1024  # of values, in Python; as much again in Arrow while the batch is made
@@ -50,6 +50,14 @@ def batches(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[pyarrow.
         size += row_size
     if held:
         yield _batch(held, columns)
+
+
+def reader_of(rows: Iterable[Row], columns: Sequence[Column]) -> pyarrow.RecordBatchReader:
+    """A stream of batches, which is read once. Raises SinkError where pyarrow is missing."""
+    need_pyarrow("an Arrow table")
+    import pyarrow as pa
+
+    return pa.RecordBatchReader.from_batches(schema_of(columns), batches(rows, columns))
 
 
 def _bytes_of(value: Any) -> int:

@@ -7,55 +7,54 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import orjson
 
-from penstock_producer.storage import Writer
 from penstock_producer.tables.columns import Column, Row
 
-__all__ = ["CsvFile"]
+__all__ = ["csv_lines", "vector_text"]
 
 _SPECIAL: Final = re.compile('[",\r\n]')
 # What spreadsheets take for the beginning of a formula. See https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-class CsvFile:
-    """Rows into one file."""
+def csv_lines(rows: Iterable[Row], columns: Sequence[Column], *, escape_formulas: bool = False) -> Iterator[bytes]:
+    """The header and a line for each row, each with its end.
 
-    def __init__(self, writer: Writer, columns: Sequence[Column], *, escape_formulas: bool = False) -> None:
-        """With ``escape_formulas`` a text that a spreadsheet would run gets an apostrophe in front, which shows it as text."""
-        self._writer = writer
-        self._escape = escape_formulas
-        self._line([self._text(column.name) for column in columns])
+    With ``escape_formulas`` a text that a spreadsheet would run gets an apostrophe in front, which shows it as text.
+    """
+    yield _line([column.name for column in columns], escape_formulas)
+    for row in rows:
+        yield _line(row, escape_formulas)
 
-    def write(self, row: Row) -> None:
-        self._line([self._cell(value) for value in row])
 
-    def _line(self, cells: list[str]) -> None:
-        self._writer.write((",".join(cells) + "\r\n").encode("utf-8", "replace"))
+def _line(values: Sequence[Any], escape: bool) -> bytes:
+    return (",".join([_cell(value, escape) for value in values]) + "\r\n").encode("utf-8", "replace")
 
-    def _cell(self, value: Any) -> str:
-        if value is None:
-            return ""
-        if isinstance(value, bool):
-            return "true" if value else "false"
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, bytes):
-            return self._text(vector_text(value))
-        if isinstance(value, list):
-            return self._text("[" + ",".join(map(vector_text, value)) + "]")
-        return repr(value)
 
-    def _text(self, text: str) -> str:
-        if self._escape and text.startswith(_FORMULA):
-            text = "'" + text
-        if text and _SPECIAL.search(text) is None:
-            return text
-        return '"' + text.replace('"', '""') + '"'
+def _cell(value: Any, escape: bool) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return _text(value, escape)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        return _text(vector_text(value), escape)
+    if isinstance(value, list):
+        return _text("[" + ",".join(map(vector_text, value)) + "]", escape)
+    return repr(value)
+
+
+def _text(text: str, escape: bool) -> str:
+    if escape and text.startswith(_FORMULA):
+        text = "'" + text
+    if text and _SPECIAL.search(text) is None:
+        return text
+    return '"' + text.replace('"', '""') + '"'
 
 
 def vector_text(vector: bytes) -> str:

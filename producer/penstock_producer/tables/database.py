@@ -141,7 +141,7 @@ class TableSink:
         values = f"VALUES ({', '.join(marks)})" if source == "VALUES" else f"SELECT {', '.join(marks)}{condition}"
         changes = [f"{name} = excluded.{name}" for name in names if name != _quoted(ID)]
         statement = (
-            f"INSERT INTO {self._place_of_table()} ({', '.join(names)}) {values}"  # noqa: S608  # quoted names of columns
+            f"INSERT INTO {self._place_of_table()} ({', '.join(names)}) {values}"  # quoted names of columns
             f" ON CONFLICT ({_quoted(ID)}) DO UPDATE SET {', '.join(changes)}"
         )
         return self._for_driver(statement)
@@ -175,7 +175,7 @@ class TableSink:
     # -- columns and values --------------------------------------------------------------------------------------------
 
     def _fitting(self, connection: Connection, found: Inspector) -> list[_Target]:
-        """Columns of ours that the table has. Raises SinkError for a table whose columns cannot take them."""
+        """Columns of results that the table has. Raises SinkError for a table whose columns cannot take them."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SAWarning)  # of types that SQLAlchemy does not know, such as pgvector's
             there = {column["name"]: column for column in found.get_columns(self._table, self._schema or None)}
@@ -248,7 +248,7 @@ def _portions(reading: Reading) -> Iterator[tuple[list[Row], str]]:
             rows, size = [], 0
         rows.append(row)
         size += row_size
-        cursor = reading.here
+        cursor = reading.cursor or ""
     if rows:
         yield rows, cursor
 

@@ -10,7 +10,7 @@ from penstock_producer.errors import SinkError, seen
 from penstock_producer.storage import Writer, open_sink
 from penstock_producer.tables.arrow import need_pyarrow
 from penstock_producer.tables.columns import Column, Row
-from penstock_producer.tables.csv_form import CsvFile
+from penstock_producer.tables.csv_form import csv_lines
 from penstock_producer.tables.parquet_form import write_parquet
 from penstock_producer.tables.reading import Reading
 
@@ -51,7 +51,7 @@ def write_table(
     try:
         write_rows(writer, reading, reading.table.columns, form, escape_formulas=escape_formulas)
         writer.finish()
-        return Written(writer.publish(), reading.rows, reading.cursor)
+        return Written(writer.publish(), reading.number, reading.cursor)
     except BaseException:
         writer.discard()
         raise
@@ -63,6 +63,5 @@ def write_rows(
     if form == "parquet":
         write_parquet(writer, rows, columns)
         return
-    file = CsvFile(writer, columns, escape_formulas=escape_formulas)
-    for row in rows:
-        file.write(row)
+    for line in csv_lines(rows, columns, escape_formulas=escape_formulas):
+        writer.write(line)
