@@ -91,18 +91,22 @@ def _written(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> s
 
 
 def _into(ledger: Books, job: Job, asked: Asked) -> str:
-    from penstock_producer.tables.columns import Table
-    from penstock_producer.tables.database import TableSink
-    from penstock_producer.tables.reading import Reading
-
     if asked.into is None or asked.table is None:
         raise UsageProblem("--into URL and --table T belong together: give both")
     if asked.output is not None or asked.after is not None or asked.partial:
         raise UsageProblem("--into keeps its own place in the table: leave out -o, --after and --partial")
-    sink = TableSink(asked.into, asked.table, Table(job.spec).columns)
+    return f"{count(fill_table(ledger, job, asked.into, asked.table))} new rows in table {asked.table}"
+
+
+def fill_table(ledger: Books, job: Job, url: str, table: str) -> int:
+    """Write the rows that are new since the last time; returns how many. Raises SinkError."""
+    from penstock_producer.tables.columns import Table
+    from penstock_producer.tables.database import TableSink
+    from penstock_producer.tables.reading import Reading
+
+    sink = TableSink(url, table, Table(job.spec).columns)
     try:
         sink.prepare()
-        written = sink.write(job.job_id, Reading(ledger.database, job, sink.place(job.job_id)))
+        return sink.write(job.job_id, Reading(ledger.database, job, sink.place(job.job_id)))
     finally:
         sink.close()
-    return f"{count(written)} new rows in table {asked.table}"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import Result as Answer
 from typer.testing import CliRunner
+from typer.testing import Result as Answer
 
 from penstock_cli.main import command_line
 from penstock_ledger.model import DeadLetter, ItemKey, Result

@@ -17,10 +17,11 @@ import pytest
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_ledger.vectors import Vectors, pack
+from penstock_producer.errors import SinkError
 from penstock_producer.storage import open_sink
 from penstock_producer.tables import arrow
 from penstock_producer.tables.columns import Column, Table
-from penstock_producer.tables.write import TableFormat, write_rows
+from penstock_producer.tables.write import TableFormat, check_format, write_rows
 
 CHAT = "/v1/chat/completions"
 EMBED = "/v1/embeddings"
@@ -57,6 +58,10 @@ def written(folder: Path, form: TableFormat, rows: Any, table: Table, **options:
     write_rows(writer, rows, table.columns, form, **options)
     writer.finish()
     return Path(writer.publish())
+
+
+def rows_of(table: Table, *outcomes: Result | DeadLetter) -> list[Any]:
+    return [table.row(outcome) for outcome in outcomes]
 
 
 def vector(*numbers: float) -> bytes:
@@ -145,7 +150,7 @@ def test_parquet_is_read_as_it_was_meant(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     table = Table({"endpoint": CHAT, "response_schema": SCHEMA})
     answer = '{"label": "b", "score": 0.25, "count": 2, "spam": true, "tags": [], "ID": "ü"}'
-    place = written(tmp_path, "parquet", map(table.row, [result("1", answer), result("2", ""), letter("3")]), table)
+    place = written(tmp_path, "parquet", rows_of(table, result("1", answer), result("2", ""), letter("3")), table)
     read = parquet.read_table(place)
     assert [str(read.schema.field(name).type) for name in ("id", "score", "count", "spam", "cost_usd")] == [
         "string", "double", "int64", "bool", "double",
@@ -166,7 +171,7 @@ def test_embeddings_are_lists_of_float32(tmp_path: Path) -> None:
     three = pack(Vectors(vector(1, 2, 3, 4, 5, 6), "float32", 2, "float", "m", 1))
     one = pack(Vectors(vector(7, 8), "float32", 2, "float", "m", 1))
     place = written(
-        tmp_path, "parquet", map(table.row, [result("a", body=three), letter(), result("b", body=one)]), table
+        tmp_path, "parquet", rows_of(table, result("a", body=three), letter(), result("b", body=one)), table
     )
     read = parquet.read_table(place)
     assert str(read.schema.field("embedding").type) == "list<element: float>"
@@ -244,3 +249,17 @@ def test_vectors_in_csv_give_back_the_same_numbers(tmp_path: Path) -> None:
     (row,) = csv.DictReader(io.StringIO(place.read_bytes().decode(), newline=""))
     assert vector(*json.loads(row["embedding"])) == numbers
     assert len(row["embedding"]) < 45
+
+
+def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parquet and Arrow name the extra before anything is written; CSV needs nothing."""
+    monkeypatch.setattr(arrow.util, "find_spec", lambda name: None)
+    table = Table({"endpoint": CHAT})
+    for ask in (
+        lambda: check_format("parquet"),
+        lambda: written(tmp_path, "parquet", iter([]), table),
+        lambda: arrow.reader_of([], table.columns),
+    ):
+        with pytest.raises(SinkError, match=r"pip install 'penstock\[parquet\]'"):
+            ask()
+    assert check_format("csv") == "csv"

@@ -45,12 +45,7 @@ def results(
         str | None,
         typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output."),
     ] = None,
-    output_format: Annotated[
-        str | None,
-        typer.Option(
-            metavar="F", help="jsonl, csv or parquet; left out, the file's name decides. Tables have dead letters, too."
-        ),
-    ] = None,
+    output_format: options.OutputFormat = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Append to FILE what has come since the last time, while the job runs.")
     ] = False,
@@ -61,18 +56,9 @@ def results(
             help="What was stored after that, in that order: start, or the cursor that is printed then.",
         ),
     ] = None,
-    escape_formulas: Annotated[
-        bool, typer.Option("--escape-formulas", help="CSV: an apostrophe in front of what a spreadsheet would run.")
-    ] = False,
-    into: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Write into a table instead: sqlite:///file or postgresql://…; by id, what is new."
-        ),
-    ] = None,
-    table: Annotated[
-        str | None, typer.Option(metavar="T", help="The table of --into; made where there is none.")
-    ] = None,
+    escape_formulas: options.EscapeFormulas = False,
+    into: options.Into = None,
+    table: options.TableOrInto = None,
     state: options.StateOption = None,
 ) -> None:
     """Write the results so far: as OpenAI Batch output lines, as a table in a file, or into a database."""

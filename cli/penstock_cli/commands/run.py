@@ -26,6 +26,10 @@ def run(
     usd_per_mtok_out: options.UsdOut = None,
     workers: options.Workers = None,
     concurrency: options.Concurrency = None,
+    output_format: options.OutputFormat = None,
+    escape_formulas: options.EscapeFormulas = False,
+    into: options.Into = None,
+    into_table: options.IntoTable = None,
     state: options.LocalState = None,
     dry_run: options.DryRun = False,
     sample: options.Sample = None,
@@ -41,6 +45,7 @@ def run(
     from penstock_cli.job.jobspec import default_job_key
     from penstock_cli.processes.standby import Standby
     from penstock_cli.run.request import RunRequest, default_state
+    from penstock_cli.run.tables import TableFlags
     from penstock_producer.job.lanes import has_own_model
 
     request = RunRequest(
@@ -54,6 +59,7 @@ def run(
         concurrency=concurrency,
         panel=not no_progress,
         sample=sample,
+        tables=TableFlags(output_format, escape_formulas, into, into_table),
     )
     if dry_run:
         from penstock_cli.run.local import dry_run as show

@@ -62,6 +62,27 @@ UsdOut = Annotated[
     typer.Option("--usd-per-mtok-out", help="Price of a million output tokens.", rich_help_panel=PROVIDER),
 ]
 
+# -- results as tables -------------------------------------------------------------------------------------------------
+
+OutputFormat = Annotated[
+    str | None,
+    typer.Option(metavar="F", help="jsonl, csv or parquet. The tables have a row for every document."),
+]
+EscapeFormulas = Annotated[
+    bool, typer.Option("--escape-formulas", help="CSV: an apostrophe in front of what a spreadsheet would run.")
+]
+Into = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="A database that results are written into, by id: sqlite:///file, postgresql://…"),
+]
+IntoTable = Annotated[
+    str | None, typer.Option("--into-table", metavar="T", help="The table of --into; made where there is none.")
+]
+TableOrInto = Annotated[
+    str | None,
+    typer.Option("--table", "--into-table", metavar="T", help="The table of --into; made where there is none."),
+]
+
 # -- of `penstock run` alone -------------------------------------------------------------------------------------------
 
 DEFAULT_WORKERS = 2  # one goes on while the other restarts; a single one already keeps up with most providers

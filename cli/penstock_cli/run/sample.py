@@ -61,6 +61,7 @@ def sampled(
         out=f"{request.out.rstrip('/')}/{name}",
         job_key=key,
         job={**request.job, "prompt": None, "system": None, "params": []},
+        tables=dataclasses.replace(request.tables, into=None, table=None),  # a trial is not for the table of others
     )
 
 

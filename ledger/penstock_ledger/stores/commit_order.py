@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Row, Select, literal_column, select, text, tuple_
+from sqlalchemy import BigInteger, ColumnElement, Connection, Row, Select, Text, literal_column, select, text, tuple_
 
 from penstock_ledger.errors import PlaceLost
 from penstock_ledger.model import DeadLetter, Result
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _ROWID: Final = literal_column("outcomes.rowid", BigInteger)
 _SEQ: Final = literal_column("outcomes.seq", BigInteger)
 # The plus keeps SQLite from sorting the whole job for each page: it then reads its table in order.
-_JOB_IN_SQLITE: Final = literal_column("+outcomes.job_id")
+_JOB_IN_SQLITE: Final = literal_column("+outcomes.job_id", Text)
 _OLD: Final = 0  # `seq` of rows from before there was one
 # An insert has this lock from before it gets numbers until its transaction ends.
 _WRITERS: Final = text(

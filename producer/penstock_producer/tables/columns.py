@@ -76,8 +76,18 @@ class Table:
         figures = (*tokens, outcome.cost_microusd / _MICRO, outcome.latency_ms, outcome.attempts)
         key = outcome.key
         if isinstance(outcome, DeadLetter):
-            head = (key.doc_id, FAILED, None, None)
-            return [*head, *self._no_answer, None, *figures, key.generation, outcome.reason, outcome.last_error]
+            return [
+                key.doc_id,
+                FAILED,
+                None,
+                None,
+                *self._no_answer,
+                None,
+                *figures,
+                key.generation,
+                outcome.reason,
+                outcome.last_error,
+            ]
         text = storable(text_of(self._endpoint, outcome.body))
         head = (key.doc_id, SUCCEEDED, outcome.finish_reason, text)
         return [*head, *self._answer(text, outcome.body), outcome.model, *figures, key.generation, None, None]
