@@ -253,7 +253,7 @@ def test_vectors_in_csv_give_back_the_same_numbers(tmp_path: Path) -> None:
 
 def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parquet and Arrow name the extra before anything is written; CSV needs nothing."""
-    monkeypatch.setattr(arrow.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("penstock_producer.tables.arrow.util.find_spec", lambda name: None)
     table = Table({"endpoint": CHAT})
     for ask in (
         lambda: check_format("parquet"),

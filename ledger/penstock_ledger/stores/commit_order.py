@@ -13,7 +13,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Row, Select, Text, literal_column, select, text, tuple_
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Text,
+    func,
+    literal_column,
+    select,
+    text,
+    tuple_,
+)
 
 from penstock_ledger.errors import PlaceLost
 from penstock_ledger.model import DeadLetter, Result
@@ -77,9 +89,10 @@ class CommitOrder:
         make = _as_stored if as_stored else outcome_from
         conditions = (outcomes.c.superseded_by.is_(None), *(() if letters else (outcomes.c.kind == RESULT,)))
         query = select(outcomes, self._number.label("number")).where(self._job == job_id, *conditions).limit(page)
-        if after is None or after.number == _OLD:
-            yield from self._old(query, job_id, after, page, make)
-        number = _OLD if after is None else after.number
+        number = self._lowest(job_id) - 1 if after is None else after.number
+        if number <= _OLD:
+            number = _OLD
+            yield from self._old(query, after, page, make)
         query = query.where(self._number <= end).order_by(self._number)
         rows = self._rows(query.where(self._number > number))
         while rows:
@@ -89,14 +102,12 @@ class CommitOrder:
     def _old(
         self,
         query: Select[Any],
-        job_id: str,
         after: Place | None,
         page: int,
         make: Callable[[Row[Any]], Result | DeadLetter],
     ) -> Iterator[tuple[Place, Result | DeadLetter]]:
         """Rows from before there were numbers, by their keys: no more of them come."""
-        lowest = select(self._number).select_from(outcomes).where(self._job == job_id).order_by(self._number).limit(1)
-        if self._db.is_sqlite or self._rows(lowest)[0][0] != _OLD:
+        if self._db.is_sqlite:
             return
         query = query.where(self._number == _OLD).order_by(outcomes.c.generation, outcomes.c.doc_id)
         while True:
@@ -105,6 +116,11 @@ class CommitOrder:
             if len(rows) < page:
                 return
             after = _place(rows[-1])
+
+    def _lowest(self, job_id: str) -> int:
+        """Where the job begins: what lies before it in SQLite's table need not be read."""
+        lowest = select(func.min(self._number)).select_from(outcomes).where(outcomes.c.job_id == job_id)
+        return int(self._rows(lowest)[0][0] or _OLD)
 
     def _check(self, job_id: str, place: Place) -> None:
         named = (

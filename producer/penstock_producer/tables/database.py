@@ -211,7 +211,7 @@ class TableSink:
 
     def _is_key(self, found: Inspector) -> bool:
         where = (self._table, self._schema or None)
-        keys: list[list[str | None]] = [[*found.get_pk_constraint(*where)["constrained_columns"]]]
+        keys: list[Sequence[str | None]] = [[*found.get_pk_constraint(*where)["constrained_columns"]]]
         keys += [[*one["column_names"]] for one in found.get_unique_constraints(*where)]
         keys += [one["column_names"] for one in found.get_indexes(*where) if one["unique"]]
         return [ID] in keys
