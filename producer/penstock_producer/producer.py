@@ -208,7 +208,7 @@ class Producer:
         """Results and dead letters so far as Arrow batches, one after the other; docs/results.md names the columns.
 
         ``reader.read_all()`` is a pyarrow table, ``reader.read_pandas()`` a frame of pandas, ``polars.from_arrow(reader)``
-        one of polars, and DuckDB queries the reader by its name. Raises SinkError where pyarrow is not installed.
+        one of polars, ``duckdb.from_arrow(reader)`` a relation. Raises SinkError where pyarrow is not installed.
         """
         from penstock_producer.tables.arrow import reader_of
         from penstock_producer.tables.reading import Reading

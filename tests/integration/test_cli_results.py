@@ -16,6 +16,7 @@ from typer.testing import Result as Answer
 from penstock_cli.main import command_line
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer import growing_file
+from penstock_producer.async_producer import AsyncProducer
 from penstock_producer.producer import Producer
 from penstock_producer.settings import ProducerSettings
 
@@ -177,6 +178,9 @@ def test_arrow_tables_in_python(house: House) -> None:
     house.settle("m", dead="x")
     assert sorted(house.producer.record_batches("night").read_all()["id"].to_pylist()) == ["m", "x"]
     frame = polars.from_arrow(house.producer.record_batches("night"))
+    duckdb = pytest.importorskip("duckdb")
+    reader = house.producer.record_batches("night")
+    assert duckdb.from_arrow(reader).aggregate("count(*), count(error_code)").fetchall() == [(2, 1)]
     assert frame.filter(polars.col("status") == "succeeded")["text"].to_list() == ["=hi"]
 
 
@@ -188,3 +192,14 @@ def test_outcomes_as_a_stream_in_python(house: House) -> None:
     rest = list(house.producer.outcomes("night", after=first.cursor))
     assert sorted(one.outcome.key.doc_id for one in rest) == ["a", "x"]
     assert [one.outcome.key.doc_id for one in house.producer.outcomes("night", dead_letters=False)] == ["m", "a"]
+
+
+async def test_outcomes_as_a_stream_in_an_event_loop(house: House) -> None:
+    """The same from the producer that blocks no loop."""
+    house.settle("m")
+    house.settle("a", dead="x")
+    async with AsyncProducer(database_url=house.url) as producer:
+        everything = [one async for one in producer.outcomes("night")]
+        rest = [one.outcome.key.doc_id async for one in producer.outcomes("night", after=everything[0].cursor)]
+    assert rest == [one.outcome.key.doc_id for one in everything[1:]]
+    assert sorted(rest) == ["a", "x"]

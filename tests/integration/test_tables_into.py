@@ -187,10 +187,11 @@ def test_an_own_table_gets_the_columns_that_it_has(ledger: Database, url: str, t
         ("id TEXT PRIMARY KEY, body TEXT", "add them"),
         ("text TEXT", "'id'"),
         ("id TEXT, text TEXT", "unique constraint"),
-        ("id TEXT, text TEXT, PRIMARY KEY (id, text)", "unique constraint"),
+        ("id TEXT, text TEXT, UNIQUE (id, text)", "unique constraint"),
         ("id TEXT PRIMARY KEY, text INTEGER", "'text' of type INTEGER"),
         ("id TEXT PRIMARY KEY, score TIMESTAMP, text TEXT", "'score' of type"),
         ("id TEXT PRIMARY KEY, text TEXT, owner TEXT NOT NULL", "'owner' that must not be null"),
+        ("id TEXT PRIMARY KEY, text TEXT NOT NULL", "'text' that must not be null, and some"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused_before_the_job(

@@ -26,6 +26,7 @@ PROGRESS: Final = "penstock_progress"
 ROWS: Final = 500  # in one transaction
 BYTES: Final = 8 * 1024 * 1024  # of texts and vectors in one transaction
 ID: Final = "id"
+_NEVER_NULL: Final = {ID, "status", "cost_usd", "latency_ms", "attempts", "generation"}
 MARK: Final = "\0"  # of a value, until the names are in the statement: no name has it
 _TIMES: Final = (Date, DateTime, Time, Interval)
 # Types of SQL that cannot take a kind, as far as reflection tells them; the database has the last word before the job starts.
@@ -190,6 +191,11 @@ class TableSink:
             if name not in ours and not column["nullable"] and column.get("default") is None and not keyed:
                 raise self._unfit(
                     f"has a column {name!r} that must not be null, which results do not have: give it a default, or name "
+                    "another table"
+                )
+            if name in ours - _NEVER_NULL and not column["nullable"]:
+                raise self._unfit(
+                    f"has a column {name!r} that must not be null, and some results have none there: allow null, or name "
                     "another table"
                 )
         for name, kind in self._columns:
