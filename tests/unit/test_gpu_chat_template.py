@@ -31,8 +31,8 @@ class Tokenizer:
     def __len__(self) -> int:
         return 10
 
-    def apply_chat_template(self, *_: Any, **__: Any) -> str:
-        raise Rendered(self.chat_template)
+    def apply_chat_template(self, *_: Any, chat_template: str | None = None, **__: Any) -> str:
+        raise Rendered(chat_template or self.chat_template)
 
 
 @pytest.mark.parametrize(("given", "rendered"), [(None, "the model's"), ("the operator's", "the operator's")])

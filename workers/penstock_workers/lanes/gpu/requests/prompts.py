@@ -41,16 +41,22 @@ class Tokenizers:
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         """``chat_template``: the operator's, in place of the model's own."""
         self._tokenizer = tokenizer
-        if chat_template is not None:
-            self._tokenizer = copy.deepcopy(tokenizer)  # the engine's own stays as it is
-            self._tokenizer.chat_template = chat_template
+        self._chat_template = chat_template
         self.vocabulary = len(tokenizer)
         self._threads = threading.local()
         self._copying = threading.Lock()
 
     @property
     def template(self) -> str:
-        return str(getattr(self._tokenizer, "chat_template", ""))
+        """Of the chats; empty where neither the operator nor the model has one."""
+        return self._chat_template or str(getattr(self._tokenizer, "chat_template", ""))
+
+    def text_of_chat(self, messages: Any, variables: Mapping[str, Any]) -> str:
+        """Raises what the template raises. The template goes with each call: vLLM's tokenizer is a pool of copies."""
+        text: str = self.own().apply_chat_template(
+            messages, chat_template=self._chat_template, tokenize=False, **variables
+        )
+        return text
 
     def own(self) -> Any:
         """This thread's."""
@@ -79,16 +85,14 @@ class TextChats:
         body["messages"] = [_plain(message, place) for place, message in messages_of(body)]
 
     def prompt(self, body: Mapping[str, Any]) -> Prompt:
-        tokenizer = self._tokenizers.own()
         try:
-            text = tokenizer.apply_chat_template(
-                body["messages"], tokenize=False, **template_variables(body, self._tokenizers.template)
-            )
+            variables = template_variables(body, self._tokenizers.template)
+            text = self._tokenizers.text_of_chat(body["messages"], variables)
         except RequestRefused:
             raise
         except Exception as error:  # templates are programs of the model's makers: they raise what they like
             raise RequestRefused(f"the model's chat template refuses these messages: {error}") from error
-        return Prompt(list(tokenizer(text, add_special_tokens=False).input_ids))
+        return Prompt(list(self._tokenizers.own()(text, add_special_tokens=False).input_ids))
 
 
 def messages_of(body: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
