@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from importlib import util
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import URL, Connection, Engine, Inspector, create_engine, event, inspect, make_url, text
-from sqlalchemy.exc import ArgumentError, SAWarning, SQLAlchemyError
+from sqlalchemy import Connection, Inspector, inspect, text
+from sqlalchemy.exc import SAWarning, SQLAlchemyError
 from sqlalchemy.types import Boolean, Date, DateTime, Float, Integer, Interval, Numeric, Time
 
-from penstock_producer.errors import SinkError, seen
+from penstock_producer.errors import SinkError
 from penstock_producer.tables.columns import Column, Kind, Row
-from penstock_producer.tables.csv_form import vector_text
 from penstock_producer.tables.reading import Reading
+from penstock_producer.tables.sql import for_postgresql, for_sqlite, opened, quoted
 
 __all__ = ["TableSink"]
 
@@ -64,7 +63,7 @@ class TableSink:
 
     def __init__(self, url: str, table: str, columns: Sequence[Column]) -> None:
         """Raises SinkError for a URL that is none of theirs. Nothing is connected yet."""
-        self._engine = _engine(url)
+        self._engine = opened(url)
         self._schema, _, self._table = table.rpartition(".")
         self._named = table
         self._columns = columns
@@ -132,18 +131,18 @@ class TableSink:
 
     def _create_statement(self) -> str:
         types = _SQLITE_TYPES if self._sqlite else _POSTGRESQL_TYPES
-        columns = [f"{_quoted(name)} {types[kind]}{' PRIMARY KEY' * (name == ID)}" for name, kind in self._columns]
+        columns = [f"{quoted(name)} {types[kind]}{' PRIMARY KEY' * (name == ID)}" for name, kind in self._columns]
         return self._for_driver(f"CREATE TABLE {self._place_of_table()} ({', '.join(columns)})")
 
     def _upsert(self, source: str, condition: str = "") -> str:
-        names = [_quoted(target.name) for target in self._targets]
+        names = [quoted(target.name) for target in self._targets]
         mark = "?" if self._sqlite else MARK
         marks = [f"CAST({mark} AS {target.type})" if target.type else mark for target in self._targets]
         values = f"VALUES ({', '.join(marks)})" if source == "VALUES" else f"SELECT {', '.join(marks)}{condition}"
-        changes = [f"{name} = excluded.{name}" for name in names if name != _quoted(ID)]
+        changes = [f"{name} = excluded.{name}" for name in names if name != quoted(ID)]
         statement = (
             f"INSERT INTO {self._place_of_table()} ({', '.join(names)}) {values}"  # quoted names of columns
-            f" ON CONFLICT ({_quoted(ID)}) DO UPDATE SET {', '.join(changes)}"
+            f" ON CONFLICT ({quoted(ID)}) DO UPDATE SET {', '.join(changes)}"
         )
         return self._for_driver(statement)
 
@@ -171,7 +170,7 @@ class TableSink:
         return (None,) * len(self._targets)
 
     def _place_of_table(self) -> str:
-        return ".".join(_quoted(part) for part in (self._schema, self._table) if part)
+        return ".".join(quoted(part) for part in (self._schema, self._table) if part)
 
     # -- columns and values --------------------------------------------------------------------------------------------
 
@@ -223,7 +222,7 @@ class TableSink:
         return [ID] in keys
 
     def _values(self, row: Row) -> tuple[Any, ...]:
-        convert = _for_sqlite if self._sqlite else _for_postgresql
+        convert = for_sqlite if self._sqlite else for_postgresql
         return tuple(convert(row[target.at], target.type) for target in self._targets)
 
     # -- errors --------------------------------------------------------------------------------------------------------
@@ -237,10 +236,6 @@ class TableSink:
         return SinkError(
             f"table {self._named} of {self._engine.url.render_as_string(hide_password=True)} {what}: {said}"
         )
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _portions(reading: Reading) -> Iterator[tuple[list[Row], str]]:
@@ -257,49 +252,3 @@ def _portions(reading: Reading) -> Iterator[tuple[list[Row], str]]:
         cursor = reading.cursor or ""
     if rows:
         yield rows, cursor
-
-
-def _for_sqlite(value: Any, _: str) -> Any:
-    if isinstance(value, bytes):
-        return vector_text(value)
-    return f"[{','.join(map(vector_text, value))}]" if isinstance(value, list) else value
-
-
-def _for_postgresql(value: Any, type_: str) -> str | None:
-    """All as text, which the statement casts to the column's own type: numeric, jsonb, uuid and pgvector's included."""
-    if value is None:
-        return None
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, bytes | list):
-        numbers = vector_text(value) if isinstance(value, bytes) else f"[{','.join(map(vector_text, value))}]"
-        return numbers.replace("[", "{").replace("]", "}") if type_.endswith("[]") else numbers
-    return value if isinstance(value, str) else repr(value)
-
-
-def _engine(url: str) -> Engine:
-    parsed = _parsed(url)
-    # Errors reach logs, and parameters are documents.
-    engine = create_engine(parsed, hide_parameters=True, execution_options={"preserve_rowcount": True})
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _let_begin)
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-    return engine
-
-
-def _let_begin(connection: Any, _: object) -> None:
-    connection.isolation_level = None  # SQLAlchemy's recipe: pysqlite must not open transactions by itself
-
-
-def _parsed(url: str) -> URL:
-    try:
-        parsed = make_url(url)
-    except ArgumentError:
-        raise SinkError(f"{seen(url)} is not the URL of a database: use sqlite:///file or postgresql://…") from None
-    if parsed.drivername in ("sqlite", "sqlite+pysqlite") and parsed.database not in (None, "", ":memory:"):
-        return parsed
-    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
-        if util.find_spec("psycopg") is None:
-            raise SinkError(f"{parsed.drivername}:// needs psycopg: pip install 'penstock[postgres]'")
-        return parsed.set(drivername="postgresql+psycopg")
-    raise SinkError(f"results cannot be written into {parsed.drivername}://: use sqlite:///file or postgresql://…")
