@@ -251,3 +251,23 @@ def test_a_url_of_something_else_is_refused(wrong: str) -> None:
     """Only databases that an upsert was tested with, and that outlive the process."""
     with pytest.raises(SinkError, match="sqlite:///file or postgresql"):
         TableSink(wrong, "t", [])
+
+
+def test_own_types_of_postgresql_are_filled(ledger: Database, postgres_url: str) -> None:
+    """pgvector's vectors, jsonb, numeric and float arrays take what results have for them."""
+    engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    if not rows(engine, "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"):
+        pytest.skip("this PostgreSQL comes without pgvector")
+    change(
+        engine,
+        "CREATE EXTENSION vector",
+        "CREATE TABLE vectors (id bigint PRIMARY KEY, embedding vector(2), more_embeddings jsonb, cost_usd numeric(9, 2))",
+    )
+    two = pack(Vectors(struct.pack("<4f", 1, 0.5, 2, 3), "float32", 2, "float", "m", 1))
+    job = job_with(ledger, {"endpoint": "/v1/embeddings"})
+    OutcomeStore(ledger).settle([result("7", body=two)], [])
+    assert write(ledger, job, postgres_url, "vectors") == 1
+    assert rows(engine, "SELECT id, embedding::text, more_embeddings, cost_usd::text FROM vectors") == [
+        (7, "[1,0.5]", [[2, 3]], "1.50")
+    ]
+    engine.dispose()
