@@ -40,8 +40,8 @@ INTERNAL_SURFACE = {
     "penstock_producer": {
         "errors", "feed.feeder", "feed.leased_feed", "feed.queues", "feed.repair", "feed.routes", "feed.served",
         "feed.tracing", "feed.wire", "growing_file", "job.acceptance", "job.borders", "job.endpoints", "job.hook_paths",
-        "job.lanes", "job.options", "job.spec", "outputs", "settings", "sources", "sources.of_feed", "sources.overrides", "sources.s3",
-        "storage",
+        "job.lanes", "job.options", "job.spec", "outputs", "settings", "sources", "sources.of_feed", "sources.overrides",
+        "sources.s3", "storage",
         "survey", "tables.columns", "tables.csv_form", "tables.database", "tables.reading", "tables.write",
     },
     "penstock_workers": {
