@@ -29,7 +29,13 @@ PREVIEW: Final = _examples(
 STATUS: Final = _examples("penstock status tickets --watch", "penstock status tickets --state results/.penstock --json")
 JOBS: Final = _examples("penstock jobs --limit 10")
 REPORT: Final = _examples("penstock report tickets --json")
-RESULTS: Final = _examples("penstock results tickets -o output.jsonl", "penstock results tickets -o - | head")
+RESULTS: Final = _examples(
+    "penstock results tickets -o output.jsonl",
+    "penstock results tickets -o - | head",
+    "penstock results tickets -o labels.parquet",
+    "penstock results tickets -o so-far.jsonl --partial",
+    "penstock results tickets --into postgresql://me@db/shop --table labels",
+)
 PAUSE: Final = _examples('penstock pause tickets --reason "the account is topped up tomorrow"')
 RESUME: Final = _examples("penstock resume tickets")
 CANCEL: Final = _examples("penstock cancel tickets")

@@ -108,7 +108,7 @@ def write_outputs(ledger: Books, job: Job, out: str) -> dict[str, str]:
 def write_report(report: Report, out: str) -> str:
     """Write `report.json` into ``out``; returns its place. Raises SinkError."""
     text = json.dumps(report.to_json(), indent=2) + "\n"
-    _write(f"{out.rstrip('/')}/{REPORT_NAME}", [text.encode()])
+    write_lines(f"{out.rstrip('/')}/{REPORT_NAME}", [text.encode()])
     return f"{out.rstrip('/')}/{REPORT_NAME}"
 
 
@@ -116,14 +116,22 @@ def write_results(ledger: Books, job: Job, place: str) -> int:
     """Write the results of a job as output lines into one file; returns how many. Raises SinkError."""
     from penstock_producer.outputs import output_line
 
-    return _write(place, map(output_line, ledger.outcomes.results(job.job_id)))
+    return write_lines(place, map(output_line, ledger.outcomes.results(job.job_id)))
 
 
 def write_errors(ledger: Books, job: Job, place: str, *, reason: str | None = None) -> int:
     """Write the dead letters of a job as error lines into one file; returns how many. Raises SinkError."""
     from penstock_producer.outputs import error_line
 
-    return _write(place, map(error_line, ledger.outcomes.dead_letters(job.job_id, reason=reason)))
+    return write_lines(place, map(error_line, ledger.outcomes.dead_letters(job.job_id, reason=reason)))
+
+
+def folder_and_name(place: str) -> tuple[str, str]:
+    """Of a file or an object. Raises UsageProblem for a folder."""
+    folder, _, name = place.rpartition("/")
+    if not name:
+        raise UsageProblem(f"{place!r} is a folder; name a file in it")
+    return folder or ("/" if place.startswith("/") else "."), name
 
 
 def _print(lines: Iterable[bytes]) -> int:
@@ -135,16 +143,14 @@ def _print(lines: Iterable[bytes]) -> int:
     return written
 
 
-def _write(place: str, lines: Iterable[bytes]) -> int:
+def write_lines(place: str, lines: Iterable[bytes]) -> int:
     """All lines or none: the file appears when it is complete. ``-`` is standard output."""
     if place == STDOUT:
         return _print(lines)
     from penstock_producer.storage import open_sink
 
-    folder, _, name = place.rpartition("/")
-    if not name:
-        raise UsageProblem(f"{place!r} is a folder; name a file in it")
-    sink = open_sink(folder or ("/" if place.startswith("/") else "."), s3_endpoint_url=s3_endpoint(place))
+    folder, name = folder_and_name(place)
+    sink = open_sink(folder, s3_endpoint_url=s3_endpoint(place))
     writer = sink.create(name)
     written = 0
     try:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import LedgerError as LedgerError
     from penstock_ledger.errors import NothingToReplay as NothingToReplay
     from penstock_ledger.errors import PenstockError as PenstockError
+    from penstock_ledger.errors import PlaceLost as PlaceLost
     from penstock_ledger.errors import RedisForgot as RedisForgot
     from penstock_ledger.errors import RedisUnfit as RedisUnfit
     from penstock_ledger.errors import ScheduleExists as ScheduleExists
@@ -86,6 +87,8 @@ if TYPE_CHECKING:
     from penstock_ledger.store_errors import in_words as in_words
     from penstock_ledger.store_errors import trouble_of as trouble_of
     from penstock_ledger.stored_values import storable as storable
+    from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
+    from penstock_ledger.stores.commit_order import Place as Place
     from penstock_ledger.stores.jobs import JobStore as JobStore
     from penstock_ledger.stores.live import LiveFeed as LiveFeed
     from penstock_ledger.stores.live import LiveJob as LiveJob
@@ -109,9 +112,10 @@ else:
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.errors": (
                 "DatabaseUnavailable DatabaseUnusable FeedLost JobClosed JobConflict JobError JobNotFound "
-                "JobNotReplayable LedgerError NothingToReplay PenstockError RedisForgot RedisUnfit ScheduleExists "
-                "ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
+                "JobNotReplayable LedgerError NothingToReplay PenstockError PlaceLost RedisForgot RedisUnfit "
+                "ScheduleExists ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
             ),
+            "penstock_ledger.stores.commit_order": "CommitOrder Place",
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",

@@ -16,6 +16,7 @@ PenstockError               root of what any package of Penstock raises on purpo
     ├── ScheduleNotFound        no schedule has that name
     ├── ScheduleExists          a schedule has that name already
     ├── TooManySchedules        there are as many as one database may have
+    ├── PlaceLost               a reader's place is not one of this job in this database
     ├── FeedLost                another feeder holds the feed: stop, and do not move its cursor
     ├── SpoolConflict           the same document id was pushed with another body
     ├── RedisForgot             Redis lost what it held; it is rebuilt from SQL first
@@ -43,6 +44,7 @@ __all__ = [
     "LedgerError",
     "NothingToReplay",
     "PenstockError",
+    "PlaceLost",
     "RedisForgot",
     "RedisUnfit",
     "ScheduleExists",
@@ -215,6 +217,19 @@ class TooManySchedules(LedgerError):
     def __init__(self, most: int) -> None:
         super().__init__(
             f"there are {most} schedules, and no database may have more: remove those that have had their time"
+        )
+
+
+class PlaceLost(LedgerError):
+    """A reader wants to go on after an outcome that is not there, or not in that place."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        super().__init__(
+            f"the place to go on from is not one of job {job_id} in this database (the job is another one, or the database "
+            "was copied or restored): read its results again from the start"
         )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import LedgerError as LedgerError
     from penstock_ledger.errors import NothingToReplay as NothingToReplay
     from penstock_ledger.errors import PenstockError as PenstockError
+    from penstock_ledger.errors import PlaceLost as PlaceLost
     from penstock_ledger.errors import ScheduleExists as ScheduleExists
     from penstock_ledger.errors import ScheduleNotFound as ScheduleNotFound
     from penstock_ledger.errors import SchemaError as SchemaError
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from penstock_ledger.schedule import Schedule as Schedule
     from penstock_producer.async_producer import AsyncOpenJob as AsyncOpenJob
     from penstock_producer.async_producer import AsyncProducer as AsyncProducer
+    from penstock_producer.cursors import Committed as Committed
     from penstock_producer.errors import ContentError as ContentError
     from penstock_producer.errors import InvalidDocument as InvalidDocument
     from penstock_producer.errors import JobCancelled as JobCancelled
@@ -70,12 +72,13 @@ else:
         {
             "penstock_ledger.errors": (
                 "DatabaseUnavailable DatabaseUnusable JobClosed JobConflict JobError JobNotFound "
-                "JobNotReplayable LedgerError NothingToReplay PenstockError ScheduleExists ScheduleNotFound "
+                "JobNotReplayable LedgerError NothingToReplay PenstockError PlaceLost ScheduleExists ScheduleNotFound "
                 "SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
             ),
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
             "penstock_ledger.schedule": "CatchUp Firing Schedule",
             "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
+            "penstock_producer.cursors": "Committed",
             "penstock_producer.errors": (
                 "ContentError InvalidDocument JobCancelled Problem ProducerError ScheduleError SettingsError "
                 "SinkError SourceChanged SourceError SourceForbidden SourceUnavailable SpecError TemplateError TooManyBadRows"

@@ -20,6 +20,7 @@ from typing import Any, Final, Self, TypeVar
 
 from penstock_ledger.model import DeadLetter, ItemKey, Job, Result
 from penstock_ledger.vectors import Vectors
+from penstock_producer.cursors import Committed
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import OpenJob
 from penstock_producer.producer import JobStatus, Producer
@@ -88,6 +89,13 @@ class AsyncProducer:
         producer = await self._producer()
         async for result in self._pages(lambda: producer.results(job)):
             yield result
+
+    async def outcomes(
+        self, job: str, *, after: str | None = None, dead_letters: bool = True
+    ) -> AsyncIterator[Committed]:
+        producer = await self._producer()
+        async for one in self._pages(lambda: producer.outcomes(job, after=after, dead_letters=dead_letters)):
+            yield one
 
     async def vectors(self, job: str) -> AsyncIterator[tuple[ItemKey, Vectors]]:
         producer = await self._producer()

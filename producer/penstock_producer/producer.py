@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import orjson
 
 from penstock_ledger import (
     POOL_SIZE,
+    CommitOrder,
     Database,
     JobNotFound,
     JobStore,
@@ -26,6 +27,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
 from penstock_ledger.vectors import Vectors
+from penstock_producer.cursors import Committed, place_in
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
@@ -46,6 +48,9 @@ from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.sources.unpacked import MEMBERS
 from penstock_producer.sources.where import Where
 from penstock_producer.survey import survey
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _JOB_ID_BYTES = 13  # 100 of their bits make 20 characters: none is guessed or repeated
 _JOB_ID_CHARS = 20
@@ -245,6 +250,30 @@ class Producer:
     def results(self, job: str) -> Iterator[Result]:
         """Every visible result so far, in flat memory, in no promised order."""
         return self._outcomes.results(self._jobs.get(job).job_id)
+
+    def outcomes(self, job: str, *, after: str | None = None, dead_letters: bool = True) -> Iterator[Committed]:
+        """Results and dead letters as they were stored, in flat memory, also while the job runs: each comes once.
+
+        The iteration ends with what was stored when it began. ``after`` is the `cursor` of one of them: the next iteration
+        goes on there, in this process or another, with nothing repeated and nothing left out. A document that is replayed
+        comes again, with its new outcome and a higher generation. Raises JobNotFound, PlaceLost and ContentError.
+        """
+        job_id = self._jobs.get(job).job_id
+        place = None if after is None else place_in(job_id, after)
+        read = CommitOrder(self._database).read(job_id, place, letters=dead_letters)
+        return (Committed(outcome, place) for place, outcome in read)
+
+    def record_batches(self, job: str) -> pyarrow.RecordBatchReader:
+        """Results and dead letters so far as Arrow batches, one after the other; docs/results.md names the columns.
+
+        ``reader.read_all()`` is a pyarrow table, ``reader.read_pandas()`` a frame of pandas, ``polars.from_arrow(reader)``
+        one of polars, ``duckdb.from_arrow(reader)`` a relation. Raises SinkError where pyarrow is not installed.
+        """
+        from penstock_producer.tables.arrow import reader_of
+        from penstock_producer.tables.reading import Reading
+
+        reading = Reading(self._database, self._jobs.get(job))
+        return reader_of(reading, reading.table.columns)
 
     def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
         """The embeddings of an embed job so far as they are stored, without JSON between; in the order of ``results``.

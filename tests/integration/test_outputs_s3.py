@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
+import random
+from base64 import b64encode
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from servers import S3Server
 
-from penstock_ledger.model import DeadLetter, ItemKey, Result
+from penstock_ledger import JobStore, OutcomeStore, open_database
+from penstock_ledger.model import DeadLetter, ItemKey, NewJob, Result
 from penstock_producer.errors import SinkError
 from penstock_producer.outputs import probe_sink, write_outputs
 from penstock_producer.storage import PART_BYTES
+from penstock_producer.tables import arrow
+from penstock_producer.tables.reading import Reading
+from penstock_producer.tables.write import write_table
 
 ROW_BYTES = 64 * 1024
 ROWS = 2 * PART_BYTES // ROW_BYTES + 30  # two full parts and a smaller last one
@@ -115,3 +124,37 @@ def test_an_endpoint_that_is_not_there_is_named(bucket: Bucket, monkeypatch: pyt
     monkeypatch.setattr("penstock_producer.storage.TRIES", 1)
     with pytest.raises(SinkError, match=r"cannot write s3://b/out/penstock-probe: .*check the endpoint"):
         probe_sink("s3://b/out", s3_endpoint_url="http://127.0.0.1:1")
+
+
+def test_a_table_is_uploaded_in_parts_and_appears_whole(
+    s3_server: S3Server, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet goes up while it is written, and a failure leaves neither object nor upload."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    database = open_database(f"sqlite:///{tmp_path}/ledger.db")
+    database.migrate()
+    job, _ = JobStore(database).create(
+        NewJob("job", "job", {"endpoint": "/v1/rerank"}, {"kind": "spool"}, "digest", None)
+    )
+    numbers = random.Random(7)
+    for start in range(0, 6_000, 1_000):  # what does not compress, in more than two parts
+        rows = [(f"doc-{n}", b64encode(numbers.randbytes(3_000))) for n in range(start, start + 1_000)]
+        OutcomeStore(database).settle(
+            [Result(ItemKey("job", 1, doc), 200, body, None, "m", "stop", 1, 1, 0, 5, 1, 1) for doc, body in rows], []
+        )
+    to = f"s3://{bucket.name}/run"
+    monkeypatch.setattr(arrow, "BATCH_ROWS", 1_000)
+
+    class Fails(Reading):
+        def __iter__(self) -> Iterator[Any]:
+            yield from itertools.islice(super().__iter__(), 5_500)
+            raise ConnectionError("the database is gone")
+
+    with pytest.raises(ConnectionError):
+        write_table(Fails(database, job), to, "output.parquet", "parquet", s3_endpoint_url=s3_server.url)
+    assert (bucket.objects(), bucket.unfinished()) == ({}, [])
+    written = write_table(Reading(database, job), to, "output.parquet", "parquet", s3_endpoint_url=s3_server.url)
+    assert (written.place, written.rows) == (f"{to}/output.parquet", 6_000)
+    read = parquet.read_table(io.BytesIO(bucket.objects()["run/output.parquet"]))
+    assert read["id"].to_pylist() == [f"doc-{n}" for n in sorted(range(6_000), key=lambda n: (n // 1_000, f"doc-{n}"))]
+    database.close()

@@ -42,15 +42,31 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
 def results(
     job: options.JobName,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output.")
-    ],
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output."),
+    ] = None,
+    output_format: options.OutputFormat = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Append to FILE what has come since the last time, while the job runs.")
+    ] = False,
+    after: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CURSOR",
+            help="What was stored after that, in that order: start, or the cursor that is printed then.",
+        ),
+    ] = None,
+    escape_formulas: options.EscapeFormulas = False,
+    into: options.Into = None,
+    table: options.TableOrInto = None,
     state: options.StateOption = None,
 ) -> None:
-    """Write the results so far as OpenAI Batch output lines."""
+    """Write the results so far: as OpenAI Batch output lines, as a table in a file, or into a database."""
     from penstock_cli.connect import books
-    from penstock_cli.files import STDOUT, write_results
-    from penstock_cli.show.text import count
+    from penstock_cli.files import STDOUT
+    from penstock_cli.result_forms import Asked, write
 
+    asked = Asked(output, output_format, partial, after, escape_formulas, into, table)
     with books(state) as ledger:
-        written = write_results(ledger, ledger.jobs.get(job), output)
-    typer.echo(f"{count(written)} results in {output}", err=output == STDOUT)
+        said = write(ledger, ledger.jobs.get(job), asked)
+    typer.echo(said, err=output == STDOUT)

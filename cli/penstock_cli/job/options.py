@@ -96,6 +96,23 @@ UsdOut = Annotated[
     typer.Option("--usd-per-mtok-out", help=RUN_OPTIONS["usd_per_mtok_out"], rich_help_panel=PROVIDER),
 ]
 
+# -- results as tables -------------------------------------------------------------------------------------------------
+
+OutputFormat = Annotated[
+    str | None,
+    typer.Option(metavar="F", help=RUN_OPTIONS["output_format"]),
+]
+EscapeFormulas = Annotated[bool, typer.Option("--escape-formulas", help=RUN_OPTIONS["escape_formulas"])]
+Into = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help=RUN_OPTIONS["into"]),
+]
+IntoTable = Annotated[str | None, typer.Option("--into-table", metavar="T", help=RUN_OPTIONS["into_table"])]
+TableOrInto = Annotated[
+    str | None,
+    typer.Option("--table", "--into-table", metavar="T", help=RUN_OPTIONS["into_table"]),
+]
+
 # -- of `penstock run` alone -------------------------------------------------------------------------------------------
 
 Out = Annotated[str | None, typer.Option(metavar="DIR", help=RUN_OPTIONS["out"])]

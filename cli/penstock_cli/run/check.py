@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock_cli import files
 from penstock_cli.job.hooks import check_hooks
 from penstock_cli.job.jobspec import job_spec, with_own_model, with_provider
+from penstock_cli.run import tables
 from penstock_cli.run.request import Plan, RunRequest
 from penstock_cli.show.text import count
 from penstock_cli.state import StateFolder
@@ -32,6 +33,7 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
         knock(settings.provider(spec.provider).base_url)
     files.probe(request.out, request.source)
     files.refuse_other_jobs(request.out, request.job_key)
+    tables.check(request.tables, spec, request.source, request.out)
     return Plan(request, spec, settings, StateFolder.create(request.state), console, progress)
 
 

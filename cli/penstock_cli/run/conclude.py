@@ -10,6 +10,7 @@ from penstock_cli import files
 from penstock_cli.commandline import this_command, this_command_with
 from penstock_cli.connect import Books
 from penstock_cli.errors import JobStopped
+from penstock_cli.run import tables
 from penstock_cli.run.check import asks_a_provider
 from penstock_cli.run.request import Plan
 from penstock_cli.show.figures import MICRO, KeptFigures
@@ -29,6 +30,7 @@ def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     if not job.state.final:
         raise JobStopped(_why_stopped(plan, job, report))
     places = files.write_outputs(ledger, job, plan.request.out)
+    places |= tables.write(plan.request.tables, ledger, job, plan.request.out)
     screen.close()
     command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     asks = asks_a_provider(plan.spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from penstock_cli import files
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import ProviderFlags
+from penstock_cli.run.tables import TableFlags
 from penstock_cli.state import StateFolder
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class RunRequest:
     concurrency: int | None
     panel: bool
     sample: int | None = None  # documents; None runs all
+    tables: TableFlags = field(default_factory=TableFlags)
 
     @property
     def source(self) -> str:

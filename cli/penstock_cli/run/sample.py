@@ -67,6 +67,7 @@ def sampled(
             source_or_none=str(source),
             flags={**request.given.flags, **_SAID_BY_LINES},
         ),
+        tables=dataclasses.replace(request.tables, into=None, table=None),  # a trial is not for the table of others
     )
 
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0003"  # the newest migration; revisions sort by their number
+HEAD: Final = "0004"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -68,7 +68,8 @@ feeds = Table(
     PrimaryKeyConstraint("job_id", "generation", name="feeds_pkey"),
 )
 
-# One row per item that has ended: the primary key is what makes "one terminal state" true.
+# One row per item that has ended: the primary key is what makes "one terminal state" true. In PostgreSQL there is a column
+# `seq` more, which the database fills, with an index: see stores/commit_order.py, which alone reads it.
 outcomes = Table(
     "outcomes",
     metadata,

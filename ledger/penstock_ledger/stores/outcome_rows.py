@@ -89,6 +89,12 @@ def result_from(values: Sequence[Any]) -> Result:
     return Result(ItemKey(job_id, generation, doc_id), status_code, as_json(body), *rest)
 
 
+def stored_result_from(row: Row[Any]) -> Result:
+    """Of a row with all columns, embeddings as they are stored."""
+    fields = [getattr(row, name) for name in Result.__struct_fields__[1:]]
+    return Result(ItemKey(row.job_id, row.generation, row.doc_id), *fields)
+
+
 def letter_from(row: Row[Any]) -> DeadLetter:
     return DeadLetter(
         key=ItemKey(row.job_id, row.generation, row.doc_id),

@@ -1,0 +1,112 @@
+"""`penstock results`: the form that was asked for, and where it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock_cli.errors import UsageProblem
+from penstock_cli.files import STDOUT, folder_and_name, is_remote, s3_endpoint, write_lines, write_results
+from penstock_cli.show.text import count
+
+if TYPE_CHECKING:
+    from penstock_cli.connect import Books
+    from penstock_ledger.model import Job
+
+START = "start"
+LINES = "jsonl"
+FORMATS = (LINES, "csv", "parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The flags of `penstock results`."""
+
+    output: str | None
+    output_format: str | None
+    partial: bool
+    after: str | None
+    escape_formulas: bool
+    into: str | None
+    table: str | None
+
+
+def write(ledger: Books, job: Job, asked: Asked) -> str:
+    """Write them; returns what to tell. Raises UsageProblem, SinkError, PlaceLost and ContentError."""
+    if asked.into is not None or asked.table is not None:
+        return _into(ledger, job, asked)
+    if asked.output is None:
+        raise UsageProblem("say where the results go: -o FILE, or --into URL --table T")
+    form = _form(asked, asked.output)
+    if asked.partial:
+        return _appended(ledger, job, asked, asked.output, form)
+    if asked.after is None and form == LINES:
+        return f"{count(write_results(ledger, job, asked.output))} results in {asked.output}"
+    return _written(ledger, job, asked, asked.output, form)
+
+
+def _form(asked: Asked, output: str) -> str:
+    """By the flag, else by the name of the file."""
+    suffix = output.rpartition("/")[2].rpartition(".")[2].lower()
+    form = asked.output_format or (suffix if suffix in FORMATS else LINES)
+    if form not in FORMATS:
+        raise UsageProblem(f"--output-format {form!r} is unknown: use {', '.join(FORMATS)}")
+    if asked.escape_formulas and form != "csv":
+        raise UsageProblem("--escape-formulas is for CSV: leave it out, or add --output-format csv")
+    if asked.output_format is None and suffix in ("gz", "zst", "xlsx", "tsv"):
+        raise UsageProblem(f"results cannot be written as .{suffix}: name a file that ends in .jsonl, .csv or .parquet")
+    return form
+
+
+def _appended(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> str:
+    if form != LINES or output == STDOUT or is_remote(output) or asked.after is not None:
+        raise UsageProblem(
+            f"--partial appends to a local file of JSON lines. For other forms and places: --after {START}, and then "
+            "--after with the cursor that is printed, each time with a new file"
+        )
+    from penstock_producer.growing_file import append_results
+
+    return f"{count(append_results(ledger.database, job, Path(output)))} new results in {output}"
+
+
+def _written(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> str:
+    from penstock_producer.tables.csv_form import csv_lines
+    from penstock_producer.tables.reading import Lines, Reading
+    from penstock_producer.tables.write import write_table
+
+    after = None if asked.after == START else asked.after
+    reading = (Lines if form == LINES else Reading)(ledger.database, job, after)
+    if isinstance(reading, Lines):
+        write_lines(output, reading)
+    elif form == "csv":
+        write_lines(output, csv_lines(reading, reading.table.columns, escape_formulas=asked.escape_formulas))
+    elif output == STDOUT:
+        raise UsageProblem("Parquet is not for standard output: name a file")
+    else:
+        folder, name = folder_and_name(output)
+        write_table(reading, folder, name, "parquet", s3_endpoint_url=s3_endpoint(output))
+    said = f"{count(reading.number)} {'results' if form == LINES else 'documents'} in {output}"
+    return said if asked.after is None else f"{said}; go on with --after {reading.cursor or START}"
+
+
+def _into(ledger: Books, job: Job, asked: Asked) -> str:
+    if asked.into is None or asked.table is None:
+        raise UsageProblem("--into URL and --table T belong together: give both")
+    if asked.output is not None or asked.after is not None or asked.partial:
+        raise UsageProblem("--into keeps its own place in the table: leave out -o, --after and --partial")
+    return f"{count(fill_table(ledger, job, asked.into, asked.table))} new rows in table {asked.table}"
+
+
+def fill_table(ledger: Books, job: Job, url: str, table: str) -> int:
+    """Write the rows that are new since the last time; returns how many. Raises SinkError."""
+    from penstock_producer.tables.columns import Table
+    from penstock_producer.tables.database import TableSink
+    from penstock_producer.tables.reading import Reading
+
+    sink = TableSink(url, table, Table(job.spec).columns)
+    try:
+        sink.prepare()
+        return sink.write(job.job_id, Reading(ledger.database, job, sink.place(job.job_id)))
+    finally:
+        sink.close()

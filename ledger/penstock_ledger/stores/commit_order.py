@@ -1,0 +1,182 @@
+"""Outcomes in the order in which they were stored, with a place after each: readers go on there while the job still runs.
+
+Every outcome is read once. SQLite has one writer at a time, so its row numbers grow with the commits. PostgreSQL gives
+`outcomes.seq` out while transactions run side by side, and the later number may be committed first. So a reader takes the
+highest number that it sees, and then waits for those transactions to end that write outcomes at that moment: what they
+have below that number is there then, or never will be.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Text,
+    func,
+    literal_column,
+    select,
+    text,
+    tuple_,
+)
+
+from penstock_ledger.errors import PlaceLost
+from penstock_ledger.model import DeadLetter, Result
+from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.tables import outcomes
+from penstock_ledger.stores.outcome_rows import RESULT, letter_from, outcome_from, stored_result_from
+
+PAGE: Final = 1_000  # rows read at a time
+WRITERS_WAIT_S: Final = 5.0  # a group commit takes milliseconds
+WRITERS_LOOK_S: Final = 0.01  # between two looks at them
+
+_log = logging.getLogger(__name__)
+
+_ROWID: Final = literal_column("outcomes.rowid", BigInteger)
+_SEQ: Final = literal_column("outcomes.seq", BigInteger)
+# The plus keeps SQLite from sorting the whole job for each page: it then reads its table in order.
+_JOB_IN_SQLITE: Final = literal_column("+outcomes.job_id", Text)
+_OLD: Final = 0  # `seq` of rows from before there was one
+# An insert has this lock from before it gets numbers until its transaction ends.
+_WRITERS: Final = text(
+    "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = 'outcomes'::regclass"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    " AND mode = 'RowExclusiveLock' AND granted"
+)
+
+
+class Place(NamedTuple):
+    """After one outcome. It is named as well: numbers alone mean other rows in a database that was copied."""
+
+    number: int
+    generation: int
+    doc_id: str
+
+
+class CommitOrder:
+    """Visible outcomes of a job as they were stored."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._number: ColumnElement[int] = _ROWID if db.is_sqlite else _SEQ
+        self._job: ColumnElement[str] = _JOB_IN_SQLITE if db.is_sqlite else outcomes.c.job_id
+
+    def read(
+        self,
+        job_id: str,
+        after: Place | None = None,
+        *,
+        letters: bool = True,
+        as_stored: bool = False,
+        page: int = PAGE,
+    ) -> Iterator[tuple[Place, Result | DeadLetter]]:
+        """All that was stored before the call and lies after ``after``. Raises PlaceLost when that is no place of the job.
+
+        ``letters`` is whether dead letters are wanted; ``as_stored`` leaves embeddings as vectors.py packs them.
+        """
+        if after is not None:
+            self._check(job_id, after)
+        end = self._end(job_id)
+        if end is None:
+            return
+        make = _as_stored if as_stored else outcome_from
+        conditions = (outcomes.c.superseded_by.is_(None), *(() if letters else (outcomes.c.kind == RESULT,)))
+        query = select(outcomes, self._number.label("number")).where(self._job == job_id, *conditions).limit(page)
+        number = self._lowest(job_id) - 1 if after is None else after.number
+        if number <= _OLD:
+            number = _OLD
+            yield from self._old(query, after, page, make)
+        query = query.where(self._number <= end).order_by(self._number)
+        rows = self._rows(query.where(self._number > number))
+        while rows:
+            yield from ((_place(row), make(row)) for row in rows)
+            rows = self._rows(query.where(self._number > rows[-1].number)) if len(rows) == page else []
+
+    def _old(
+        self,
+        query: Select[Any],
+        after: Place | None,
+        page: int,
+        make: Callable[[Row[Any]], Result | DeadLetter],
+    ) -> Iterator[tuple[Place, Result | DeadLetter]]:
+        """Rows from before there were numbers, by their keys: no more of them come."""
+        if self._db.is_sqlite:
+            return
+        query = query.where(self._number == _OLD).order_by(outcomes.c.generation, outcomes.c.doc_id)
+        while True:
+            rows = self._rows(query if after is None else query.where(_beyond(after)))
+            yield from ((_place(row), make(row)) for row in rows)
+            if len(rows) < page:
+                return
+            after = _place(rows[-1])
+
+    def _lowest(self, job_id: str) -> int:
+        """Where the job begins: what lies before it in SQLite's table need not be read."""
+        lowest = select(func.min(self._number)).select_from(outcomes).where(outcomes.c.job_id == job_id)
+        return int(self._rows(lowest)[0][0] or _OLD)
+
+    def _check(self, job_id: str, place: Place) -> None:
+        named = (
+            select(self._number)
+            .select_from(outcomes)
+            .where(
+                outcomes.c.job_id == job_id,
+                outcomes.c.generation == place.generation,
+                outcomes.c.doc_id == place.doc_id,
+            )
+        )
+        found = self._rows(named)
+        if not found or found[0][0] != place.number:
+            raise PlaceLost(job_id)
+
+    def _end(self, job_id: str) -> int | None:
+        """The highest number below which no further row of the job will appear; None when nothing can be read now."""
+        highest = (
+            select(self._number).select_from(outcomes).where(self._job == job_id).order_by(self._number.desc()).limit(1)
+        )
+        rows = self._rows(highest)
+        if not rows or self._db.is_sqlite:
+            return rows[0][0] if rows else None
+        end: int = rows[0][0]
+        until = time.monotonic() + WRITERS_WAIT_S
+        writers = self._writers()
+        while writers:
+            if time.monotonic() > until:
+                _log.warning(
+                    "outcomes of job %s are held back: a transaction in the database has been writing outcomes for more "
+                    "than %g s; read again once it has ended",
+                    job_id,
+                    WRITERS_WAIT_S,
+                )
+                return None
+            time.sleep(WRITERS_LOOK_S)
+            writers &= self._writers()
+        return end
+
+    def _writers(self) -> set[str]:
+        return self._db.read(lambda connection: set(connection.execute(_WRITERS).scalars()))
+
+    def _rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+        def fetch(connection: Connection) -> Sequence[Row[Any]]:
+            return connection.execute(query).all()
+
+        return self._db.read(fetch)
+
+
+def _beyond(place: Place) -> ColumnElement[bool]:
+    return tuple_(outcomes.c.generation, outcomes.c.doc_id) > (place.generation, place.doc_id)
+
+
+def _place(row: Row[Any]) -> Place:
+    return Place(row.number, row.generation, row.doc_id)
+
+
+def _as_stored(row: Row[Any]) -> Result | DeadLetter:
+    return stored_result_from(row) if row.kind == RESULT else letter_from(row)

@@ -1,0 +1,97 @@
+"""Results appended to a local file of output lines while the job runs: each reading adds what has come since the last.
+
+Beside the file lies `<name>.cursor`: how far the file is whole, and where to go on. It is replaced after the lines are on
+disk; what a process that died had written beyond it is cut off by the next. So no result is missing or there twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+
+import orjson
+
+from penstock_ledger import Database
+from penstock_ledger.model import Job
+from penstock_producer.errors import SinkError
+from penstock_producer.tables.reading import Lines
+
+__all__ = ["append_results"]
+
+PORTION_BYTES: Final = 8 * 1024 * 1024  # between two notes of how far the file is whole
+CURSOR_BYTES_MAX: Final = 10_000
+
+
+def append_results(database: Database, job: Job, path: Path) -> int:
+    """Append the results that were stored since the last call; returns how many. Raises SinkError and PlaceLost."""
+    note = path.with_name(path.name + ".cursor")
+    try:
+        with path.open("ab") as file, _alone(file, path):
+            cursor, size = _noted(note, job, file, path)
+            file.truncate(size)
+            return _append(database, job, file, note, cursor)
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error}; choose a file in a folder that can be written"
+        raise SinkError(message) from error
+
+
+def _append(database: Database, job: Job, file: IO[bytes], note: Path, cursor: str | None) -> int:
+    lines = Lines(database, job, cursor)
+    portion = 0
+    for line in lines:
+        portion += file.write(line)
+        if portion >= PORTION_BYTES:
+            _keep(note, job, file, lines.cursor)
+            portion = 0
+    _keep(note, job, file, lines.cursor)
+    return lines.number
+
+
+def _noted(note: Path, job: Job, file: IO[bytes], path: Path) -> tuple[str | None, int]:
+    """The cursor, and how many bytes of the file are whole. Raises SinkError for a file that is not ours to continue."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        with note.open("rb") as kept:
+            found: Any = orjson.loads(kept.read(CURSOR_BYTES_MAX))
+        its_job, cursor, whole = found["job"], found["cursor"], int(found["bytes"])
+    except FileNotFoundError:
+        if size:
+            raise SinkError(
+                f"{path} is there, and was not begun with --partial: name another file, or remove it"
+            ) from None
+        return None, 0
+    except (ValueError, TypeError, LookupError) as error:
+        raise SinkError(
+            f"{note} does not say where to go on ({error}): remove it and {path}, and begin again"
+        ) from None
+    if its_job != job.job_id:
+        raise SinkError(f"{path} has the results of job {its_job}: name another file for job {job.job_id}")
+    if size < whole:
+        raise SinkError(f"{path} has {size} bytes, and {note} says {whole}: remove both, and begin again")
+    return cursor, whole
+
+
+def _keep(note: Path, job: Job, file: IO[bytes], cursor: str | None) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    kept = {"job": job.job_id, "cursor": cursor, "bytes": os.fstat(file.fileno()).st_size}
+    part = note.with_name(note.name + ".part")
+    with part.open("wb") as new:
+        new.write(orjson.dumps(kept))
+        new.flush()
+        os.fsync(new.fileno())
+    part.replace(note)
+
+
+@contextmanager
+def _alone(file: IO[bytes], path: Path) -> Iterator[None]:
+    """One process at a time; the lock ends with the process that has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SinkError(f"{path} is being written by another process: wait for it, or name another file") from None
+    yield

@@ -1,0 +1,108 @@
+"""What an answer says: its text, or its vectors, by the endpoint that was asked."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import struct
+from typing import Any, Final
+
+import orjson
+
+from penstock_ledger.vectors import MAGIC, DamagedVectors, Vectors, unpack
+
+__all__ = ["parsed", "text_of", "vectors_of"]
+
+FLOAT32_BYTES: Final = 4
+_LETTERS: Final = {"float16": "e", "int8": "b", "binary": "b", "ubinary": "B"}
+
+
+def parsed(body: bytes | str | None) -> Any:
+    """JSON as a value, None where it is not JSON: a table has a row for every document, whatever its answer is."""
+    if not body:
+        return None
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.loads(body)  # which takes NaN, and halves of surrogate pairs
+    except (ValueError, RecursionError):
+        return None
+
+
+def text_of(endpoint: str, body: bytes) -> str | None:
+    """The answer's text where it has one, and all of the body for endpoints whose answers are something else."""
+    if body.startswith(MAGIC):
+        return None
+    answer = parsed(body)
+    match endpoint:
+        case "/v1/chat/completions":
+            return _text(_first(answer, "choices"), "message", "content")
+        case "/v1/completions":
+            return _text(_first(answer, "choices"), "text")
+        case "/v1/responses":
+            return _of_response(answer)
+        case "/v1/embeddings":
+            return None
+        case _:
+            return body.decode("utf-8", "replace")
+
+
+def vectors_of(body: bytes) -> list[bytes]:
+    """The vectors of an answer in the order of its inputs, float32 and little-endian; none where it has no usable ones."""
+    try:
+        if body.startswith(MAGIC):
+            return _of_stored(unpack(body))
+        return _of_json(parsed(body))
+    except (DamagedVectors, struct.error, OverflowError, ValueError, TypeError, LookupError, binascii.Error):
+        return []
+
+
+def _of_stored(vectors: Vectors) -> list[bytes]:
+    rows = vectors.rows()
+    letter = _LETTERS.get(vectors.dtype)
+    if letter is None:
+        return rows
+    number = f"{vectors.row_bytes // struct.calcsize(letter)}"
+    return [struct.pack(f"<{number}f", *struct.unpack(f"<{number}{letter}", row)) for row in rows]
+
+
+def _of_json(answer: Any) -> list[bytes]:
+    listed = sorted(answer["data"], key=lambda one: one["index"])
+    return [_numbers(one["embedding"]) for one in listed]
+
+
+def _numbers(given: Any) -> bytes:
+    """A list of numbers, or OpenAI's base64 of float32."""
+    if isinstance(given, str):
+        raw = base64.b64decode(given, validate=True)
+        if len(raw) % FLOAT32_BYTES:
+            raise ValueError("not whole numbers of float32")
+        return raw
+    return struct.pack(f"<{len(given)}f", *given)
+
+
+def _of_response(answer: Any) -> str | None:
+    """All text parts of all messages of a response, one after the other."""
+    output = answer.get("output") if isinstance(answer, dict) else None
+    parts = [
+        part["text"]
+        for item in (output if isinstance(output, list) else ())
+        if isinstance(item, dict) and isinstance(item.get("content"), list)
+        for part in item["content"]
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    ]
+    return "".join(parts) if parts else None
+
+
+def _first(answer: Any, name: str) -> Any:
+    listed = answer.get(name) if isinstance(answer, dict) else None
+    return listed[0] if isinstance(listed, list) and listed else None
+
+
+def _text(value: Any, *path: str) -> str | None:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None

@@ -1,0 +1,104 @@
+"""Rows as Arrow record batches. pyarrow is imported on first use: it is an extra (`pip install 'penstock[parquet]'`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import util
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock_producer.errors import SinkError
+from penstock_producer.tables.columns import Column, Row
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["batches", "need_pyarrow", "reader_of", "schema_of"]
+
+BATCH_ROWS: Final = 20_000
+BATCH_BYTES: Final = 32 * 1024 * 1024  # of values, in Python; as much again in Arrow while the batch is made
+ROW_BYTES: Final = 200  # beside its texts and vectors
+_FLOAT32_BYTES: Final = 4
+
+
+def need_pyarrow(what_for: str) -> None:
+    """Raises SinkError that says what to install."""
+    if util.find_spec("pyarrow") is None:
+        raise SinkError(f"{what_for} needs pyarrow, which is not installed: pip install 'penstock[parquet]'")
+
+
+def schema_of(columns: Sequence[Column]) -> pyarrow.Schema:
+    import pyarrow as pa
+
+    kinds = {
+        "text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_(),
+        "vector": pa.list_(pa.float32()), "vectors": pa.list_(pa.list_(pa.float32())),
+    }  # fmt: skip
+    return pa.schema([pa.field(name, kinds[kind], nullable=name not in ("id", "status")) for name, kind in columns])
+
+
+def batches(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[pyarrow.RecordBatch]:
+    """Batches of at most ``BATCH_ROWS`` rows and about ``BATCH_BYTES``; one row may be larger by itself."""
+    held: list[Row] = []
+    size = 0
+    for row in rows:
+        row_size = ROW_BYTES + sum(map(_bytes_of, row))
+        if held and (len(held) == BATCH_ROWS or size + row_size > BATCH_BYTES):
+            yield _batch(held, columns)
+            held, size = [], 0
+        held.append(row)
+        size += row_size
+    if held:
+        yield _batch(held, columns)
+
+
+def reader_of(rows: Iterable[Row], columns: Sequence[Column]) -> pyarrow.RecordBatchReader:
+    """A stream of batches, which is read once. Raises SinkError where pyarrow is missing."""
+    need_pyarrow("an Arrow table")
+    import pyarrow as pa
+
+    return pa.RecordBatchReader.from_batches(schema_of(columns), batches(rows, columns))
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    return sum(map(len, value)) if isinstance(value, list) else 0
+
+
+def _batch(rows: list[Row], columns: Sequence[Column]) -> pyarrow.RecordBatch:
+    import pyarrow as pa
+
+    schema = schema_of(columns)
+    arrays = []
+    for column, field, values in zip(columns, schema, zip(*rows, strict=True), strict=True):
+        match column.kind:
+            case "vector":
+                arrays.append(_vectors(values))
+            case "vectors":
+                arrays.append(_lists_of_vectors(values))
+            case _:
+                arrays.append(pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _vectors(values: Sequence[bytes | None]) -> pyarrow.ListArray:
+    """Without a Python number in between."""
+    import pyarrow as pa
+
+    data = b"".join(value or b"" for value in values)
+    numbers = pa.Array.from_buffers(pa.float32(), len(data) // _FLOAT32_BYTES, [None, pa.py_buffer(data)])
+    return _nested([None if value is None else len(value) // _FLOAT32_BYTES for value in values], numbers)
+
+
+def _lists_of_vectors(values: Sequence[list[bytes] | None]) -> pyarrow.ListArray:
+    inner = _vectors([vector for value in values for vector in value or ()])
+    return _nested([None if value is None else len(value) for value in values], inner)
+
+
+def _nested(lengths: Sequence[int | None], inner: pyarrow.Array) -> pyarrow.ListArray:
+    import pyarrow as pa
+
+    offsets = pa.array(accumulate((length or 0 for length in lengths), initial=0), pa.int32())
+    missing = pa.array([length is None for length in lengths], pa.bool_())
+    return pa.ListArray.from_arrays(offsets, inner, mask=missing)

@@ -1,0 +1,190 @@
+"""The columns of a job's outcomes as a table, known before the first outcome: from its spec alone.
+
+Each document has one row. The fields of a `response_schema` are columns of their own; what a column of a type cannot hold
+is null there, and whole in `text`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+import orjson
+
+from penstock_ledger import storable
+from penstock_ledger.model import DeadLetter, Result
+from penstock_producer.job.endpoints import EMBEDDINGS
+from penstock_producer.tables.answers import parsed, text_of, vectors_of
+
+__all__ = ["Column", "Kind", "Row", "Table"]
+
+Kind = Literal["text", "integer", "number", "boolean", "vector", "vectors"]
+Row = list[Any]  # one value for each column; a vector is its bytes, little-endian float32
+
+SUCCEEDED: Final = "succeeded"
+FAILED: Final = "failed"
+FIELDS_MAX: Final = 500  # columns of a schema; further fields stay in `text`
+_INT64: Final = 2**63
+_REFERENCES_FOLLOWED: Final = 8  # from one part of a schema to the next
+_KINDS: Final[dict[str, Kind]] = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean"}
+_MICRO: Final = 1_000_000
+
+
+class Column(NamedTuple):
+    name: str
+    kind: Kind
+
+
+_BEGINNING: Final = (
+    Column("id", "text"),
+    Column("status", "text"),
+    Column("finish_reason", "text"),
+    Column("text", "text"),
+)
+_VECTORS: Final = (Column("embedding", "vector"), Column("more_embeddings", "vectors"))
+_END: Final = (
+    Column("model", "text"),
+    Column("prompt_tokens", "integer"),
+    Column("completion_tokens", "integer"),
+    Column("cost_usd", "number"),
+    Column("latency_ms", "integer"),
+    Column("attempts", "integer"),
+    Column("generation", "integer"),
+    Column("error_code", "text"),
+    Column("error_message", "text"),
+)
+
+
+class Table:
+    """What a job's outcomes look like as rows."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        """``spec`` is that of the job, as the ledger has it."""
+        self._endpoint = str(spec.get("endpoint", ""))
+        self._has_vectors = self._endpoint == EMBEDDINGS
+        middle = _VECTORS if self._has_vectors else ()
+        taken = {column.name.casefold() for column in (*_BEGINNING, *middle, *_END)}
+        self._fields = _fields(spec.get("response_schema"), taken)
+        columns = [Column(name, kind) for _, name, kind in self._fields]
+        self.columns: tuple[Column, ...] = (*_BEGINNING, *columns, *middle, *_END)
+        self._no_answer: Row = [None] * (len(columns) + len(middle))
+
+    def row(self, outcome: Result | DeadLetter) -> Row:
+        """``outcome`` as stored: embeddings need not become JSON first."""
+        tokens = (outcome.prompt_tokens, outcome.completion_tokens)
+        figures = (*tokens, outcome.cost_microusd / _MICRO, outcome.latency_ms, outcome.attempts)
+        key = outcome.key
+        if isinstance(outcome, DeadLetter):
+            return [
+                key.doc_id,
+                FAILED,
+                None,
+                None,
+                *self._no_answer,
+                None,
+                *figures,
+                key.generation,
+                outcome.reason,
+                outcome.last_error,
+            ]
+        text = storable(text_of(self._endpoint, outcome.body))
+        head = (key.doc_id, SUCCEEDED, outcome.finish_reason, text)
+        return [*head, *self._answer(text, outcome.body), outcome.model, *figures, key.generation, None, None]
+
+    def _answer(self, text: str | None, body: bytes) -> Row:
+        answer = parsed(text) if self._fields else None
+        fields = answer if isinstance(answer, dict) else {}
+        values = [_value(fields.get(field), kind) for field, _, kind in self._fields]
+        if not self._has_vectors:
+            return values
+        first, *more = vectors_of(body) or (None,)
+        return [*values, first, more or None]
+
+
+def _value(value: Any, kind: Kind) -> Any:
+    """``value`` where the column can hold it, else None; what is no single value is its JSON in a column of text."""
+    if value is None:
+        return None
+    match kind:
+        case "boolean":
+            return value if isinstance(value, bool) else None
+        case "integer":
+            return _whole(value)
+        case "number":
+            return _float(value)
+        case _:
+            return storable(value if isinstance(value, str) else _json(value))
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, float) and value.is_integer():  # JSON Schema counts 3.0 among the integers
+        value = int(value)
+    return value if type(value) is int and -_INT64 <= value < _INT64 else None
+
+
+def _float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _json(value: Any) -> str | None:
+    try:
+        return orjson.dumps(value).decode()
+    except (TypeError, orjson.JSONEncodeError):
+        return None
+
+
+def _fields(schema: Any, taken: set[str]) -> list[tuple[str, str, Kind]]:
+    """(field, name of its column, kind) of each property at the top of a schema.
+
+    A column has its field's name, behind `answer_` where that name is another column's, upper and lower case alike: tables
+    of databases tell no difference.
+    """
+    top = _resolved(schema, schema)
+    properties = top.get("properties") if isinstance(top, dict) else None
+    fields: list[tuple[str, str, Kind]] = []
+    for field, part in list(properties.items() if isinstance(properties, dict) else ())[:FIELDS_MAX]:
+        name = storable(str(field))
+        while not name or name.casefold() in taken:
+            name = f"answer_{name}"
+        taken.add(name.casefold())
+        fields.append((field, name, _kind(_resolved(part, schema), schema)))
+    return fields
+
+
+def _kind(part: Any, schema: Any) -> Kind:
+    """Of a part that says one simple type, null beside it or not; JSON in a text is right for everything."""
+    if not isinstance(part, dict):
+        return "text"
+    stated = part.get("type")
+    if stated is None and isinstance(part.get("anyOf"), list):
+        kinds = {_named(_resolved(one, schema)) for one in part["anyOf"]}
+    elif stated is None and isinstance(part.get("enum"), list):
+        kinds = {"string"} if all(isinstance(one, str) for one in part["enum"]) else set()
+    else:
+        kinds = {str(one) for one in (stated if isinstance(stated, list) else [stated])}
+    kinds.discard("null")
+    if kinds == {"integer", "number"}:
+        return "number"
+    return _KINDS.get(kinds.pop(), "text") if len(kinds) == 1 else "text"
+
+
+def _named(part: Any) -> str:
+    return str(part.get("type")) if isinstance(part, dict) else ""
+
+
+def _resolved(part: Any, schema: Any) -> Any:
+    """``part``, or what it refers to by a `$ref` to another part of the schema, as Pydantic writes them."""
+    for _ in range(_REFERENCES_FOLLOWED):
+        target = part.get("$ref") if isinstance(part, dict) else None
+        if not isinstance(target, str) or not target.startswith("#/"):
+            break
+        part = schema
+        for name in target[2:].split("/"):
+            part = part.get(name) if isinstance(part, dict) else None
+    return part

@@ -1,0 +1,53 @@
+"""Outcomes of a job in the order of commits, from a cursor on: as rows of a table, or as output lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock_ledger import CommitOrder, Database, Place
+from penstock_ledger.model import DeadLetter, Job, Result
+from penstock_producer.cursors import cursor_text, place_in
+from penstock_producer.outputs import output_line
+from penstock_producer.tables.columns import Row, Table
+
+__all__ = ["Lines", "Reading"]
+
+
+class _FromCursor:
+    """Counts what is read, and knows where it is."""
+
+    def __init__(self, database: Database, job: Job, after: str | None = None) -> None:
+        """Raises PlaceLost and ContentError for a cursor that is not one of this job."""
+        self.number = 0
+        self._job_id = job.job_id
+        self._place: Place | None = None if after is None else place_in(job.job_id, after)
+        self._order = CommitOrder(database)
+
+    @property
+    def cursor(self) -> str | None:
+        """To go on behind what was read last; the one that was given before anything was."""
+        return None if self._place is None else cursor_text(self._job_id, self._place)
+
+    def _read(self, *, letters: bool, as_stored: bool) -> Iterator[Result | DeadLetter]:
+        read = self._order.read(self._job_id, self._place, letters=letters, as_stored=as_stored)
+        for self._place, outcome in read:
+            self.number += 1
+            yield outcome
+
+
+class Reading(_FromCursor):
+    """A row for each outcome."""
+
+    def __init__(self, database: Database, job: Job, after: str | None = None) -> None:
+        super().__init__(database, job, after)
+        self.table = Table(job.spec)
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self.table.row, self._read(letters=True, as_stored=True))
+
+
+class Lines(_FromCursor):
+    """An output line for each result."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (output_line(one) for one in self._read(letters=False, as_stored=False) if isinstance(one, Result))

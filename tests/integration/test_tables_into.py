@@ -1,0 +1,273 @@
+"""Outcomes written into a table of a database, SQLite's and a real PostgreSQL's alike."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from sqlalchemy import Engine, create_engine, text
+
+from penstock_ledger import (
+    Database,
+    DeadLetter,
+    ItemKey,
+    JobStore,
+    NewJob,
+    OutcomeStore,
+    Result,
+    Vectors,
+    open_database,
+)
+from penstock_ledger.model import Job
+from penstock_ledger.vectors import pack
+from penstock_producer.errors import SinkError
+from penstock_producer.tables import database as sink_module
+from penstock_producer.tables.database import TableSink
+from penstock_producer.tables.reading import Reading
+
+SPEC = {
+    "endpoint": "/v1/chat/completions",
+    "response_schema": {
+        "properties": {"Label": {"type": "string"}, "score": {"type": "number"}, '5"%': {"type": "boolean"}}
+    },
+}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Database]:
+    database = open_database(f"sqlite:///{tmp_path}/ledger.db")
+    database.migrate()
+    yield database
+    database.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/target.db"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+@pytest.fixture
+def target(url: str) -> Iterator[Engine]:
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    yield engine
+    engine.dispose()
+
+
+def job_with(ledger: Database, spec: dict[str, Any]) -> Job:
+    job, _ = JobStore(ledger).create(NewJob("job_1", "night", spec, {"kind": "spool"}, "digest", None))
+    return job
+
+
+def result(doc: str, label: str = "a", generation: int = 1, body: bytes | None = None) -> Result:
+    said = orjson.dumps({"Label": label, "score": 0.5, '5"%': True}).decode()
+    answer = body or orjson.dumps({"choices": [{"message": {"content": said}}]})
+    return Result(ItemKey("job_1", generation, doc), 200, answer, "req", "m", "stop", 7, 9, 1_500_000, 80, 2, 2)
+
+
+def letter(doc: str) -> DeadLetter:
+    return DeadLetter(ItemKey("job_1", 1, doc), "bad_request", 1, 1, 'it\'s "no"', 400, b"{}", None)
+
+
+def write(ledger: Database, job: Job, url: str, table: str = "labels") -> int:
+    sink = TableSink(url, table, Reading(ledger, job).table.columns)
+    try:
+        sink.prepare()
+        return sink.write(job.job_id, Reading(ledger, job, sink.place(job.job_id)))
+    finally:
+        sink.close()
+
+
+def rows(target: Engine, query: str) -> list[tuple[Any, ...]]:
+    with target.connect() as connection:
+        return [tuple(row) for row in connection.execute(text(query))]
+
+
+def change(target: Engine, *statements: str) -> None:
+    with target.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+def test_a_table_is_made_and_filled(ledger: Database, url: str, target: Engine) -> None:
+    """Where there is no table one is made with all columns; results and dead letters are in it with their types."""
+    job = job_with(ledger, SPEC)
+    OutcomeStore(ledger).settle([result("1"), result("2", "é'\"")], [letter("3")])
+    assert write(ledger, job, url) == 3
+    found = rows(target, 'SELECT id, status, "Label", score, "5""%", cost_usd, error_message FROM labels ORDER BY id')
+    assert found == [
+        ("1", "succeeded", "a", 0.5, True, 1.5, None),
+        ("2", "succeeded", "é'\"", 0.5, True, 1.5, None),
+        ("3", "failed", None, None, None, 0.0, 'it\'s "no"'),
+    ]
+
+
+def test_a_repeated_write_adds_what_is_new(ledger: Database, url: str, target: Engine) -> None:
+    """Each call goes on behind the last, also with other pages, and a replayed document gets its new outcome."""
+    job, store = job_with(ledger, SPEC), OutcomeStore(ledger)
+    store.settle([result("1")], [letter("2")])
+    assert [write(ledger, job, url), write(ledger, job, url)] == [2, 0]
+    JobStore(ledger).replay("job_1", reason=None, doc_ids=None, overrides={})
+    store.settle([result("2", "later", 2)], [])
+    assert write(ledger, job, url) == 1
+    assert rows(target, 'SELECT id, "Label", generation, error_code FROM labels ORDER BY id') == [
+        ("1", "a", 1, None),
+        ("2", "later", 2, None),
+    ]
+
+
+def test_a_crash_in_the_middle_repeats_nothing(
+    ledger: Database, url: str, target: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and the place behind them are one transaction: what a dead process had not committed is written by the next."""
+    monkeypatch.setattr(sink_module, "ROWS", 2)
+    job, store = job_with(ledger, SPEC), OutcomeStore(ledger)
+    store.settle([result(f"{n}") for n in range(7)], [])
+    reading = Reading(ledger, job)
+
+    class Dies(Reading):
+        def __iter__(self) -> Iterator[Any]:
+            for number, row in enumerate(super().__iter__()):
+                if number == 5:
+                    raise KeyboardInterrupt
+                yield row
+
+    sink = TableSink(url, "labels", reading.table.columns)
+    sink.prepare()
+    with pytest.raises(KeyboardInterrupt):
+        sink.write("job_1", Dies(ledger, job))
+    sink.close()
+    assert rows(target, "SELECT count(*) FROM labels") == [(4,)]
+    change(target, "UPDATE labels SET text = 'seen'")
+    assert write(ledger, job, url) == 3
+    assert rows(target, "SELECT count(*), count(CASE WHEN text = 'seen' THEN 1 END) FROM labels") == [(7, 4)]
+
+
+def test_of_two_writers_one_stops(ledger: Database, url: str, target: Engine) -> None:
+    """A process that was overtaken by another one writes nothing over what that one wrote, and says so."""
+    job, store = job_with(ledger, SPEC), OutcomeStore(ledger)
+    store.settle([result("1")], [])
+    slow = TableSink(url, "labels", Reading(ledger, job).table.columns)
+    slow.prepare()
+    stale = Reading(ledger, job, slow.place("job_1"))
+    assert write(ledger, job, url) == 1
+    change(target, "UPDATE labels SET text = 'newer'")
+    with pytest.raises(SinkError, match="another process"):
+        slow.write("job_1", stale)
+    slow.close()
+    assert rows(target, "SELECT text FROM labels") == [("newer",)]
+
+
+def test_an_own_table_gets_the_columns_that_it_has(ledger: Database, url: str, target: Engine) -> None:
+    """A table with ids that are numbers, a few of the columns and some of its own keeps what results do not have."""
+    change(
+        target,
+        'CREATE TABLE docs (id INTEGER PRIMARY KEY, body TEXT, "Label" VARCHAR(10), cost_usd NUMERIC(12, 6))',
+        "INSERT INTO docs (id, body) VALUES (1, 'mine'), (2, 'too')",
+    )
+    job = job_with(ledger, SPEC)
+    OutcomeStore(ledger).settle([result("1"), result("3", "b")], [])
+    assert write(ledger, job, url, "docs") == 2
+    assert rows(target, 'SELECT id, body, "Label" FROM docs ORDER BY id') == [
+        (1, "mine", "a"),
+        (2, "too", None),
+        (3, None, "b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ("id TEXT PRIMARY KEY, body TEXT", "add them"),
+        ("text TEXT", "'id'"),
+        ("id TEXT, text TEXT", "unique constraint"),
+        ("id TEXT, text TEXT, UNIQUE (id, text)", "unique constraint"),
+        ("id TEXT PRIMARY KEY, text INTEGER", "'text' of type INTEGER"),
+        ("id TEXT PRIMARY KEY, score TIMESTAMP, text TEXT", "'score' of type"),
+        ("id TEXT PRIMARY KEY, text TEXT, owner TEXT NOT NULL", "'owner' that must not be null"),
+        ("id TEXT PRIMARY KEY, text TEXT NOT NULL", "'text' that must not be null, and some"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_before_the_job(
+    ledger: Database, url: str, target: Engine, made: str, says: str
+) -> None:
+    """The column and what to change are named, and nothing is left behind."""
+    change(target, f"CREATE TABLE labels ({made})")
+    sink = TableSink(url, "labels", Reading(ledger, job_with(ledger, SPEC)).table.columns)
+    with pytest.raises(SinkError, match=says):
+        sink.prepare()
+    sink.close()
+    with pytest.raises(Exception, match="penstock_progress"):
+        rows(target, "SELECT * FROM penstock_progress")
+
+
+def test_a_row_that_the_database_refuses_is_named(ledger: Database, postgres_url: str) -> None:
+    """An id that is no number ends the write with the database's words, the rows before it kept, the values unsaid."""
+    engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    change(engine, "CREATE TABLE docs (id bigint PRIMARY KEY, text text)")
+    job = job_with(ledger, SPEC)
+    OutcomeStore(ledger).settle([result("abc")], [])
+    with pytest.raises(SinkError, match=r"table docs .*bigint") as caught:
+        write(ledger, job, postgres_url, "docs")
+    assert "INSERT" not in str(caught.value)
+    engine.dispose()
+
+
+def test_rights_are_tried_before_the_job(ledger: Database, postgres_url: str) -> None:
+    """A user who may read but not write gets the database's words at the start."""
+    engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    change(engine, "CREATE TABLE docs (id text PRIMARY KEY, text text)", "DROP ROLE IF EXISTS penstock_reader")
+    change(engine, "CREATE ROLE penstock_reader LOGIN", "GRANT SELECT ON docs TO penstock_reader")
+    change(engine, "GRANT CREATE ON SCHEMA public TO penstock_reader")
+    reader = str(engine.url.set(username="penstock_reader").render_as_string(hide_password=False))
+    sink = TableSink(reader, "docs", Reading(ledger, job_with(ledger, SPEC)).table.columns)
+    with pytest.raises(SinkError, match="permission denied"):
+        sink.prepare()
+    sink.close()
+    engine.dispose()
+
+
+def test_embeddings_become_arrays_or_texts(ledger: Database, url: str, target: Engine) -> None:
+    """PostgreSQL has `real[]`, SQLite a JSON list."""
+    job = job_with(ledger, {"endpoint": "/v1/embeddings"})
+    two = pack(Vectors(struct.pack("<4f", 1, 0.5, 2, 3), "float32", 2, "float", "m", 1))
+    OutcomeStore(ledger).settle([result("1", body=two)], [])
+    assert write(ledger, job, url, "vectors") == 1
+    ((first, more),) = rows(target, "SELECT embedding, more_embeddings FROM vectors")
+    is_sqlite = url.startswith("sqlite")
+    assert (orjson.loads(first), orjson.loads(more)) == ([1, 0.5], [[2, 3]]) if is_sqlite else (first, more) == (
+        [1, 0.5], [[2, 3]]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", ["mysql://x/y", "nonsense", "sqlite://", "sqlite:///:memory:"])
+def test_a_url_of_something_else_is_refused(wrong: str) -> None:
+    """Only databases that an upsert was tested with, and that outlive the process."""
+    with pytest.raises(SinkError, match="sqlite:///file or postgresql"):
+        TableSink(wrong, "t", [])
+
+
+def test_own_types_of_postgresql_are_filled(ledger: Database, postgres_url: str) -> None:
+    """pgvector's vectors, jsonb, numeric and float arrays take what results have for them."""
+    engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    if not rows(engine, "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"):
+        pytest.skip("this PostgreSQL comes without pgvector")
+    change(
+        engine,
+        "CREATE EXTENSION vector",
+        "CREATE TABLE vectors (id bigint PRIMARY KEY, embedding vector(2), more_embeddings jsonb, cost_usd numeric(9, 2))",
+    )
+    two = pack(Vectors(struct.pack("<4f", 1, 0.5, 2, 3), "float32", 2, "float", "m", 1))
+    job = job_with(ledger, {"endpoint": "/v1/embeddings"})
+    OutcomeStore(ledger).settle([result("7", body=two)], [])
+    assert write(ledger, job, postgres_url, "vectors") == 1
+    assert rows(engine, "SELECT id, embedding::text, more_embeddings, cost_usd::text FROM vectors") == [
+        (7, "[1,0.5]", [[2, 3]], "1.50")
+    ]
+    engine.dispose()
