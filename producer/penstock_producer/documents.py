@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock_producer.errors import InvalidDocument, seen
-from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.sources.forms import check_doc_id, form_of
-from penstock_producer.sources.strict_json import RowFault, parse_object
+from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
+from penstock_producer.sources.forms.row_forms import check_doc_id, form_of
+from penstock_producer.sources.forms.strict_json import RowFault, parse_object
 
 
 class DocumentChecker:

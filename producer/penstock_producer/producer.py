@@ -39,14 +39,14 @@ from penstock_producer.refusals import refused
 from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
+from penstock_producer.sources.blobs.unpacked import MEMBERS
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
-from penstock_producer.sources.outcomes import OutcomesSource, pin_of
+from penstock_producer.sources.outcomes.source import OutcomesSource, pin_of
+from penstock_producer.sources.outcomes.where import Where
 from penstock_producer.sources.overrides import Overrides
 from penstock_producer.sources.several import FILES
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
-from penstock_producer.sources.unpacked import MEMBERS
-from penstock_producer.sources.where import Where
 from penstock_producer.survey import survey
 
 if TYPE_CHECKING:

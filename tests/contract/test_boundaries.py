@@ -42,7 +42,7 @@ INTERNAL_SURFACE = {
         "feed.tracing", "feed.wire", "growing_file", "job.acceptance", "job.borders", "job.durations", "job.endpoints",
         "job.hook_paths", "job.lanes", "job.options", "job.run_options", "job.spec", "jobfile",
         "outputs", "schedules.due", "schedules.marks", "schedules.timetable", "settings", "sources", "sources.of_feed",
-        "sources.overrides", "sources.s3", "storage",
+        "sources.blobs.s3", "sources.overrides", "storage",
         "survey", "tables.columns", "tables.csv_form", "tables.database", "tables.reading", "tables.write",
     },
     "penstock_workers": {

@@ -18,8 +18,8 @@ from fleet import Fleet, Process
 
 from penstock_ledger.model import Job, JobState
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.sources.forms import BatchLines
-from penstock_producer.sources.strict_json import RowFault, parse_object
+from penstock_producer.sources.forms.row_forms import BatchLines
+from penstock_producer.sources.forms.strict_json import RowFault, parse_object
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Lane, Request
 from penstock_workers.lanes.embed.embed_lane import EmbedLane

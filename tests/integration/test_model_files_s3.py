@@ -15,7 +15,7 @@ import pytest
 from adapter_files import CONFIG, WEIGHTS, config, weights
 from servers import S3Server
 
-from penstock_producer.sources import s3 as s3_source
+from penstock_producer.sources.blobs import s3 as s3_source
 from penstock_workers.errors import FilesChanged, FilesUnusable, StoreAway
 from penstock_workers.lanes.engine_life.loading import LoadWatch
 from penstock_workers.lanes.gpu.adapter_watch import AdapterWatch

@@ -16,7 +16,8 @@ from servers import S3Server
 from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.sources import Document, open_source, s3
+from penstock_producer.sources import Document, open_source
+from penstock_producer.sources.blobs import s3
 from penstock_producer.sources.open import unchanged
 from penstock_producer.survey import survey
 

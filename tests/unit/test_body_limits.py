@@ -15,8 +15,8 @@ from penstock_producer import JobSpec, Producer, TooManyBadRows
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import BadReference, InvalidDocument
 from penstock_producer.settings import ProducerSettings
+from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.overrides import Overrides
-from penstock_producer.sources.strict_json import RowFault
 from penstock_workers.item.run.bodies import Bodies
 from penstock_workers.settings import WorkerSettings
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from penstock_producer import JobSpec, SourceError, SpecError, TemplateError
-from penstock_producer.job.jinja_filters import CALL_UNITS, FILTERS, MAX_WORK, STEP_UNITS
-from penstock_producer.job.jinja_prompt import MAX_TEMPLATE_CHARS, JinjaTemplate
-from penstock_producer.job.template import MissingField, RenderFailed, TextTooLong
+from penstock_producer.prompts.jinja_filters import CALL_UNITS, FILTERS, MAX_WORK, STEP_UNITS
+from penstock_producer.prompts.jinja_prompt import MAX_TEMPLATE_CHARS, JinjaTemplate
+from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
 from penstock_producer.rows import BadRow, Document
 from penstock_producer.sources import open_source
 from penstock_producer.survey import FIRST_ROWS, survey
@@ -170,7 +170,7 @@ def test_each_record_has_its_own_bounds_and_values() -> None:
 
 def test_every_filter_counts_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of the listed filters can be called again and again over a long text or list for nothing."""
-    monkeypatch.setattr("penstock_producer.job.jinja_filters.MAX_WORK", 4_000_000)
+    monkeypatch.setattr("penstock_producer.prompts.jinja_filters.MAX_WORK", 4_000_000)
     for name in sorted(set(FILTERS) - {"default", "d", "round"}):
         for value in ("long", "numbers"):
             with pytest.raises((RenderFailed, TextTooLong)):

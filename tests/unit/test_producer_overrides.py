@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock_producer.errors import SpecError
+from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.overrides import Overrides
-from penstock_producer.sources.strict_json import RowFault
 
 CHAT = {"model": "m", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "long {x} text"}]}
 

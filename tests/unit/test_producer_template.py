@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock_producer.errors import TemplateError
-from penstock_producer.job.template import MissingField, Template
+from penstock_producer.prompts.template import MissingField, Template
 
 
 def test_renders_columns_and_literal_braces() -> None:

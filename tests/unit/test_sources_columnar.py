@@ -18,7 +18,8 @@ from pyarrow import ipc
 
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.sources import BadRow, Document, columnar, columnar_source, open_source
+from penstock_producer.sources import BadRow, Document, open_source
+from penstock_producer.sources.readers import columnar, columnar_source
 from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)

@@ -19,9 +19,10 @@ from backports import zstd
 
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.sources import Document, open_source, unpacked
-from penstock_producer.sources.local import LocalFile
-from penstock_producer.sources.unpacked import Unpacked
+from penstock_producer.sources import Document, open_source
+from penstock_producer.sources.blobs import unpacked
+from penstock_producer.sources.blobs.local import LocalFile
+from penstock_producer.sources.blobs.unpacked import Unpacked
 from penstock_producer.survey import survey
 
 SPEC = JobSpec(prompt="{text}", model="m")
@@ -193,7 +194,7 @@ def test_many_chunks_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mon
     for ending, chunk in itertools.product(PACKERS, (1, 3, 1000)):
         path = tmp_path / f"in.{ending}"
         path.write_bytes(PACKERS[ending](plain[:999]) + PACKERS[ending](plain[999:]))
-        monkeypatch.setattr("penstock_producer.sources.local.CHUNK_BYTES", chunk)
+        monkeypatch.setattr("penstock_producer.sources.blobs.local.CHUNK_BYTES", chunk)
         monkeypatch.setattr(unpacked, "CHUNK_BYTES", chunk + 1)
         blob = Unpacked(LocalFile(path), {"gz": "gzip", "zst": "zstd"}[ending])
         assert b"".join(blob.chunks(0)) == plain

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_producer import SpecError
-from penstock_producer.sources.answers import answer_text, parsed, sent_text
-from penstock_producer.sources.where import MAX_CONDITIONS, Where
+from penstock_producer.sources.outcomes.answers import answer_text, parsed, sent_text
+from penstock_producer.sources.outcomes.where import MAX_CONDITIONS, Where
 
 DEAD = {"id": "a", "status": "dead", "reason": "context_overflow", "attempts": 3, "error": "too long and odd"}
 DONE = {"id": "b", "status": "done", "model": "small", "answer": "text"}

@@ -25,8 +25,8 @@ from penstock_producer.job.formats import Format, check_encoding
 from penstock_producer.job.lanes import LANES, Lane, lanes_in_words
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems
-from penstock_producer.job.prompts import Language, prompt_of
 from penstock_producer.job.response_schema import schema_problems
+from penstock_producer.prompts.languages import Language, prompt_of
 
 __all__ = ["JobSpec", "Overflow", "Priority"]
 

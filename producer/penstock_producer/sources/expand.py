@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_producer.sources.convert import cannot_open, refuse_ending, refuse_kind
-from penstock_producer.sources.file_format import has_known_ending
-from penstock_producer.sources.s3 import S3Prefix
+from penstock_producer.sources.blobs.convert import cannot_open, refuse_ending, refuse_kind
+from penstock_producer.sources.blobs.s3 import S3Prefix
+from penstock_producer.sources.readers.file_format import has_known_ending
 
 MAX_FILES: Final = 1_000  # each has its pin in the job's row
 _PATTERN: Final = frozenset("*?[")

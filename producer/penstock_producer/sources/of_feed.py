@@ -9,8 +9,8 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import Source
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.open import open_source
-from penstock_producer.sources.outcomes import KIND as OUTCOMES
-from penstock_producer.sources.outcomes import OutcomesSource
+from penstock_producer.sources.outcomes.source import KIND as OUTCOMES
+from penstock_producer.sources.outcomes.source import OutcomesSource
 from penstock_producer.sources.replay import ReplaySource
 from penstock_producer.sources.spool import SpoolSource
 

@@ -9,20 +9,20 @@ from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, TSV
-from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
+from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import local, s3, several
-from penstock_producer.sources.blob import Blob, TimedBlob
-from penstock_producer.sources.columnar_source import ColumnarSource
-from penstock_producer.sources.convert import refuse_ending
-from penstock_producer.sources.csv_source import CsvSource
+from penstock_producer.sources.blobs.blob import Blob, TimedBlob
+from penstock_producer.sources.blobs.convert import refuse_ending
+from penstock_producer.sources.blobs.unpacked import Unpacked
 from penstock_producer.sources.expand import expand
-from penstock_producer.sources.file_format import FileFormat, format_of, format_of_pin
-from penstock_producer.sources.jsonl import JsonlSource
-from penstock_producer.sources.unpacked import Unpacked
+from penstock_producer.sources.readers.columnar_source import ColumnarSource
+from penstock_producer.sources.readers.csv_source import CsvSource
+from penstock_producer.sources.readers.file_format import FileFormat, format_of, format_of_pin
+from penstock_producer.sources.readers.jsonl import JsonlSource
 
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
 

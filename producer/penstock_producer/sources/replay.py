@@ -13,8 +13,8 @@ from penstock_ledger import OutcomeStore
 from penstock_ledger.model import DeadLetter, Feed
 from penstock_producer.errors import SourceChanged
 from penstock_producer.rows import BadRow, Cursor, Document
+from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.overrides import Overrides
-from penstock_producer.sources.strict_json import RowFault
 
 KIND = "replay"
 

@@ -16,7 +16,7 @@ import orjson
 
 from penstock_producer.errors import BadReference, seen
 from penstock_producer.rows import BadRow, Cursor, Document, FileSource
-from penstock_producer.sources.unpacked import MEMBERS
+from penstock_producer.sources.blobs.unpacked import MEMBERS
 
 KIND: Final = "files"
 FILES: Final = "files"  # of a pin: those of the files

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from penstock_producer.errors import SourceChanged, SourceError
-from penstock_producer.sources.s3 import Listed, S3Prefix
+from penstock_producer.sources.blobs.s3 import Listed, S3Prefix
 from penstock_workers.errors import FilesChanged, FilesUnusable, StoreAway
 
 SCHEME: Final = "s3://"

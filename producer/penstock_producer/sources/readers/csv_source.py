@@ -9,16 +9,16 @@ from typing import Any, Final
 
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.formats import CSV, TSV, UTF_8
-from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import BadRow, Cursor, Document
-from penstock_producer.sources.blob import Blob
-from penstock_producer.sources.columns import check_columns
-from penstock_producer.sources.convert import refuse_magic
-from penstock_producer.sources.csv_records import Dialect, Record, parse_record, read_records
-from penstock_producer.sources.lines import split_lines
-from penstock_producer.sources.pinned_rows import FORMAT, PinnedRows
-from penstock_producer.sources.strict_json import RowFault, check_text
+from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
+from penstock_producer.sources.blobs.blob import Blob
+from penstock_producer.sources.blobs.convert import refuse_magic
+from penstock_producer.sources.blobs.lines import split_lines
+from penstock_producer.sources.forms.columns import check_columns
+from penstock_producer.sources.forms.strict_json import RowFault, check_text
+from penstock_producer.sources.readers.csv_records import Dialect, Record, parse_record, read_records
+from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows
 
 _DELIMITERS: Final = ",;\t|"
 _WIDE: Final = (b"\xff\xfe", b"\xfe\xff")

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from penstock_producer.errors import BadReference, SourceError, seen
-from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import BadRow, Cursor, Document
-from penstock_producer.sources.blob import Blob
-from penstock_producer.sources.forms import RowForm, form_of
-from penstock_producer.sources.strict_json import RowFault
+from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
+from penstock_producer.sources.blobs.blob import Blob
+from penstock_producer.sources.forms.row_forms import RowForm, form_of
+from penstock_producer.sources.forms.strict_json import RowFault
 
 FORMAT: Final = "format"  # of a pin: what the rows are, where they are not JSON Lines
 

@@ -17,7 +17,7 @@ from jinja2.runtime import Context
 from jinja2.tests import TESTS as JINJA_TESTS
 
 from penstock_producer.errors import seen
-from penstock_producer.job.template import RenderFailed, TextTooLong
+from penstock_producer.prompts.template import RenderFailed, TextTooLong
 
 __all__ = ["FILTERS", "TESTS", "Work", "as_text", "work_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock_producer.errors import SourceError, seen
-from penstock_producer.sources.forms import RowForm
+from penstock_producer.sources.forms.row_forms import RowForm
 
 _SHOWN = 20
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from penstock_producer.errors import SourceError
-from penstock_producer.sources.lines import Line
+from penstock_producer.sources.blobs.lines import Line
 
 _CSV_LIMIT: Final = 131_072  # characters of a field; the module's own default, which is for the whole process
 

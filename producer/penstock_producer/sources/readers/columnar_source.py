@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from penstock_producer.errors import BadReference, SourceError, seen
-from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import BadRow, Cursor, Document
-from penstock_producer.sources.blob import Blob
-from penstock_producer.sources.columnar import Groups, damaged, open_groups
-from penstock_producer.sources.columns import check_columns
-from penstock_producer.sources.pinned_rows import FORMAT, PinnedRows
-from penstock_producer.sources.strict_json import RowFault, check_text
+from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
+from penstock_producer.sources.blobs.blob import Blob
+from penstock_producer.sources.forms.columns import check_columns
+from penstock_producer.sources.forms.strict_json import RowFault, check_text
+from penstock_producer.sources.readers.columnar import Groups, damaged, open_groups
+from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows
 
 _POSITION = re.compile(r"(\d{1,9}):(\d{1,12})", re.ASCII)  # "group:row"
 KEPT_BYTES: Final = 64 * 1024 * 1024  # of a group, for the next fetch: documents come nearly in order

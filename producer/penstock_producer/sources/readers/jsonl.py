@@ -7,10 +7,10 @@ from typing import Any
 
 from penstock_producer.errors import BadReference
 from penstock_producer.rows import BadRow, Cursor, Document
-from penstock_producer.sources.convert import refuse_content
-from penstock_producer.sources.lines import BOM, Line, split_lines
-from penstock_producer.sources.pinned_rows import PinnedRows
-from penstock_producer.sources.strict_json import RowFault, parse_object, parse_surveyed
+from penstock_producer.sources.blobs.convert import refuse_content
+from penstock_producer.sources.blobs.lines import BOM, Line, split_lines
+from penstock_producer.sources.forms.strict_json import RowFault, parse_object, parse_surveyed
+from penstock_producer.sources.readers.pinned_rows import PinnedRows
 
 
 class JsonlSource(PinnedRows):

@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 
 from penstock_producer.errors import SourceError
 from penstock_producer.job.formats import ARROW, COLUMNAR, CSV, JSONL, PARQUET, TSV
-from penstock_producer.sources.blob import Blob
-from penstock_producer.sources.codecs import CODECS
-from penstock_producer.sources.pinned_rows import FORMAT
-from penstock_producer.sources.unpacked import PACKED
+from penstock_producer.sources.blobs.blob import Blob
+from penstock_producer.sources.blobs.codecs import CODECS
+from penstock_producer.sources.blobs.unpacked import PACKED
+from penstock_producer.sources.readers.pinned_rows import FORMAT
 
 _BY_ENDING: Final = {
     ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".csv": CSV, ".tsv": TSV, ".tab": TSV, ".parquet": PARQUET,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from penstock_producer.sources.blob import Blob
+from penstock_producer.sources.blobs.blob import Blob
 
 
 class BlobFile(io.RawIOBase):

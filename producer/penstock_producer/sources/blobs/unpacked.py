@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.errors import BadReference, SourceError
-from penstock_producer.sources.blob import CHUNK_BYTES, Blob
-from penstock_producer.sources.codecs import CODECS, Damaged
+from penstock_producer.sources.blobs.blob import CHUNK_BYTES, Blob
+from penstock_producer.sources.blobs.codecs import CODECS, Damaged
 
 PACKED: Final = "packed"  # of a pin: the codec
 MEMBERS: Final = "members"  # of a pin: [packed offset, plain offset] of places where reading can begin

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from penstock_producer.job.template import Template
+from penstock_producer.prompts.template import Template
 
 __all__ = ["Language", "Prompt", "default_in", "prompt_of"]
 
@@ -39,7 +39,7 @@ def prompt_of(text: str, language: Language) -> Prompt:
     """Raises TemplateError. Jinja is imported for prompts that are written in it only."""
     if language == "fields":
         return Template(text)
-    from penstock_producer.job.jinja_prompt import JinjaTemplate
+    from penstock_producer.prompts.jinja_prompt import JinjaTemplate
 
     return JinjaTemplate(text)
 

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol
 
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.job.formats import PARQUET
-from penstock_producer.sources.blob import Blob
-from penstock_producer.sources.blob_file import BlobFile
+from penstock_producer.sources.blobs.blob import Blob
+from penstock_producer.sources.blobs.blob_file import BlobFile
 
 ROWS_PER_BATCH: Final = 1_000  # what is made into Python objects at a time
 # Uncompressed bytes of one group's columns that are read. A group is decoded in pieces, but writers that make larger ones

@@ -17,13 +17,13 @@ from penstock_producer.doc_ids import id_fault
 from penstock_producer.errors import seen
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent, value_fault
-from penstock_producer.job.prompts import default_in, prompt_of
 from penstock_producer.job.request_body import BodyBuilder, text_field
-from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.job.template import MissingField, RenderFailed, TextTooLong
+from penstock_producer.prompts.languages import default_in, prompt_of
+from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
 from penstock_producer.rows import MISSING_FIELD
-from penstock_producer.sources.strict_json import RowFault
+from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
+from penstock_producer.sources.forms.strict_json import RowFault
 
 _MAX_COLUMNS_SHOWN = 20
 _MAX_COLUMNS_COMPARED = 100

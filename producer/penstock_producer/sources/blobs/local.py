@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
 from penstock_producer.source_roots import SourceRoots
-from penstock_producer.sources.blob import CHUNK_BYTES
-from penstock_producer.sources.convert import cannot_open, refuse_kind
+from penstock_producer.sources.blobs.blob import CHUNK_BYTES
+from penstock_producer.sources.blobs.convert import cannot_open, refuse_kind
 
 KIND = "file"
 

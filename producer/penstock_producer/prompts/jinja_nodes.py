@@ -10,7 +10,7 @@ from typing import Final
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-from penstock_producer.job.jinja_filters import FILTERS, TESTS
+from penstock_producer.prompts.jinja_filters import FILTERS, TESTS
 
 __all__ = ["BUDGET", "JOINED", "LOOKED", "SHOWN", "STEPS", "NodeRefused", "checked"]
 

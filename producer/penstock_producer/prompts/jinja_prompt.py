@@ -20,10 +20,10 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock_producer.errors import TemplateError, seen
-from penstock_producer.job.jinja_filters import FILTERS, TESTS, Work, as_text, work_of
-from penstock_producer.job.jinja_nodes import BUDGET, JOINED, LOOKED, SHOWN, STEPS, NodeRefused, checked
-from penstock_producer.job.sizes import DEFAULT_MAX_BODY_BYTES
-from penstock_producer.job.template import MissingField, RenderFailed, TextTooLong
+from penstock_producer.prompts.jinja_filters import FILTERS, TESTS, Work, as_text, work_of
+from penstock_producer.prompts.jinja_nodes import BUDGET, JOINED, LOOKED, SHOWN, STEPS, NodeRefused, checked
+from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
+from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 
 __all__ = ["MAX_TEMPLATE_CHARS", "JinjaTemplate"]
 

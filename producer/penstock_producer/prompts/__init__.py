@@ -1,0 +1,1 @@
+"""The languages of prompts: `{column}`, or Jinja in a sandbox."""

@@ -1,0 +1,1 @@
+"""The outcomes of another job as a source."""
