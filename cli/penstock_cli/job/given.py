@@ -71,21 +71,20 @@ def given_job(
     from penstock_producer.jobfile import JobFile, is_job_file
 
     said = dict(flags)
-    for field, path in files.items():
+    for field, text_file in files.items():
         if field in typed:
             raise UsageProblem(f"--{field} and --{field}-file are both given; keep one of them")
-        said[field] = _text_of(f"--{field}-file", path)
+        said[field] = _text_of(f"--{field}-file", text_file)
     typed |= files.keys()
-    path = spec
     if source is not None and is_job_file(source):
         if spec is not None:
             raise UsageProblem(
                 f"{source} is a job spec file, and so is --spec {spec}; give documents as SOURCE, or leave --spec out"
             )
-        path, source = Path(source), None
-    if path is None:
+        spec, source = Path(source), None
+    if spec is None:
         return GivenJob(source, said, None, typed)
-    file = JobFile.load(path)
+    file = JobFile.load(spec)
     for field, value in file.options.items():
         if field not in typed:
             said[field] = value

@@ -14,7 +14,8 @@ from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.source_roots import SourceRoots
-from penstock_producer.sources import local, s3, several
+from penstock_producer.sources import several
+from penstock_producer.sources.blobs import local, s3
 from penstock_producer.sources.blobs.blob import Blob, TimedBlob
 from penstock_producer.sources.blobs.convert import refuse_ending
 from penstock_producer.sources.blobs.unpacked import Unpacked
