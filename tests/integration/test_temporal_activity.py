@@ -27,7 +27,7 @@ POLL_S = 0.05
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with Fleet(tmp_path_factory.mktemp("temporal")) as fleet:
-        fleet.provider.start("--latency", "0.01")
+        fleet.provider.start("--latency-ms", "10")
         fleet.ready(fleet.worker(control=True))
         yield fleet
 

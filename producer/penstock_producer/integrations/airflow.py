@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow.exceptions import AirflowException, AirflowFailException
 from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from penstock_ledger.errors import DatabaseUnavailable
@@ -32,13 +32,15 @@ MAX_KEY_CHARS = 200  # of a job key
 class PenstockJobTrigger(BaseTrigger):
     """Fires once when the job has ended, with its summary."""
 
-    def __init__(self, job_id: str, poll_s: float = POLL_S) -> None:
+    def __init__(self, job_id: str, poll_s: float = POLL_S, *, cancel_on_kill: bool = True) -> None:
         super().__init__()
         self.job_id = job_id
         self.poll_s = poll_s
+        self.cancel_on_kill = cancel_on_kill
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return f"{type(self).__module__}.{type(self).__qualname__}", {"job_id": self.job_id, "poll_s": self.poll_s}
+        own = {"job_id": self.job_id, "poll_s": self.poll_s, "cancel_on_kill": self.cancel_on_kill}
+        return f"{type(self).__module__}.{type(self).__qualname__}", own
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """A database that is away is asked again: the job goes on meanwhile. Airflow's own timeout bounds the wait."""
@@ -56,6 +58,12 @@ class PenstockJobTrigger(BaseTrigger):
                         yield TriggerEvent(summary_of(status))
                         return
                 await asyncio.sleep(self.poll_s)
+
+    async def on_kill(self) -> None:
+        """A person marked or cleared the deferred task (Airflow 3.3 and later); not a restart of the triggerer."""
+        if self.cancel_on_kill:
+            async with AsyncProducer() as producer:
+                await producer.cancel(self.job_id)
 
 
 class PenstockJobOperator(BaseOperator):
@@ -105,7 +113,8 @@ class PenstockJobOperator(BaseOperator):
             self.log.info("job %s (%s): %s documents", job.job_id, job.job_key, job.total)
             summary = summary_of(producer.status(job.job_id))
         if self.wait and not job.state.final:
-            self.defer(trigger=PenstockJobTrigger(job.job_id, self.poll_s), method_name="resumed", timeout=self.timeout)
+            trigger = PenstockJobTrigger(job.job_id, self.poll_s, cancel_on_kill=self.cancel_on_kill)
+            self.defer(trigger=trigger, method_name="resumed", timeout=self.timeout)
         return self._ended(summary) if self.wait else summary
 
     def resumed(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
