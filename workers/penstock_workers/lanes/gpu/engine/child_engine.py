@@ -26,7 +26,7 @@ from penstock_workers.lanes.gpu.settings import GpuSettings
 
 GIVE_UP_S: Final = 30.0  # a start that is cancelled: vLLM may import for so long before it has any process to kill
 GIVE_UP_LOOK_S: Final = 0.5
-SHUTDOWN_S: Final = 3.0  # nothing is in it by then; after that its processes are killed, within drain.STOP_TIMEOUT_S
+SHUTDOWN_S: Final = 2.0  # nothing is in it by then; after that its processes are killed, within STOP_TIMEOUT_S
 
 
 class ChildEngine:
