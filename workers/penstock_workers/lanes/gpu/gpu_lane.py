@@ -99,7 +99,7 @@ class GpuLane:
             return Prepared(request, refused=refusal(error))
         except Unreadable as error:
             return Prepared(request, refused=_unavailable(error))
-        return Prepared(request, tokens, input=call)
+        return Prepared(request, tokens, input=call, sequences=_sequences(call))
 
     async def infer(self, prepared: Prepared) -> Tried:
         started = time.monotonic()
@@ -207,6 +207,11 @@ def refusal(error: RequestRefused) -> Answer:
             status, code = 400, "invalid_request_error"
     body = {"error": {"message": str(error), "type": "invalid_request_error", "code": code}}
     return Answer(status, _HEADERS, orjson.dumps(body), 0)
+
+
+def _sequences(call: EngineCall) -> int:
+    """That the engine runs of it at once; what is pooled has no `n`."""
+    return min(PARTS_AT_ONCE, len(call.parts)) or getattr(call.params, "n", 1)
 
 
 def _unavailable(error: Unreadable) -> Answer:

@@ -48,6 +48,7 @@ LISTEN_EACH_S = 1.0  # its gauges: the server is near, and its own queue must no
 GONE_MAX = 4 * NAMES_MAX  # names that are remembered
 SHOWN_CHARS = 200  # of a model's name, or of the server's words, in an error
 SERVER_ERROR = 500
+ANSWERS_MAX = 16_384  # of one request: vLLM's own limit of `n`
 CUT_OFF = b'"finish_reason":"abort"'  # of an answer that a server left unfinished as it ended
 
 
@@ -102,7 +103,9 @@ class SidecarLane:
             body = b'{"model":' + self._model + b"," + body[1:]
         place = SERVER if request.endpoint.startswith("/v1/") else ROOT
         request = structs.replace(request, provider=place, body=body)
-        return Prepared(request, refused=_refused(body) if b"chat_template" in body or b"\\u" in body else None)
+        if b"chat_template" not in body and b"\\u" not in body and b'"n"' not in body:
+            return Prepared(request)
+        return _read(request)
 
     async def infer(self, prepared: Prepared) -> Tried:
         tried = await self._client.infer(prepared)
@@ -276,14 +279,19 @@ def _beginning(body: bytes) -> str:
     return body[:SHOWN_CHARS].decode("utf-8", "replace")
 
 
-def _refused(body: bytes) -> Answer | None:
-    """A server may run templates that documents bring, so they are not sent; nor is what only its own reader takes for JSON."""
+def _read(request: Request) -> Prepared:
+    """A server may run templates that documents bring, so they are not sent; nor is what only its own reader takes for JSON.
+
+    How many answers are asked for is how many sequences the server runs for it; what is no such number is its to refuse.
+    """
     try:
-        read = orjson.loads(body)
-        if isinstance(read, dict):
-            refuse_templates(read)
+        read = orjson.loads(request.body)
+        if not isinstance(read, dict):
+            return Prepared(request)
+        refuse_templates(read)
     except orjson.JSONDecodeError as error:
-        return refusal(RequestRefused(f"the body is not JSON: {error}"))
+        return Prepared(request, refused=refusal(RequestRefused(f"the body is not JSON: {error}")))
     except RequestRefused as error:
-        return refusal(error)
-    return None
+        return Prepared(request, refused=refusal(error))
+    answers = read.get("n")
+    return Prepared(request, sequences=answers if type(answers) is int and 0 < answers <= ANSWERS_MAX else 1)
