@@ -204,9 +204,9 @@ ALERTS: Final = (
         "{{ $labels.instance }} has lost {{ $value | humanize }} engines in an hour",
         "It loads its model again and again and computes little meanwhile; after `gpu.rebuilds_max` deaths in an hour a worker "
         "ends with status 1, and where it comes back on the same node this goes on. The last lines before `the engine died` in "
-        "its log have the cause: CUDA errors and Xids mean the card (drain the node), out of memory means a lower `gpu.engine.gpu_memory_utilization` "
-        "or `gpu.max_num_seqs`, and a death each time that the same documents come back means one of them: they are let in "
-        "apart from others and end as `worker_crashed` (`penstock dlq list JOB`).",
+        "its log have the cause: CUDA errors and Xids mean the card (drain the node), out of memory means a lower "
+        "`gpu.engine.gpu_memory_utilization` or `gpu.max_num_seqs`, and a death each time that the same documents come back "
+        "means one of them: they are let in apart from others and end as `worker_crashed` (`penstock dlq list JOB`).",
     ),
 )  # fmt: skip
 
