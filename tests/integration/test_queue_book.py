@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,13 @@ from penstock_ledger.in_redis.queue_book import (
     QUEUES_MAX,
     WORKER_QUEUES_MAX,
 )
+from penstock_producer.feed.served import Served
 from penstock_producer.feed.wire import encode_item, item_tag
 from penstock_workers.broker.lease_scripts import return_leases_of_the_dead
 from penstock_workers.control.feeds.found_adapters import FoundAdapters
+from penstock_workers.lanes.registry import home_queue, served_by
+from penstock_workers.served_model import ServedModel
+from penstock_workers.settings import WorkerSettings
 
 LANE = "penstock.gpu"
 TINY1, TINY2 = f"{LANE}.tiny1", f"{LANE}.tiny2"
@@ -99,6 +104,23 @@ def test_what_waits_for_found_adapters_is_shown_to_an_autoscaler(hot: RedisLedge
     looks.look()
     assert not client.exists(keys.found_waiting(TINY1))
     assert hot.queues.found(LANE) == {other: TINY2}
+
+
+async def test_a_worker_notes_the_adapters_that_its_settings_do_not_name(hot: RedisLedger) -> None:
+    """Those that an autoscaler's configuration knows are not counted twice; what is withdrawn is forgotten."""
+    settings = WorkerSettings.load(lane="gpu", gpu={"model": "/models/tiny1", "lora": {"known": "/loras/known"}})
+    loads = served_by(settings)
+    assert loads is not None
+    gate: Any = SimpleNamespace(open=lambda _: None)
+    model = ServedModel(settings, loads, hot, gate, consume=None, announce=lambda: None)
+    await model.open(lambda: Served(loads.names, ("known", "legal")))
+    try:
+        assert hot.queues.found(LANE) == {f"{LANE}.legal": home_queue(settings)}
+        model._take_up(loads)
+        model.note_queues()
+        assert hot.queues.found(LANE) == {}
+    finally:
+        await model.close()
 
 
 def test_what_a_stranger_writes_among_found_adapters_is_passed_over(hot: RedisLedger, client: Any) -> None:
