@@ -114,7 +114,7 @@ async def test_all_items_of_a_death_share_one_look_and_no_item_enters_before_the
         assert server.looks - before < 10
         waits = asyncio.create_task(lane.queue.enter(1))
         seen = server.looks
-        while server.looks < seen + 3:  # it was asked in vain
+        while server.looks < seen + 3:  # noqa: ASYNC110 -- until it was asked in vain
             await asyncio.sleep(0.005)
         assert not waits.done()
         server.healthy = True

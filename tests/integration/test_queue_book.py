@@ -125,7 +125,9 @@ async def test_a_worker_notes_the_adapters_that_its_settings_do_not_name(hot: Re
 
 def test_what_a_stranger_writes_among_found_adapters_is_passed_over(hot: RedisLedger, client: Any) -> None:
     """Names that are no queues of the lane are read by none, a key of another type is replaced, and the number is bounded."""
-    client.hset(keys.found(LANE), mapping={"penstock.api": TINY1, TINY1: "penstock:epoch", b"\xff": TINY1, TINY2: TINY1})
+    client.hset(
+        keys.found(LANE), mapping={"penstock.api": TINY1, TINY1: "penstock:epoch", b"\xff": TINY1, TINY2: TINY1}
+    )
     assert hot.queues.found(LANE) == {TINY2: TINY1}
     client.set(keys.found_waiting(TINY1), "text")
     hot.queues.show_found(TINY1, 10**9)

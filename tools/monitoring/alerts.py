@@ -195,9 +195,9 @@ ALERTS: Final = (
         "An engine of lane {{ $labels.lane }} died, or the server beside a worker went away",
         "It hung, lost its device, or was killed; its items were given back and no attempt was counted. The worker's log says "
         "which (`the engine died`, `does not answer`). A gpu worker builds a new engine or waits for its server, an embed worker "
-        "ends with status 1 and is replaced. Deaths that repeat on one node mean its GPU: `nvidia-smi -q`, `dmesg | grep Xid`, then "
-        "drain the node. Deaths everywhere mean a document or a setting: `penstock dlq list JOB --reason worker_crashed`, memory, "
-        "the engine's version. A model whose single steps are slow needs a longer `gpu.stall_s` (`embed.stall_s`).",
+        "ends with status 1 and is replaced. Deaths that repeat on one node mean its GPU: `nvidia-smi -q`, `dmesg | grep Xid`, "
+        "then drain the node. Deaths everywhere mean a document or a setting: `penstock dlq list JOB --reason worker_crashed`, "
+        "memory, the engine's version. A model whose single steps are slow needs a longer `gpu.stall_s` (`embed.stall_s`).",
     ),
     Alert(
         "PenstockEnginesKeepDying", "critical", f"max by (instance, lane) (increase({of.ENGINE_DEATHS}[1h])) >= 4", "0m",

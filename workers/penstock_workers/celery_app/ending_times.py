@@ -11,7 +11,9 @@ from typing import Final
 GRACE_S: Final = 2.0  # for the engine's last group commit
 RETURN_S: Final = 3.0  # for a Redis that answers to learn what was given back: milliseconds for all items of a worker
 STOP_TIMEOUT_S: Final = 7.0  # for closing connections, and an engine with its processes; the thread is a daemon
-FLUSH_TIMEOUT_S: Final = 5.0  # for a Redis that does not answer; messages whose write fails return when their lease ends
+FLUSH_TIMEOUT_S: Final = (
+    5.0  # for a Redis that does not answer; messages whose write fails return when their lease ends
+)
 LAST_S: Final = 1.0  # of FLUSH_TIMEOUT_S, for what the engine said as it stopped, however long that took
 
 FINISH_S: Final = GRACE_S + RETURN_S

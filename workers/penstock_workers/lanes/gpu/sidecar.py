@@ -69,7 +69,10 @@ class SidecarLane:
         self._http_client: ClientName = settings.http_client
         self._client = ApiLane(providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client)
         self._gauges = GaugeWatch(
-            {SERVER: _at_root(self._url, "/metrics")}, self._hear, every_s=LISTEN_EACH_S, http_client=settings.http_client
+            {SERVER: _at_root(self._url, "/metrics")},
+            self._hear,
+            every_s=LISTEN_EACH_S,
+            http_client=settings.http_client,
         )
         self._loading = ServerWait(self._url)
         self._models = Target.of(self._url + "/models")
