@@ -73,14 +73,15 @@ class ChildEngine:
 
     async def run(self, call: EngineCall, began: Callable[[], None]) -> Any:
         output = None
+        asked = prompt(call, self.config.model_config)
         with translated():
             if is_pooling(call.params):
                 outputs = self._llm.encode(
-                    prompt(call), call.params, call.request_id, lora_request=call.lora, priority=call.priority
+                    asked, call.params, call.request_id, lora_request=call.lora, priority=call.priority
                 )
             else:
                 outputs = self._llm.generate(
-                    prompt(call), call.params, call.request_id, lora_request=call.lora, priority=call.priority
+                    asked, call.params, call.request_id, lora_request=call.lora, priority=call.priority
                 )
             async for one in outputs:
                 if output is None:
