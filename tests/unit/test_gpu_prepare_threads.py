@@ -12,7 +12,7 @@ from penstock_workers.lanes.gpu.requests.prepare_threads import PrepareThreads
 
 @pytest.mark.parametrize("number", [1, 4])
 async def test_each_step_gives_its_own_result_or_error(number: int) -> None:
-    """Thousands at once, some of which raise: whoever asked gets what its own step came to."""
+    """Thousands at once, some of which raise: each gets what its own step came to."""
     threads = PrepareThreads(number)
 
     def step(value: int) -> int:

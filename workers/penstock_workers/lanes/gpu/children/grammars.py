@@ -98,7 +98,7 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
 
     async def _try(self, key: bytes, wanted: bytes, job_id: str) -> None:
-        """Without a child there is no verdict: what cannot be tried now goes to the engine as it is; its like is tried later."""
+        """Without a child there is no answer: what cannot be tried now goes to the engine as it is; its like is tried later."""
         if self._child is None and time.monotonic() < self._start_at:
             return
         try:
