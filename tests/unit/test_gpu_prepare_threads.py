@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,12 @@ async def test_the_loop_is_woken_once_for_what_is_ready(monkeypatch: pytest.Monk
     await threads.run(lambda: None)
     calls: list[object] = []
     call = loop.call_soon_threadsafe
-    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *step: (calls.append(step), call(*step))[1])
+
+    def counted(*step: Any) -> Any:
+        calls.append(step)
+        return call(*step)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
     left = threading.Semaphore(0)
     tasks = [asyncio.create_task(threads.run(left.release)) for _ in range(100)]
     await asyncio.sleep(0)  # all have asked

@@ -50,10 +50,9 @@ class PrepareThreads:
             if future.cancelled():
                 continue
             try:
-                ready = future, step(), None
+                self._ready.append((future, step(), None))
             except BaseException as error:
-                ready = future, None, error
-            self._ready.append(ready)
+                self._ready.append((future, None, error))
             if not self._loop_is_called:  # the loop takes this back before it looks, so that none is overlooked
                 self._loop_is_called = True
                 self._call_loop()
