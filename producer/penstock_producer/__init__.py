@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock_ledger.schedule import CatchUp as CatchUp
     from penstock_ledger.schedule import Firing as Firing
     from penstock_ledger.schedule import Schedule as Schedule
+    from penstock_ledger.stores.provenance import MadeWith as MadeWith
     from penstock_producer.async_producer import AsyncOpenJob as AsyncOpenJob
     from penstock_producer.async_producer import AsyncProducer as AsyncProducer
     from penstock_producer.cursors import Committed as Committed
@@ -77,6 +78,7 @@ else:
             ),
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
             "penstock_ledger.schedule": "CatchUp Firing Schedule",
+            "penstock_ledger.stores.provenance": "MadeWith",
             "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
             "penstock_producer.cursors": "Committed",
             "penstock_producer.errors": (

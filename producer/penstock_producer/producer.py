@@ -20,7 +20,9 @@ from penstock_ledger import (
     Database,
     JobNotFound,
     JobStore,
+    MadeWith,
     OutcomeStore,
+    Provenance,
     ScheduleStore,
     Spool,
     open_database,
@@ -59,7 +61,9 @@ _MAX_JOB_KEY_CHARS = 200
 _NOT_CONTENT = frozenset({
     "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY,
 })  # fmt: skip
-_LATER_FIELDS = ("embedding_dtype", "encoding", "format")
+_LATER_FIELDS = (
+    "embedding_dtype", "encoding", "fallback", "fallback_on", "format", "param_fields", "schema_repairs", "template",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +279,10 @@ class Producer:
         reading = Reading(self._database, self._jobs.get(job))
         return reader_of(reading, reading.table.columns)
 
+    def made_with(self, job: str) -> list[MadeWith]:
+        """Releases, engines, providers and prices that results of this job came from, by generation; a result has its model."""
+        return Provenance(self._database).of(self._jobs.get(job).job_id)
+
     def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
         """The embeddings of an embed job so far as they are stored, without JSON between; in the order of ``results``.
 
@@ -416,6 +424,6 @@ def _given(spec: JobSpec) -> dict[str, Any]:
     """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
     stored = spec.to_json()
     for name in _LATER_FIELDS:
-        if stored[name] is None:
+        if stored[name] == JobSpec.model_fields[name].get_default(call_default_factory=True):
             del stored[name]
     return stored

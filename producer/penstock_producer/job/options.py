@@ -26,6 +26,7 @@ class FlagForm(StrEnum):
     PAIRS = "name=value"  # repeated
     FILE = "file"  # of JSON
     SWITCH = "switch"  # --x or --no-x
+    LIST = "list"  # repeated
 
 
 class Option(NamedTuple):
@@ -122,8 +123,28 @@ _TABLE: Final = (
         form=FlagForm.SWITCH,
     ),
     Option(
-        "response_schema", "A JSON schema that the text of every answer must satisfy; other answers are retried.",
-        form=FlagForm.FILE, metavar="FILE",
+        "response_schema",
+        "A JSON schema that the text of every answer must satisfy: a file, or a Pydantic model by its import path, "
+        "package.module:Model.",
+        form=FlagForm.FILE, metavar="FILE|MODULE:MODEL",
+    ),
+    Option(
+        "schema_repairs",
+        "How often a document is asked again, with its answer and what is wrong with it, when the answer does not satisfy "
+        "response_schema; 0 repeats the request once as it was.",
+        2, FlagForm.WHOLE,
+    ),
+    Option(
+        "fallback",
+        "A model that is asked before a document is a dead letter, in their order; PROVIDER/MODEL for one of another configured "
+        "provider.",
+        form=FlagForm.LIST, metavar="MODEL",
+    ),
+    Option(
+        "fallback_on",
+        "A reason of a dead letter that goes to fallback instead; left out: answer_cut, content_filter, context_overflow, "
+        "invalid_result and schema_mismatch.",
+        form=FlagForm.LIST, metavar="REASON",
     ),
     Option("provider", "Which of the configured providers answers, by its name in penstock.toml.", "default"),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -21,6 +21,7 @@ from pydantic import (
 from penstock_ledger.vectors import VectorType
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
+from penstock_producer.job.fallback import MAX_FALLBACKS, USUAL_REASONS, FallbackModel, FallbackReason
 from penstock_producer.job.formats import Format, check_encoding
 from penstock_producer.job.lanes import LANES, Lane, lanes_in_words
 from penstock_producer.job.options import OPTIONS
@@ -36,6 +37,7 @@ Overflow = Literal["fail", "shrink", "trim"]
 ACCEPTED: Final[dict[str, Any]] = {}  # the context of validation for a spec that a door has accepted
 
 MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
+MAX_SCHEMA_REPAIRS = 10  # a model that is wrong so often about one document needs another prompt
 MAX_JOB_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
@@ -81,6 +83,9 @@ class JobSpec(BaseModel):
     budget_usd: PositiveFloat | None = _of("budget_usd")
     max_bad_rows: Annotated[int, Field(strict=True, ge=0)] | str = _of("max_bad_rows")
     response_schema: dict[str, Any] | None = _of("response_schema")
+    schema_repairs: Annotated[int, Field(strict=True, ge=0, le=MAX_SCHEMA_REPAIRS)] = _of("schema_repairs")
+    fallback: list[FallbackModel] | None = _of("fallback", min_length=1, max_length=MAX_FALLBACKS)
+    fallback_on: list[FallbackReason] | None = _of("fallback_on", min_length=1)
     priority: Priority = _of("priority")
     weight: Annotated[float, Field(strict=True, gt=0, le=MAX_JOB_WEIGHT)] = _of("weight")
     tenant: str | None = _of("tenant", pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$")
@@ -103,6 +108,8 @@ class JobSpec(BaseModel):
         if spec.param_fields and spec.prompt is None:
             fix = "give a prompt as well; a batch line has parameters of its own"
             raise SpecError([Problem("invalid_value", "/param_fields", "columns belong to plain records", fix)])
+        if spec.fallback_on and not spec.fallback:
+            raise SpecError([Problem("invalid_value", "/fallback_on", "it needs models", "name one: fallback")])
         if info.context is not ACCEPTED:
             problems = [
                 *param_problems(spec.params, spec.endpoint),
@@ -162,6 +169,11 @@ class JobSpec(BaseModel):
         """What each request carries that has no value of its own there, by the names that are sent."""
         vectors = {} if self.embedding_dtype is None else {"output_dtype": self.embedding_dtype}
         return as_sent(self.params) | vectors
+
+    @property
+    def falls_back_on(self) -> Collection[str]:
+        """Reasons for which a document goes to the next model of ``fallback``."""
+        return self.fallback_on or USUAL_REASONS
 
     def to_json(self) -> dict[str, Any]:
         """The spec as the ledger stores it; ``JobSpec.accepted`` reads it back."""

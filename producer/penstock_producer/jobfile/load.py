@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.durations import seconds_of
+from penstock_producer.job.model_schema import ModelFault, is_model_path, schema_of_model
 from penstock_producer.jobfile.names import DURATIONS, FILES, name_problems, secret_problems
 from penstock_producer.jobfile.parse import parse_json, parse_yaml
 from penstock_producer.jobfile.tree import FileFault, Node
@@ -175,9 +176,19 @@ class _Reader:
         if name in FILES:
             return self._content(name, value)
         if name == "response_schema" and isinstance(value, str):
+            if is_model_path(value):
+                return self._model(name, value)
             text = self._content(name, value)
             return None if text is None else self._json(name, value, text)
         return value
+
+    def _model(self, name: str, value: str) -> Any:
+        try:
+            return schema_of_model(value)
+        except ModelFault as fault:
+            fix = "name a class that Pydantic describes, or a file with a JSON schema"
+            self._add(Problem("invalid_value", f"/{name}", f"{seen(value)}: {fault}", fix))
+            return None
 
     def _content(self, name: str, value: Any) -> str | None:
         """The text of another file, without the newline at its end."""

@@ -18,6 +18,7 @@ OUTCOMES: Final = {
     Unreadable: "unreadable",
 }  # fmt: skip
 CAUSES: Final = ("counted", "uncounted")
+AGAIN: Final = ("repair", "fallback")
 MICROUSD: Final = 1_000_000
 
 
@@ -35,6 +36,7 @@ class OutcomeTally:
         self._tokens_out: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._cost: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._engine_cost = 0
+        self._asked_again = Counter(dict.fromkeys(AGAIN, 0))
         self._call_seconds = Spread(catalogue.CALL_SECONDS.bounds)
         self._group_items = Spread(catalogue.COMMIT_ITEMS.bounds)
         self._store_seconds = {store: Spread(catalogue.STORE.bounds) for store in ("SQL", "Redis")}
@@ -66,6 +68,8 @@ class OutcomeTally:
         """What an attempt cost, whatever it ended in."""
         provider = attempt.job.spec.provider
         self._calls[provider] += attempt.calls
+        self._asked_again["repair"] += attempt.spent.repairs
+        self._asked_again["fallback"] += attempt.spent.fallbacks
         self._tokens_in[provider] += attempt.spent.prompt_tokens
         self._tokens_out[provider] += attempt.spent.completion_tokens
         if has_own_model(attempt.job.spec.lane):
@@ -87,6 +91,8 @@ class OutcomeTally:
             yield catalogue.FAILED_TRIES(count, lane, reason)
         for cause, count in self._retries.items():
             yield catalogue.RETRIES(count, lane, cause)
+        for kind, count in self._asked_again.items():
+            yield catalogue.ASKED_AGAIN(count, lane, kind)
         for metric, counts in ((catalogue.RATE_LIMITED, self._throttled), (catalogue.CALLS, self._calls)):
             for provider, count in tuple(counts.items()):
                 yield metric(count, lane, provider)
