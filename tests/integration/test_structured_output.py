@@ -109,6 +109,10 @@ def test_answers_are_repaired_and_models_give_way(model: Model, tmp_path: Path) 
         assert "5 asked again for the schema · 2 asked of another model" in " ".join(
             fleet.run("report", job.job_id).stdout.split()
         )
+        made = fleet.producer.made_with(job.job_id)
+        assert sorted((one.provider, one.usd_per_mtok_in) for one in made) == [("dear", 10.0), ("default", 1.0)]
+        assert [entry["penstock"] for entry in report["made_with"]] == [one.penstock for one in made]
+        assert report["spec_digest"] == fleet.producer.status(job.job_id).job.digest
         fleet.penstock("results", job.job_id, "-o", str(tmp_path / "labels.csv"))
         with (tmp_path / "labels.csv").open(newline="") as file:
             rows = {row["id"]: (row["label"], row["score"]) for row in csv.DictReader(file)}
