@@ -57,15 +57,15 @@ def test_an_operator_can_allow_them() -> None:
 
 def test_a_fallback_is_no_way_around_the_providers_of_a_door() -> None:
     """A model of a provider that the door does not allow is refused, also where the door has not heard of that provider."""
-    borders = Borders(DoorSettings(providers=("default",), max_attempts=3))
+    borders = Borders(DoorSettings(providers=("default",), max_attempts=4))
     borders.check(JobSpec(fallback=["large", "default/meta/llama"]))
     Borders().check(JobSpec(fallback=["paid/large"]))
     with pytest.raises(
         SpecError, match=r"/fallback: 'paid/large' is refused at this door.*doors\.providers allows default"
     ):
         borders.check(JobSpec(fallback=["paid/large"]))
-    with pytest.raises(SpecError, match=r"/schema_repairs: .*doors\.max_attempts allows 3"):
-        borders.check(JobSpec(schema_repairs=4))
+    with pytest.raises(SpecError, match=r"/schema_repairs: .*doors\.max_attempts allows 4"):
+        borders.check(JobSpec(schema_repairs=5))
 
 
 def test_workers_import_no_hooks_by_default() -> None:

@@ -173,6 +173,8 @@ def test_kept_figures_survive_and_add_up(tmp_path: Path) -> None:
         "retries": 5,
         "rate_limited": 0,
         "skipped": 0,
+        "repairs": 0,
+        "fallbacks": 0,
         "retried:timeout": 5,
     }
     path.write_text("{]")

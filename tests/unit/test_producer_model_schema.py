@@ -13,9 +13,9 @@ from penstock_producer.jobfile import JobFile
 
 MODULE = """
 import os
-from typing import TypedDict
 
 from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
 
 print("modules may print")
 os.write(1, b"and write")

@@ -76,7 +76,7 @@ def test_what_a_message_claims_was_spent_is_believed_within_reason(header: objec
     item = attempt()
     item.delivery = Delivery("job:doc", {}, {SPENT_HEADER: header}, queue="penstock.api")
     item.spent = Spent(10, 5, 15)
-    assert item.spent_in_all == (10, 5, 15)
+    assert item.spent_in_all == Spent(10, 5, 15)
 
 
 def test_what_a_refused_answer_cost_travels_with_the_retry() -> None:

@@ -68,8 +68,9 @@ class OutcomeTally:
         """What an attempt cost, whatever it ended in."""
         provider = attempt.job.spec.provider
         self._calls[provider] += attempt.calls
-        self._asked_again["repair"] += attempt.spent.repairs
-        self._asked_again["fallback"] += attempt.spent.fallbacks
+        if attempt.spent.repairs or attempt.spent.fallbacks:
+            self._asked_again["repair"] += attempt.spent.repairs
+            self._asked_again["fallback"] += attempt.spent.fallbacks
         self._tokens_in[provider] += attempt.spent.prompt_tokens
         self._tokens_out[provider] += attempt.spent.completion_tokens
         if has_own_model(attempt.job.spec.lane):
