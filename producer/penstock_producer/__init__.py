@@ -14,6 +14,7 @@ from penstock_ledger.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     __all__: list[str]
+    from penstock_ledger import MadeWith as MadeWith
     from penstock_ledger.errors import DatabaseUnavailable as DatabaseUnavailable
     from penstock_ledger.errors import DatabaseUnusable as DatabaseUnusable
     from penstock_ledger.errors import JobClosed as JobClosed
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from penstock_ledger.schedule import CatchUp as CatchUp
     from penstock_ledger.schedule import Firing as Firing
     from penstock_ledger.schedule import Schedule as Schedule
-    from penstock_ledger.stores.provenance import MadeWith as MadeWith
     from penstock_producer.async_producer import AsyncOpenJob as AsyncOpenJob
     from penstock_producer.async_producer import AsyncProducer as AsyncProducer
     from penstock_producer.cursors import Committed as Committed
@@ -71,6 +71,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "penstock_ledger": "MadeWith",
             "penstock_ledger.errors": (
                 "DatabaseUnavailable DatabaseUnusable JobClosed JobConflict JobError JobNotFound "
                 "JobNotReplayable LedgerError NothingToReplay PenstockError PlaceLost ScheduleExists ScheduleNotFound "
@@ -78,7 +79,6 @@ else:
             ),
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
             "penstock_ledger.schedule": "CatchUp Firing Schedule",
-            "penstock_ledger.stores.provenance": "MadeWith",
             "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
             "penstock_producer.cursors": "Committed",
             "penstock_producer.errors": (

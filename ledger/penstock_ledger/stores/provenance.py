@@ -1,4 +1,4 @@
-"""What the results of a job were made with: releases, engines, providers and prices, told apart by generation.
+"""What the results of a job were made with: releases, engines, providers and prices, by generation.
 
 The same for thousands of rows, so nothing of it lies in a row: each combination is one entry of the table `meta`, written
 before the first result that was made with it. Of one result the row has the model as answered, and the rest is the entries of
