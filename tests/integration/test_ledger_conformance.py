@@ -692,6 +692,6 @@ def test_what_results_were_made_with_is_kept_once(db: Database, jobs: JobStore) 
     for _ in range(2):
         store.note([("job-a", second), ("job-a", first), ("job_a", other)])
     assert store.of("job-a") == [first, second]
-    jobs.set_state("job-a", JobState.CANCELLED, reason=None)
+    jobs.set_state("job-a", JobState.CANCELLED, reason=None, expect={JobState.RUNNING})
     purge_job(db, "job-a")
     assert (store.of("job-a"), store.of("job_a")) == ([], [other])

@@ -58,10 +58,10 @@ class Model(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Model
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert isinstance(self.server, Model)
         status, body = self.server.answer(request)
         raw = json.dumps(body).encode()
         self.send_response(status)
@@ -87,7 +87,7 @@ def test_answers_are_repaired_and_models_give_way(model: Model, tmp_path: Path) 
     """Every document has its fields as columns: some after the model saw its mistake, some from the next model, each paid."""
     price = {"usd_per_mtok_in": 1, "usd_per_mtok_out": 1}
     dear = {"usd_per_mtok_in": 10, "usd_per_mtok_out": 10}
-    settings = {f"providers__default__{name}": value for name, value in price.items()}
+    settings: dict[str, object] = {f"providers__default__{name}": value for name, value in price.items()}
     settings |= {f"providers__dear__{name}": value for name, value in dear.items()}
     settings |= {"providers__default__base_url": model.url, "providers__dear__base_url": model.url}
     with Fleet(tmp_path / "fleet", settings=settings) as fleet:

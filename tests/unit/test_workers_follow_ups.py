@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 import pytest
@@ -356,5 +356,5 @@ async def test_while_a_breaker_is_open_another_provider_is_asked(
 
 def test_every_reason_for_another_model_is_one_that_items_die_of() -> None:
     """The producer's list and the workers' table are two: a name of one that the other has not would never count."""
-    assert set(FallbackReason.__args__) <= set(FATES)
-    assert set(FallbackReason.__args__) >= USUAL_REASONS
+    assert set(get_args(FallbackReason)) <= set(FATES)
+    assert set(get_args(FallbackReason)) >= USUAL_REASONS

@@ -92,8 +92,8 @@ class OutcomeTally:
             yield catalogue.FAILED_TRIES(count, lane, reason)
         for cause, count in self._retries.items():
             yield catalogue.RETRIES(count, lane, cause)
-        for kind, count in self._asked_again.items():
-            yield catalogue.ASKED_AGAIN(count, lane, kind)
+        for cause, count in self._asked_again.items():
+            yield catalogue.ASKED_AGAIN(count, lane, cause)
         for metric, counts in ((catalogue.RATE_LIMITED, self._throttled), (catalogue.CALLS, self._calls)):
             for provider, count in tuple(counts.items()):
                 yield metric(count, lane, provider)
