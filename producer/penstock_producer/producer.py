@@ -173,8 +173,8 @@ class Producer:
     ) -> Job:
         """Accept the outcomes of a job that has ended, those for which each condition of ``where`` holds, as one job.
 
-        See sources/outcomes/source.py and sources/outcomes/where.py. Raises as ``submit``, JobNotFound, and SourceUnavailable
-        while the job has not ended.
+        See sources/outcomes/. Raises as ``submit``, JobNotFound, and SourceUnavailable while the job
+        has not ended.
         """
         if self._borders is not None:
             raise SourceError("unsupported_source", "remote doors read no outcomes of other jobs; submit a file")

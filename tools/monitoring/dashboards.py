@@ -62,7 +62,7 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
               ((f"3600 * {_rate(of.COST, 'lane, provider')}", "{{lane}} {{provider}}"),)),
         Panel("Tokens", "Tokens of finished items per second.", "short",
               ((_rate(of.TOKENS, "lane, direction"), "{{lane}} {{direction}}"),)),
-        Panel("Retries", "Attempts that are followed by another, and requests of one attempt beyond its first, per second.", "ops",
+        Panel("Retries", "Attempts that are followed by another, and requests beyond the first of an attempt, per second.", "ops",
               ((_rate(of.RETRIES, "lane, cause"), "{{lane}} {{cause}}"),
                (_rate(of.ASKED_AGAIN, "lane, cause"), "{{lane}} {{cause}}"))),
         Panel("Failed tries", "Attempts without an answer, per second, by reason.", "ops",
