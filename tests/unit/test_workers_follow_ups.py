@@ -24,6 +24,7 @@ from penstock_workers.item.outcome import Dead, Done, Parked, Retry
 from penstock_workers.item.run.fates import FATES
 from penstock_workers.item.run.job_code import REFUSED_ANSWER_CHARS, JobCode
 from penstock_workers.item.settling.records import _batch
+from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.turned_away import TurnedAway
 from penstock_workers.settings import ProviderSettings
 
@@ -291,6 +292,22 @@ async def test_a_document_goes_to_the_next_model_before_it_is_dead(refusal: Answ
     assert (settled.outcome.result.model, settled.outcome.result.cost_microusd) == ("big-1", 1500)
     assert settled.outcome.result.calls == 2
     assert _batch([settled]).asked_again == [("job", 0, 1)]
+
+
+async def test_the_metrics_say_which_provider_was_paid_for_what() -> None:
+    """Calls, tokens and cost of an item that went through three models are those of the provider that answered each time."""
+    parts = Parts(answer(BAD), answer(BAD), OVERFLOW, answer(GOOD))
+    settled = await run(parts, response_schema=SCHEMA, schema_repairs=1, fallback=["dear/big", "huge"])
+    assert parts.providers == ["default", "default", "dear", "default"]
+    tally = OutcomeTally(("default", "dear"))
+    tally.settled([settled])
+    got = {(sample.metric.name, *sample.labels): sample.value for sample in tally.figures("api")}
+    calls, cost = "penstock_calls_total", "penstock_cost_usd_total"
+    assert (got[calls, "api", "default"], got[calls, "api", "dear"]) == (3, 1)
+    assert got[cost, "api", "default"] == pytest.approx(45e-6)
+    assert got[cost, "api", "dear"] == 0
+    again = "penstock_asked_again_total"
+    assert (got[again, "api", "repair"], got[again, "api", "fallback"]) == (1, 2)
 
 
 async def test_each_model_is_asked_once_and_the_last_one_decides() -> None:

@@ -20,6 +20,9 @@ class Spent(NamedTuple):
     def plus(self, other: Spent) -> Spent:
         return Spent(*(one + another for one, another in zip(self, other, strict=True)))
 
+    def minus(self, other: Spent) -> Spent:
+        return Spent(*(one - another for one, another in zip(self, other, strict=True)))
+
     @property
     def as_header(self) -> tuple[int, ...]:
         """As a message carries it: workers of earlier releases know the three sums alone."""

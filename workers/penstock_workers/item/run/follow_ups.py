@@ -98,6 +98,12 @@ def with_model(body: bytes, model: str | None) -> bytes:
 
 
 def _leave_model(attempt: Attempt, following: JobView) -> None:
+    provider = attempt.job.spec.provider
+    if provider != following.spec.provider and attempt.calls:
+        calls, spent = attempt.calls, attempt.spent
+        for _, sent, used in attempt.elsewhere:
+            calls, spent = calls - sent, spent.minus(used)
+        attempt.elsewhere += ((provider, calls, spent),)
     attempt.job = following
     attempt.models_left += 1
 

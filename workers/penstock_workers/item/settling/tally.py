@@ -10,6 +10,7 @@ from penstock_producer.job.lanes import has_own_model
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.item.settling.rows import reason_of
+from penstock_workers.item.spent import Spent
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample, Spread
 
@@ -66,17 +67,23 @@ class OutcomeTally:
 
     def _pay(self, attempt: Attempt) -> None:
         """What an attempt cost, whatever it ended in."""
-        provider = attempt.job.spec.provider
-        self._calls[provider] += attempt.calls
+        calls, spent = attempt.calls, attempt.spent
+        for provider, sent, used in attempt.elsewhere:
+            self._charge(attempt.job.spec.lane, provider, sent, used)
+            calls, spent = calls - sent, spent.minus(used)
+        self._charge(attempt.job.spec.lane, attempt.job.spec.provider, calls, spent)
         if attempt.spent.repairs or attempt.spent.fallbacks:
             self._asked_again["repair"] += attempt.spent.repairs
             self._asked_again["fallback"] += attempt.spent.fallbacks
-        self._tokens_in[provider] += attempt.spent.prompt_tokens
-        self._tokens_out[provider] += attempt.spent.completion_tokens
-        if has_own_model(attempt.job.spec.lane):
-            self._engine_cost += attempt.spent.cost_microusd
+
+    def _charge(self, lane: str, provider: str, calls: int, spent: Spent) -> None:
+        self._calls[provider] += calls
+        self._tokens_in[provider] += spent.prompt_tokens
+        self._tokens_out[provider] += spent.completion_tokens
+        if has_own_model(lane):
+            self._engine_cost += spent.cost_microusd
         else:
-            self._cost[provider] += attempt.spent.cost_microusd
+            self._cost[provider] += spent.cost_microusd
 
     @property
     def engine_cost_usd(self) -> float:
