@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
+from penstock_cli.show.changes import changes, saved_tokens
 from penstock_cli.show.figures import MICRO, retried_by_reason
 from penstock_cli.show.reasons import retried_line
 from penstock_cli.show.text import count, duration, percent, rate, safe, usd
 from penstock_producer.job.lanes import has_own_model
+from penstock_producer.prompts.tally import Tally
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +44,8 @@ class Report:
     retried_by_reason: dict[str, int]  # attempts that were followed by another, or ended with their engine
     provider_cost_usd: float  # the part of `cost_usd` that providers' prices make
     gpu_cost_usd: float  # the part that the time of workers with a model of their own makes
+    rows_cut: dict[str, int]  # rows whose text was cut as the job asks, by column
+    tokens_saved: int  # by taking blanks out of prompts, estimated
 
     @property
     def finished(self) -> int:
@@ -66,6 +70,7 @@ def build(job: Job, counts: Counts, *, stats: Mapping[str, int], seconds: float 
     spent = seconds if seconds is not None else (job.finished_at or time.time()) - job.created_at
     finished = counts.succeeded + counts.dead
     cost_usd = round(counts.cost_microusd / MICRO, 6)
+    tally = Tally.of_pin(job.source)
     is_hosted = has_own_model(str(job.spec.get("lane", "")))
     return Report(
         job=job.job_key,
@@ -87,6 +92,8 @@ def build(job: Job, counts: Counts, *, stats: Mapping[str, int], seconds: float 
         retried_by_reason=retried_by_reason(stats),
         provider_cost_usd=0.0 if is_hosted else cost_usd,
         gpu_cost_usd=cost_usd if is_hosted else 0.0,
+        rows_cut=tally.cut,
+        tokens_saved=saved_tokens(tally),
     )
 
 
@@ -139,4 +146,5 @@ def _effort(report: Report) -> list[str]:
         f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {usd(report.cost_usd)}"
         f"{' of GPU time' if report.gpu_cost_usd else ''}",
         *([] if retried is None else [retried]),
+        *changes(report.rows_cut, report.tokens_saved),
     ]

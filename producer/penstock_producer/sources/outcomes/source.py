@@ -20,10 +20,12 @@ from penstock_ledger import JobNotFound, JobStore, OutcomeStore
 from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_producer.errors import BadReference, SourceChanged, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.prompts.tally import Tally
 from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.row_forms import form_of
 from penstock_producer.sources.forms.strict_json import RowFault
+from penstock_producer.sources.media.parts import media_of
 from penstock_producer.sources.outcomes.answers import answer_text, parsed, sent_text
 from penstock_producer.sources.outcomes.where import Where
 
@@ -55,7 +57,8 @@ class OutcomesSource:
         self._pin = dict(pin)
         self._spec = spec
         self._where = Where(pin["where"])
-        self._form = form_of(spec, int(pin["max_body_bytes"]))
+        limit = int(pin["max_body_bytes"])
+        self._form = form_of(spec, limit, media_of(spec, None, limit))
         self._changes = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
         self._jobs = jobs
         self._outcomes = outcomes
@@ -76,6 +79,10 @@ class OutcomesSource:
             if row is not None:
                 yield row
         self._expect_job()  # a purge meanwhile would look like the end
+
+    @property
+    def tally(self) -> Tally:
+        return self._form.tally
 
     def ended(self) -> bool:
         return True
@@ -108,7 +115,7 @@ class OutcomesSource:
         cursor: Cursor = {"generation": generation, "after": doc_id}
         request = outcome.request if isinstance(outcome, DeadLetter) else b""
         try:
-            body = self._again(outcome) if self._spec.prompt is None else self._asked(record, fields, request)
+            body = self._asked(record, fields, request) if self._spec.takes_records else self._again(outcome)
         except RowFault as fault:
             return BadRow(
                 self.uri, 0, fault.code, fault.field, fault.message, fault.value, fault.fix, doc_id, cursor, request
