@@ -32,7 +32,7 @@ from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
 from penstock_producer.estimates import Estimate
-from penstock_producer.job.acceptance import ESTIMATED, check_acceptable, check_estimate
+from penstock_producer.job.acceptance import check_acceptable, check_estimate
 from penstock_producer.job.borders import Borders
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
@@ -40,7 +40,7 @@ from penstock_producer.refusals import refused
 from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.prompts.tally import PREPARED
+from penstock_producer.tally import PREPARED
 from penstock_producer.sources.blobs.unpacked import MEMBERS
 from penstock_producer.sources.media.places import NEWEST
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
@@ -61,7 +61,6 @@ _MAX_JOB_KEY_CHARS = 200
 # Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
 _NOT_CONTENT = frozenset({
     "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY, NEWEST, PREPARED,
-    ESTIMATED,
 })  # fmt: skip
 _LATER_FIELDS = (
     "embedding_dtype", "encoding", "format", "messages_field", "examples", "truncate", "compress_prompt", "image_fields",
@@ -162,9 +161,9 @@ class Producer:
         if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
             return self._create(spec, known.source, known.total, job_key, (), started_by=started_by)
         found = survey(opened, spec, progress)
-        marks = self._estimated(spec, found.estimate)
+        self._check_estimate(spec, found.estimate)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
-        return self._create(spec, found.pin, found.total, job_key, refusals, started_by=started_by, marks=marks)
+        return self._create(spec, found.pin, found.total, job_key, refusals, started_by=started_by)
 
     def submit_from(
         self,
@@ -198,9 +197,9 @@ class Producer:
                 "empty_source",
                 f"no outcome of job {found.job_key} satisfies {seen(what)}; penstock report counts what it has",
             ) from error
-        marks = self._estimated(spec, surveyed.estimate)
+        self._check_estimate(spec, surveyed.estimate)
         refusals = [(refusal.doc_id, refusal.row) for refusal in surveyed.refused]
-        return self._create(spec, surveyed.pin, surveyed.total, job_key, refusals, marks=marks)
+        return self._create(spec, surveyed.pin, surveyed.total, job_key, refusals)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
         """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
@@ -351,13 +350,9 @@ class Producer:
             self._borders.check(spec)
         return spec
 
-    def _estimated(self, spec: JobSpec, estimate: Estimate) -> dict[str, Any]:
-        """What is kept with the job of the estimate, where it has a budget. Raises SpecError."""
-        if spec.budget_usd is None:
-            return {}
-        usd = estimate.usd(self._settings.prices(spec.provider))
-        check_estimate(spec, usd)
-        return {ESTIMATED: usd}
+    def _check_estimate(self, spec: JobSpec, estimate: Estimate) -> None:
+        """Before anything is spent. Raises SpecError."""
+        check_estimate(spec, estimate.usd(self._settings.prices(spec.provider)))
 
     def _known(self, job_key: str | None) -> Job | None:
         if job_key is None:
@@ -377,22 +372,20 @@ class Producer:
         refusals: Sequence[tuple[str, Any]],
         feed_kind: FeedKind = FeedKind.SOURCE,
         started_by: Mapping[str, Any] | None = None,
-        marks: Mapping[str, Any] | None = None,
     ) -> Job:
-        """``marks`` are kept with the source, and are no content of it."""
         if job_key is not None:
             _check_key(job_key)
         job_id, span = _new_job_id(), callers_span()
-        kept = {**(marks or {}), **({DOOR: REMOTE} if self._borders is not None else {})}
+        marks: dict[str, Any] = {DOOR: REMOTE} if self._borders is not None else {}
         if span:
-            kept[SUBMITTED_BY] = span
+            marks[SUBMITTED_BY] = span
         if started_by is not None:
-            kept[STARTED_BY] = dict(started_by)
+            marks[STARTED_BY] = dict(started_by)
         new = NewJob(
             job_id=job_id,
             job_key=job_key or job_id,
             spec=spec.to_json(),
-            source={**pin, **kept},
+            source={**pin, **marks},
             digest=_digest(spec, pin),
             total=total,
             feed_kind=feed_kind,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from penstock_producer.prompts.tally import Tally
+from penstock_producer.tally import Tally
 
 Cursor = dict[str, Any]
 

@@ -41,9 +41,9 @@ INTERNAL_SURFACE = {
         "errors", "estimates", "feed.feeder", "feed.leased_feed", "feed.queues", "feed.repair", "feed.routes", "feed.served",
         "feed.tracing", "feed.wire", "growing_file", "job.acceptance", "job.borders", "job.durations", "job.endpoints",
         "job.hook_paths", "job.lanes", "job.options", "job.run_options", "job.spec", "jobfile",
-        "outputs", "prompts.tally", "schedules.due", "schedules.marks", "schedules.timetable", "settings", "sources", "sources.of_feed",
+        "outputs", "schedules.due", "schedules.marks", "schedules.timetable", "settings", "sources", "sources.of_feed",
         "sources.blobs.s3", "sources.overrides", "storage",
-        "survey", "tables.columns", "tables.csv_form", "tables.database", "tables.reading", "tables.write",
+        "survey", "tables.columns", "tables.csv_form", "tables.database", "tables.reading", "tables.write", "tally",
     },
     "penstock_workers": {
         "__main__", "amqp_address", "broker.amqp.connect", "broker.amqp.publisher", "broker.lease_scripts",

@@ -31,7 +31,6 @@ def submit(
     from penstock_cli.job.jobspec import job_spec
     from penstock_cli.show.text import safe
     from penstock_producer import Producer, SpecError
-    from penstock_producer.job.acceptance import ESTIMATED, beyond_budget
     from penstock_producer.settings import ProducerSettings
 
     if given.has_source == (from_job is not None) or (where and from_job is None):
@@ -51,7 +50,6 @@ def submit(
         except SpecError as error:
             raise given.refusal(error) from error
     warning = serving.warning(served, spec)
-    for words in (warning, beyond_budget(spec.budget_usd, accepted.source.get(ESTIMATED))):
-        if words is not None:
-            typer.echo(safe(words), err=True)
+    if warning is not None:
+        typer.echo(safe(warning), err=True)
     typer.echo(accepted.job_id)

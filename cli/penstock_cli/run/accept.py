@@ -37,7 +37,6 @@ def accepted(plan: Plan, ledger: Books) -> Job:
     """Submit the job, or find the one that this command started earlier and say how far it is."""
     from penstock_ledger import JobConflict
     from penstock_producer import Producer, SpecError
-    from penstock_producer.job.acceptance import ESTIMATED, beyond_budget
 
     request = plan.request
 
@@ -60,9 +59,6 @@ def accepted(plan: Plan, ledger: Books) -> Job:
     job = ledger.jobs.get(job_id)
     if changed:
         plan.console.print(changed)
-    beyond = beyond_budget(plan.spec.budget_usd, job.source.get(ESTIMATED))
-    if beyond is not None and not job.state.final:
-        plan.console.print(beyond, soft_wrap=True)
     _take_over_samples(plan, ledger, job)
     _say_where_it_stands(plan.console, ledger, job)
     remember(plan.state, job.job_id)

@@ -38,7 +38,7 @@ def show(
 ) -> None:
     """``documents`` are the first of the source; ``provider`` is None for lanes that ask none."""
     from penstock_producer.job.acceptance import beyond_budget
-    from penstock_producer.prompts.tally import Tally
+    from penstock_producer.tally import Tally
 
     tally = Tally.of_pin(found.pin)
     usable = found.total - len(found.refused)

@@ -11,7 +11,7 @@ from penstock_cli.show.text import count, counted, safe
 from penstock_producer.estimates import CHARS_PER_TOKEN
 
 if TYPE_CHECKING:
-    from penstock_producer.prompts.tally import Tally
+    from penstock_producer.tally import Tally
 
 
 def saved_tokens(tally: Tally) -> int:

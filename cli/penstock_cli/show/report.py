@@ -13,7 +13,7 @@ from penstock_cli.show.figures import MICRO, retried_by_reason
 from penstock_cli.show.reasons import retried_line
 from penstock_cli.show.text import count, duration, percent, rate, safe, usd
 from penstock_producer.job.lanes import has_own_model
-from penstock_producer.prompts.tally import Tally
+from penstock_producer.tally import Tally
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,18 +6,15 @@ A spec that was accepted by an earlier release is not asked again: workers read 
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, has_own_model
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
 
-__all__ = ["ESTIMATED", "beyond_budget", "check_acceptable", "check_estimate"]
+__all__ = ["beyond_budget", "check_acceptable", "check_estimate"]
 
 log = logging.getLogger(__name__)
-
-ESTIMATED: Final = "estimated_usd"  # of a job's source: what a job with a budget may cost, as was estimated at submit
 
 
 def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
@@ -35,9 +32,9 @@ def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
         _check_budget(spec, provider)
 
 
-def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str | None:
-    """What to say where a job may cost more than its budget; None where it may not, or nothing is known."""
-    if budget_usd is None or estimated_usd is None or estimated_usd <= budget_usd:
+def beyond_budget(budget_usd: float | None, estimated_usd: float) -> str | None:
+    """What to say where a job may cost more than its budget; None where it may not."""
+    if budget_usd is None or estimated_usd <= budget_usd:
         return None
     return (
         f"the job may cost about {estimated_usd:.2g} USD, as its first documents say, and its budget is {budget_usd:g} USD: it "

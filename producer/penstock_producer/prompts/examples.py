@@ -18,6 +18,7 @@ __all__ = ["example_messages", "example_problems"]
 
 MAX_EXAMPLES: Final = 500
 MAX_BYTES: Final = 256 * 1024  # of all as JSON: they are part of the job, and of every request
+MAX_DEPTH: Final = 64
 _PAIR: Final = frozenset({"input", "output"})
 _FORMS: Final = 'write {"input": …, "output": …} or {"messages": […]}'
 
@@ -40,7 +41,9 @@ def example_problems(examples: Sequence[Any]) -> Iterator[Problem]:
         yield Problem("invalid_value", "/examples", f"they have {size} bytes", fix)
         return
     for index, example in enumerate(examples):
-        yield from _problems_of(example, f"/examples/{index}")
+        at = f"/examples/{index}"
+        fault = _plain_fault(example)
+        yield from _problems_of(example, at) if fault is None else [Problem("invalid_value", at, *fault)]
 
 
 def example_messages(examples: Sequence[Mapping[str, Any]], render: Render | None) -> list[dict[str, Any]]:
@@ -62,6 +65,20 @@ def example_messages(examples: Sequence[Mapping[str, Any]], render: Render | Non
         answer = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
         messages += ({"role": "user", "content": text}, {"role": "assistant", "content": answer})
     return messages
+
+
+def _plain_fault(example: Any) -> tuple[str, str] | None:
+    """What no database or provider takes, with the fix. Without recursion: how deep it is, is not known yet."""
+    waiting = [(example, 1)]
+    while waiting:
+        value, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            return f"it has more than {MAX_DEPTH} levels", "flatten it, or write the inner part as text"
+        if isinstance(value, str) and "\x00" in value:
+            return "a text holds a NUL character", "remove it"
+        inside = (*value, *value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        waiting += [(one, depth + 1) for one in inside]
+    return None
 
 
 def _problems_of(example: Any, at: str) -> Iterator[Problem]:

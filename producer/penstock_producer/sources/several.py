@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from penstock_producer.errors import BadReference, seen
-from penstock_producer.prompts.tally import Tally
+from penstock_producer.tally import Tally
 from penstock_producer.rows import BadRow, Cursor, Document, FileSource
 from penstock_producer.sources.blobs.unpacked import MEMBERS
 from penstock_producer.sources.media.places import NEWEST

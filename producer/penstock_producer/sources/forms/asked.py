@@ -12,7 +12,7 @@ from penstock_producer.prompts.compress import compressed
 from penstock_producer.prompts.examples import example_messages
 from penstock_producer.prompts.languages import Prompt, default_in, prompt_of
 from penstock_producer.prompts.messages import BadMessages, checked_messages
-from penstock_producer.prompts.tally import Tally
+from penstock_producer.tally import Tally
 from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
 from penstock_producer.prompts.truncate import NotText, cut_of, shortened
 from penstock_producer.rows import MISSING_FIELD

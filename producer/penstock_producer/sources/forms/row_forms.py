@@ -18,7 +18,7 @@ from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent, value_fault
 from penstock_producer.job.request_body import text_field
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prompts.tally import Tally
+from penstock_producer.tally import Tally
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.asked import Attachments, asked_of
 from penstock_producer.sources.forms.row_words import bounded, columns_of

@@ -20,7 +20,7 @@ from penstock_ledger import JobNotFound, JobStore, OutcomeStore
 from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_producer.errors import BadReference, SourceChanged, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prompts.tally import Tally
+from penstock_producer.tally import Tally
 from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.row_forms import form_of

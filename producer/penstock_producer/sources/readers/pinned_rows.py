@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prompts.tally import Tally
+from penstock_producer.tally import Tally
 from penstock_producer.refusals import no_longer
 from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
