@@ -64,7 +64,7 @@ _NOT_CONTENT = frozenset({
 })  # fmt: skip
 _LATER_FIELDS = (
     "embedding_dtype", "encoding", "format", "messages_field", "examples", "truncate", "compress_prompt", "image_fields",
-    "audio_fields", "over_budget",
+    "audio_fields",
 )  # fmt: skip
 
 
@@ -427,6 +427,7 @@ def _check_key(job_key: object) -> None:
 def _given(spec: JobSpec) -> dict[str, Any]:
     """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
     stored = spec.to_json()
+    del stored["over_budget"]  # it decides whether there is a job, and nothing about it
     for name in _LATER_FIELDS:
         if stored[name] == JobSpec.model_fields[name].get_default(call_default_factory=True):
             del stored[name]

@@ -136,7 +136,7 @@ def test_a_source_named_through_a_parent_or_a_link_has_its_folder(folder: Path, 
 )  # fmt: skip
 def test_what_is_no_image_is_a_bad_row(folder: Path, given: Any, code: str) -> None:
     """Wrong types, addresses that no provider fetches, other schemes, and what is no base64; each with its column and fix."""
-    row = refused(folder, SPEC, {} if given is None else {"image": given})
+    row = refused(folder, SPEC, {} if given is None else {"image": given}, max_line_bytes=2**25)
     assert (row.code, row.field, row.doc_id) == (code, "image", "d0")
 
 

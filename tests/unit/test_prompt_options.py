@@ -23,9 +23,6 @@ from penstock_producer.tally import Tally
 
 HI = [{"role": "user", "content": "hi"}]
 CHAT = JobSpec(model="m", messages_field="chat")
-DEEP: Any = "x"
-for _ in range(63):
-    DEEP = [DEEP]
 
 
 def rows(tmp_path: Path, spec: JobSpec, *records: Any, name: str = "in.jsonl") -> list[Document | BadRow]:
@@ -204,7 +201,7 @@ def test_examples_that_cannot_be_used_are_refused_with_their_place(examples: Any
     with pytest.raises(SpecError) as refused:
         JobSpec(model="m", prompt="{text}", examples=examples)
     first = refused.value.problems[0]
-    assert (first.pointer if first.pointer.count("/") < 3 else first.pointer) == pointer or first.pointer.startswith(pointer)
+    assert first.pointer == pointer
     assert first.fix
 
 
@@ -218,7 +215,6 @@ def test_an_example_that_the_prompt_cannot_be_rendered_for_is_refused(tmp_path: 
         with pytest.raises(SpecError) as refused:
             rows(tmp_path, spec, {"text": "x"})
         assert refused.value.problems[0].pointer == "/examples/0/input"
-        assert "txt" not in refused.value.public_message or "text" in refused.value.public_message
 
 
 # -- texts that are cut ------------------------------------------------------------------------------------------------
@@ -240,7 +236,7 @@ def test_a_cut_in_the_middle_is_marked() -> None:
     """Where there is room for the mark, the model sees that something is missing; the mark counts."""
     found = cut_of("100:ends").of("a" * 500 + "b" * 500)
     assert len(found) == 100
-    assert found.startswith("a" * 47 + MARK + "b")
+    assert found.startswith("a" * 48 + MARK + "b")
 
 
 @pytest.mark.parametrize("policy", [0, -1, True, 1.5, "", "x", "0", "-5", "8000:middle", "8 000", "10" * 6, "2000t", "5:", None])

@@ -36,7 +36,7 @@ _SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
         "audio_fields", "params", "param_fields", "format", "encoding",
     )
 )
-_MAY_DIFFER = ("budget_usd", "deadline_s", "format", "encoding")  # they decide nothing about the answer to a request
+_MAY_DIFFER = ("budget_usd", "deadline_s", "over_budget", "format", "encoding")  # they decide nothing about the answer to a request
 _NOT_CONTENT = ("mtime_ns", "uri", "members", "files", "media_newest_ns", "prepared")
 
 
