@@ -19,7 +19,9 @@ MEASURED: Final = 1_000  # documents that an estimate is taken from
 MEASURED_BYTES: Final = 64 * 1024 * 1024  # of them: large documents are alike sooner
 MTOK: Final = 1_000_000
 _OUTPUT_FIELDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-_MEDIA: Final = re.compile(rb'"(?:data:[\w/+.-]{1,60};base64,)?[A-Za-z0-9+/]{1000,}={0,2}"')  # no text, and no tokens of one
+_MEDIA: Final = re.compile(
+    rb'"(?:data:[\w/+.-]{1,60};base64,)?[A-Za-z0-9+/]{1000,}={0,2}"'
+)  # no text, and no tokens of one
 
 
 class Estimate(NamedTuple):

@@ -30,8 +30,8 @@ from penstock_ledger.vectors import Vectors
 from penstock_producer.cursors import Committed, place_in
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
-from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
 from penstock_producer.estimates import Estimate
+from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
 from penstock_producer.job.acceptance import check_acceptable, check_estimate
 from penstock_producer.job.borders import Borders
 from penstock_producer.job.spec import JobSpec
@@ -40,7 +40,6 @@ from penstock_producer.refusals import refused
 from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.tally import PREPARED
 from penstock_producer.sources.blobs.unpacked import MEMBERS
 from penstock_producer.sources.media.places import NEWEST
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
@@ -51,6 +50,7 @@ from penstock_producer.sources.several import FILES
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.survey import survey
+from penstock_producer.tally import PREPARED
 
 if TYPE_CHECKING:
     import pyarrow

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.estimates import Estimate, Measure
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.tally import PREPARED, Tally
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document
 from penstock_producer.seen_ids import Duplicate, SeenIds
+from penstock_producer.tally import PREPARED, Tally
 
 __all__ = ["Survey", "survey"]
 

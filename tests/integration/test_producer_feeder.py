@@ -448,7 +448,11 @@ def test_an_image_that_goes_after_the_submit_holds_the_feed(house: House) -> Non
     image = house.folder / "a.png"
     image.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(20))
     spec = JobSpec(prompt="{id}", model="m", image_fields=["image"], max_bad_rows=1)
-    lines = [{"id": "a", "image": "a.png"}, {"id": "b", "image": "none.png"}, {"id": "c", "image": "https://host/x.png"}]
+    lines = [
+        {"id": "a", "image": "a.png"},
+        {"id": "b", "image": "none.png"},
+        {"id": "c", "image": "https://host/x.png"},
+    ]
     job = house.submit(lines, spec)
     assert [letter.reason for letter in house.outcomes.dead_letters(job.job_id)] == ["media_unavailable"]
     image.rename(house.folder / "kept.png")

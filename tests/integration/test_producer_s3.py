@@ -142,7 +142,14 @@ def test_images_lie_beside_the_object_or_in_allowed_buckets(client: Any, setting
     spec = JobSpec(model="m", prompt="{id}", image_fields=["image"])
     for key in ("jobs/im g/a.png", "elsewhere/b.png"):
         client.put_object(Bucket="docs", Key=key, Body=png)
-    names = ["im g/a.png", "s3://docs/jobs/im%20g/a.png", "s3://docs/elsewhere/b.png", "none.png", "/etc/passwd", "../elsewhere/b.png"]
+    names = [
+        "im g/a.png",
+        "s3://docs/jobs/im%20g/a.png",
+        "s3://docs/elsewhere/b.png",
+        "none.png",
+        "/etc/passwd",
+        "../elsewhere/b.png",
+    ]
     lines = [json.dumps({"id": f"d{number}", "image": name}) for number, name in enumerate(names)]
     client.put_object(Bucket="docs", Key="jobs/in.jsonl", Body="\n".join(lines).encode())
 

@@ -86,7 +86,16 @@ def test_what_options_change_is_shown(folder: Path) -> None:
     """Rows that were cut, tokens that compression saves, and the examples by their digest, for people and for programs."""
     rows(folder, *(json.dumps({"id": f"d{number}", "text": "a" + " " * 400 + "b" * number}) for number in range(3)))
     (folder / "shots.jsonl").write_text('{"input": {"text": "x"}, "output": "y"}\n\n{"input": "z", "output": [1]}\n')
-    typed = ["preview", "docs.jsonl", *PROMPT, "--truncate", "text=402", "--compress-prompt", "--examples", "shots.jsonl"]
+    typed = [
+        "preview",
+        "docs.jsonl",
+        *PROMPT,
+        "--truncate",
+        "text=402",
+        "--compress-prompt",
+        "--examples",
+        "shots.jsonl",
+    ]
     done = CliRunner().invoke(command_line(), typed)
     assert (done.exit_code, done.exception) == (0, None), done.output
     assert "cut by --truncate: text in 1 row" in done.output

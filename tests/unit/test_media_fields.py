@@ -67,7 +67,11 @@ def test_files_go_into_the_request_and_addresses_are_passed_on(folder: Path) -> 
     """Behind the text, in the order of columns and lists; the kind is that of the first bytes, not of the name."""
     (folder / "img" / "b.txt").write_bytes(b"\xff\xd8\xff\xe0" + bytes(8))
     spec = JobSpec(model="m", prompt="Look:", image_fields=["image", "more"], audio_fields=["sound"])
-    given = {"image": "img/a.png", "more": ["https://host/x.png?a=b", str(folder / "img" / "b.txt"), ""], "sound": "a.wav"}
+    given = {
+        "image": "img/a.png",
+        "more": ["https://host/x.png?a=b", str(folder / "img" / "b.txt"), ""],
+        "sound": "a.wav",
+    }
     text, inlined, address, jpeg, sound = content(folder, spec, given)
     assert text == {"type": "text", "text": "Look:"}
     assert inlined == {"type": "image_url", "image_url": {"url": DATA}}
@@ -110,7 +114,9 @@ def test_other_folders_are_the_operators_to_allow(folder: Path) -> None:
     assert refused(folder, SPEC, {"image": "link.png"}).code == "media_forbidden"
 
 
-def test_a_source_named_through_a_parent_or_a_link_has_its_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_named_through_a_parent_or_a_link_has_its_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The folder counts as it is typed and as it really is."""
     opened(folder, SPEC, {"image": "img/a.png"}, {"image": str(folder / "img" / "a.png")})
     (folder.parent / "alias").symlink_to(folder)
@@ -175,7 +181,8 @@ def test_a_request_with_its_images_is_bounded(folder: Path) -> None:
     ("data", "kind"),
     [
         (PNG, "png"), (b"\xff\xd8\xff\xdb", "jpeg"), (b"GIF89a", "gif"), (b"RIFF0000WEBPVP8 ", "webp"), (WAV, "wav"),
-        (b"ID3\x04", "mp3"), (b"\xff\xfb\x90", "mp3"), (b"fLaC", "flac"), (b"OggS", "ogg"), (b"RIFF0000AVI ", None), (b"\xff", None),
+        (b"ID3\x04", "mp3"), (b"\xff\xfb\x90", "mp3"), (b"fLaC", "flac"), (b"OggS", "ogg"), (b"RIFF0000AVI ", None),
+        (b"\xff", None),
         (b"\xff\xff", None), (b"BM", None), (b"%PDF-1.7", None),
     ],
 )  # fmt: skip
@@ -190,7 +197,10 @@ def test_without_a_folder_rows_name_addresses_only(folder: Path) -> None:
     checker = DocumentChecker(SPEC, 100_000)
     body = json.loads(checker.check("a", {"id": "a", "image": "https://host/x.png"})[1])
     assert body["messages"][0]["content"][1]["image_url"]["url"] == "https://host/x.png"
-    assert json.loads(checker.check("a", {"id": "a", "image": DATA})[1])["messages"][0]["content"][1]["image_url"]["url"] == DATA
+    assert (
+        json.loads(checker.check("a", {"id": "a", "image": DATA})[1])["messages"][0]["content"][1]["image_url"]["url"]
+        == DATA
+    )
     for where in (str(folder / "img" / "a.png"), "img/a.png", "s3://b/k.png"):
         with pytest.raises(InvalidDocument) as error:
             checker.check("a", {"id": "a", "image": where})

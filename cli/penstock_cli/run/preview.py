@@ -17,8 +17,8 @@ from penstock_cli.show.text import count, counted, safe
 
 if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
-    from penstock_producer.tally import Tally
     from penstock_producer.sources import Document
+    from penstock_producer.tally import Tally
 
 LOOKED_AT = 100  # rows, for problems; the whole source is read by `penstock run --dry-run`
 PROBLEMS_SHOWN = 10
@@ -43,9 +43,9 @@ class Looked:
 
 def looked_at(source: str, spec: JobSpec, shown: int) -> Looked:
     """Raises what reading a source raises: SourceError, SpecError, SettingsError."""
-    from penstock_producer.tally import Tally
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import Document, open_source
+    from penstock_producer.tally import Tally
 
     most = max(LOOKED_AT, shown)
     opened = open_source(source, spec, ProducerSettings.load())

@@ -23,7 +23,12 @@ _TEXT_FIELDS = {
     "/moderations": "input",
     "/classify": "input",
 }
-_OF_CHATS = ("messages_field", "examples", "image_fields", "audio_fields")  # options that only requests with messages can follow
+_OF_CHATS = (
+    "messages_field",
+    "examples",
+    "image_fields",
+    "audio_fields",
+)  # options that only requests with messages can follow
 
 
 def text_field(endpoint: str) -> str | None:

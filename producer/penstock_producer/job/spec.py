@@ -256,8 +256,14 @@ _NEEDS_RECORDS: Final = {
 }
 _NEEDS_PROMPT: Final = {
     "truncate": ("columns are cut for a prompt, and there is none", "give a prompt as well"),
-    "image_fields": ("images go behind a prompt, and there is none", "give a prompt as well, or put them into messages"),
-    "audio_fields": ("sounds go behind a prompt, and there is none", "give a prompt as well, or put them into messages"),
+    "image_fields": (
+        "images go behind a prompt, and there is none",
+        "give a prompt as well, or put them into messages",
+    ),
+    "audio_fields": (
+        "sounds go behind a prompt, and there is none",
+        "give a prompt as well, or put them into messages",
+    ),
 }
 _UNION_BRANCHES = frozenset({"constrained-int", "int", "str"})
 

@@ -191,7 +191,9 @@ class _Reader:
             return self._content(name, value)
         if name == "response_schema" and isinstance(value, str):
             text = self._content(name, value)
-            return None if text is None else self._json(name, value, text, lambda json_text: parse_json(json_text).plain())
+            return (
+                None if text is None else self._json(name, value, text, lambda json_text: parse_json(json_text).plain())
+            )
         if name == "examples" and isinstance(value, str):
             text = self._content(name, value)
             return None if text is None else self._json(name, value, text, read_lines)

@@ -51,8 +51,4 @@ def _line(line: str) -> str:
 
 def _closes(line: str, fence: str) -> bool:
     found = _FENCE.match(line)
-    return (
-        found is not None
-        and found[1].startswith(fence)
-        and not line[found.end() :].strip()
-    )
+    return found is not None and found[1].startswith(fence) and not line[found.end() :].strip()

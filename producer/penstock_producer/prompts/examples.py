@@ -1,8 +1,8 @@
 """Few-shot examples: what the model is shown before each document, as messages of a user and of the assistant.
 
-    {"input": {"text": "Great!"}, "output": "positive"}       a record, rendered by the job's prompt
-    {"input": "Great!", "output": {"label": "positive"}}      text as it is; an output that is not text is sent as JSON
-    {"messages": [{"role": "user", …}, {"role": "assistant", …}]}
+{"input": {"text": "Great!"}, "output": "positive"}       a record, rendered by the job's prompt
+{"input": "Great!", "output": {"label": "positive"}}      text as it is; an output that is not text is sent as JSON
+{"messages": [{"role": "user", …}, {"role": "assistant", …}]}
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def _problems_of_messages(given: Any, at: str) -> Iterator[Problem]:
     try:
         messages = checked_messages(given)
     except BadMessages as error:
-        yield Problem("invalid_value", at, f"{error.place or 'the messages'}: {error.message} Seen: {error.value}", error.fix)
+        yield Problem(
+            "invalid_value", at, f"{error.place or 'the messages'}: {error.message} Seen: {error.value}", error.fix
+        )
         return
     if messages[-1]["role"] != "assistant":
         yield Problem("invalid_value", at, "the last message is not the assistant's", "end an example with its answer")

@@ -75,4 +75,3 @@ def _with(record: Mapping[str, Any], path: list[str], text: str) -> Mapping[str,
     """A copy of the record; only the objects on the path are new."""
     first, rest = path[0], path[1:]
     return {**record, first: _with(record[first], rest, text) if rest else text}
-

@@ -16,10 +16,10 @@ from typing import Any, Final
 import orjson
 
 from penstock_producer.errors import BadReference, seen
-from penstock_producer.tally import Tally
 from penstock_producer.rows import BadRow, Cursor, Document, FileSource
 from penstock_producer.sources.blobs.unpacked import MEMBERS
 from penstock_producer.sources.media.places import NEWEST
+from penstock_producer.tally import Tally
 
 KIND: Final = "files"
 FILES: Final = "files"  # of a pin: those of the files

@@ -12,12 +12,12 @@ from penstock_producer.prompts.compress import compressed
 from penstock_producer.prompts.examples import example_messages
 from penstock_producer.prompts.languages import Prompt, default_in, prompt_of
 from penstock_producer.prompts.messages import BadMessages, checked_messages
-from penstock_producer.tally import Tally
 from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
 from penstock_producer.prompts.truncate import NotText, cut_of, shortened
 from penstock_producer.rows import MISSING_FIELD
 from penstock_producer.sources.forms.row_words import bounded, columns_of, meant, too_large
 from penstock_producer.sources.forms.strict_json import RowFault, parse_value
+from penstock_producer.tally import Tally
 
 __all__ = ["Asked", "Attachments", "asked_of"]
 
@@ -53,7 +53,9 @@ def asked_of(spec: JobSpec, max_body_bytes: int, tally: Tally, media: Attachment
 class RenderedPrompt:
     """The prompt, rendered for each record: its texts cut first, blanks taken out after, images and sounds behind it."""
 
-    def __init__(self, spec: JobSpec, prompt: Prompt, max_body_bytes: int, tally: Tally, media: Attachments | None) -> None:
+    def __init__(
+        self, spec: JobSpec, prompt: Prompt, max_body_bytes: int, tally: Tally, media: Attachments | None
+    ) -> None:
         named = (*spec.image_fields, *spec.audio_fields)
         if named and media is None:
             fix = "name files, or push documents into an open job"

@@ -18,11 +18,11 @@ from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.params import as_sent, value_fault
 from penstock_producer.job.request_body import text_field
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.tally import Tally
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.asked import Attachments, asked_of
 from penstock_producer.sources.forms.row_words import bounded, columns_of
 from penstock_producer.sources.forms.strict_json import RowFault
+from penstock_producer.tally import Tally
 
 
 class RowForm(Protocol):
@@ -44,9 +44,7 @@ class RowForm(Protocol):
         ...
 
 
-def form_of(
-    spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES, media: Attachments | None = None
-) -> RowForm:
+def form_of(spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES, media: Attachments | None = None) -> RowForm:
     """The form that ``spec`` asks for. Raises SpecError when the spec cannot make requests out of plain records.
 
     A row whose request would be larger than ``max_body_bytes`` is refused. ``media``: what reads the images and sounds that

@@ -32,9 +32,7 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}):")
 class MediaParts:
     """Puts the images and sounds that a row names behind its text."""
 
-    def __init__(
-        self, images: Sequence[str], sounds: Sequence[str], places: MediaPlaces, max_body_bytes: int
-    ) -> None:
+    def __init__(self, images: Sequence[str], sounds: Sequence[str], places: MediaPlaces, max_body_bytes: int) -> None:
         self._fields = (*((name, IMAGE) for name in images), *((name, AUDIO) for name in sounds))
         self._places = places
         self._max_body_bytes = max_body_bytes

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 from urllib.parse import quote
 
-from penstock_producer.errors import SourceForbidden, SourceUnavailable, seen
+from penstock_producer.errors import SourceForbidden, seen
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources.blobs.s3 import S3Files
@@ -49,7 +49,9 @@ class MediaPlaces:
     def read(self, where: str, most: int, field: str) -> bytes:
         """At most ``most`` bytes of a file or an object. Raises RowFault, and SourceUnavailable where S3 does not answer."""
         if self._roots is None or self._base is None:
-            raise _forbidden(field, where, "Documents of this job come without a folder, so they may name addresses only.")
+            raise _forbidden(
+                field, where, "Documents of this job come without a folder, so they may name addresses only."
+            )
         place = self._absolute(where)
         try:
             self._roots.admit(place)

@@ -20,7 +20,6 @@ from penstock_ledger import JobNotFound, JobStore, OutcomeStore
 from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_producer.errors import BadReference, SourceChanged, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.tally import Tally
 from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.row_forms import form_of
@@ -28,6 +27,7 @@ from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.media.parts import media_of
 from penstock_producer.sources.outcomes.answers import answer_text, parsed, sent_text
 from penstock_producer.sources.outcomes.where import Where
+from penstock_producer.tally import Tally
 
 KIND: Final = "job"
 _POSITION: Final = re.compile(r"(\d{1,9}):(.+)", re.DOTALL)  # generation and document id

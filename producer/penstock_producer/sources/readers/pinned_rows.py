@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.tally import Tally
 from penstock_producer.refusals import no_longer
 from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
@@ -18,6 +17,7 @@ from penstock_producer.sources.forms.row_forms import RowForm, form_of
 from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.media.parts import media_of
 from penstock_producer.sources.media.places import NEWEST, MediaPlaces
+from penstock_producer.tally import Tally
 
 FORMAT: Final = "format"  # of a pin: what the rows are, where they are not JSON Lines
 
@@ -28,8 +28,8 @@ class PinnedRows(ABC):
     """Rows of one blob.
 
     ``max_line_bytes`` and ``max_body_bytes`` travel in the pin: a reader with other settings must refuse the same rows.
-    ``places`` is where files that rows name may lie. ``surveyed`` says that the survey has read these bytes: rows that it refused may come as documents, and callers drop
-    them by their lines.
+    ``places`` is where files that rows name may lie. ``surveyed`` says that the survey has read these bytes: rows that it
+    refused may come as documents, and callers drop them by their lines.
     """
 
     def __init__(
