@@ -11,7 +11,7 @@ import orjson
 
 from penstock_producer.job.provider_facts import ProviderFacts
 
-__all__ = ["CHARS_PER_TOKEN", "DEFAULT_OUTPUT_TOKENS", "MEASURED", "Estimate", "Measure"]
+__all__ = ["CHARS_PER_TOKEN", "DEFAULT_OUTPUT_TOKENS", "MTOK", "Estimate", "Measure"]
 
 CHARS_PER_TOKEN: Final = 4.0  # as the rate limiter has it before it has learned; a test holds the two together
 DEFAULT_OUTPUT_TOKENS: Final = 256  # the same

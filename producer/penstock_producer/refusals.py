@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from typing import Final
 
 from penstock_ledger.model import DeadLetter, ItemKey
@@ -21,6 +22,17 @@ def no_longer(code: str, words: str) -> SourceError | None:
     if not code.startswith(OUTSIDE):
         return None
     return SourceUnavailable(words) if code in _COMES_BACK else SourceChanged(words)
+
+
+def expect_refused(rows: Iterable[BadRow], lines: Container[int]) -> None:
+    """``lines`` are those that the survey refused. A row that it took, and whose image has gone since, is no dead letter.
+
+    Raises SourceUnavailable or SourceChanged for it: the job waits or fails, and says why.
+    """
+    for row in rows:
+        gone = no_longer(row.code, str(row)) if row.line else None  # without lines it is not known what was refused
+        if gone is not None and row.line not in lines:
+            raise gone
 
 
 def refused(row: BadRow, key: ItemKey) -> DeadLetter:

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
-from penstock_cli.run.dry_run import Estimate, estimate
+from penstock_cli.run.dry_run import estimate
+from penstock_producer.estimates import Estimate
 from penstock_producer.sources import Document
 
 RUN = [

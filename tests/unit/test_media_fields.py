@@ -243,7 +243,7 @@ def test_images_need_a_prompt_and_chats(folder: Path) -> None:
         ({"image_fields": ["x"] * 21, "prompt": "{id}"}, "/image_fields"),
     ):
         with pytest.raises(SpecError) as error:
-            JobSpec(model="m", **given)  # type: ignore[arg-type]  # of several kinds
+            JobSpec.from_json({"model": "m", **given})
         assert [problem.pointer for problem in error.value.problems] == [pointer]
     with pytest.raises((SpecError, SourceError), match="takes no chat messages"):
         opened(folder, JobSpec(model="m", prompt="{id}", image_fields=["x"], endpoint="/v1/completions"), {"x": ""})

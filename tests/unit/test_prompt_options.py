@@ -137,7 +137,7 @@ def test_messages_and_a_prompt_or_another_endpoint_do_not_go_together(tmp_path: 
         ({"truncate": {"text": 5}}, "/truncate"),
     ):
         with pytest.raises(SpecError) as refused:
-            JobSpec(model="m", **given)  # type: ignore[arg-type]  # of several kinds
+            JobSpec.from_json({"model": "m", **given})
         assert [problem.pointer for problem in refused.value.problems] == [pointer]
     with pytest.raises(SpecError, match="/messages_field: /v1/responses takes no chat messages"):
         rows(tmp_path, JobSpec(model="m", messages_field="chat", endpoint="/v1/responses"), {"chat": HI})
@@ -205,7 +205,7 @@ def test_examples_are_cut_and_compressed_as_documents_are(tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 def test_examples_that_cannot_be_used_are_refused_with_their_place(examples: Any, pointer: str) -> None:
-    """Wrong shapes, what is no JSON, and what is too much for every request, before a row is read."""
+    """Wrong shapes, values that JSON lacks, and what is too much for every request, before a row is read."""
     with pytest.raises(SpecError) as refused:
         JobSpec(model="m", prompt="{text}", examples=examples)
     first = refused.value.problems[0]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock_cli.run.dry_run import Estimate, estimate
+from penstock_cli.run.dry_run import estimate
 from penstock_cli.show.changes import changes, digest_of, saved_tokens
 from penstock_cli.show.text import count, counted, safe
+from penstock_producer.estimates import Estimate
 
 if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec

@@ -13,7 +13,6 @@ from typing import Final
 __all__ = ["compressed"]
 
 _RUNS: Final = re.compile(r"[ \t\u00a0]{2,}|[\t\u00a0]")
-_INDENT: Final = re.compile(r"[ \t\u00a0]*")
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})")
 _BLANKS: Final = " \t\r\u00a0"
 
@@ -22,33 +21,34 @@ def compressed(text: str) -> str:
     lines: list[str] = []
     fence = ""  # the marks that opened the code; empty outside
     for line in text.split("\n"):
+        marks = _fence(line)
         if fence:
             lines.append(line)
-            if _closes(line, fence):
+            if marks.startswith(fence) and not line.strip().strip(fence[0]):
                 fence = ""
-            continue
-        found = _FENCE.match(line)
-        if found is not None:
-            fence = found[1]
+        elif marks:
+            fence = marks
             lines.append(line)
-            continue
-        plain = _line(line)
-        if plain or (lines and lines[-1]):
-            lines.append(plain)
+        else:
+            plain = _line(line)
+            if plain or (lines and lines[-1]):
+                lines.append(plain)
     while lines and not lines[-1] and not fence:
         lines.pop()
     return "\n".join(lines)
 
 
-def _line(line: str) -> str:
-    line = line.rstrip(_BLANKS)
-    if '"' in line:
-        return line
-    indent = _INDENT.match(line)
-    begin = 0 if indent is None else indent.end()
-    return line[:begin] + _RUNS.sub(" ", line[begin:])
-
-
-def _closes(line: str, fence: str) -> bool:
+def _fence(line: str) -> str:
+    """The marks that this line begins or ends code with; empty for any other."""
+    if "```" not in line and "~~~" not in line:
+        return ""
     found = _FENCE.match(line)
-    return found is not None and found[1].startswith(fence) and not line[found.end() :].strip()
+    return "" if found is None else found[1]
+
+
+def _line(line: str) -> str:
+    plain = line.rstrip(_BLANKS)
+    if '"' in plain or _RUNS.search(plain) is None:
+        return plain
+    text = plain.lstrip(_BLANKS)
+    return plain[: len(plain) - len(text)] + _RUNS.sub(" ", text)

@@ -20,6 +20,7 @@ MAX_EXAMPLES: Final = 500
 MAX_BYTES: Final = 256 * 1024  # of all as JSON: they are part of the job, and of every request
 MAX_DEPTH: Final = 64
 _PAIR: Final = frozenset({"input", "output"})
+_MESSAGES: Final = frozenset({"messages"})
 _FORMS: Final = 'write {"input": …, "output": …} or {"messages": […]}'
 
 Render = Callable[[Mapping[str, Any], str], str]  # a record, and where it stands in the spec
@@ -82,7 +83,7 @@ def _plain_fault(example: Any) -> tuple[str, str] | None:
 
 
 def _problems_of(example: Any, at: str) -> Iterator[Problem]:
-    if not isinstance(example, Mapping) or example.keys() not in (_PAIR, {"messages"}):
+    if not isinstance(example, Mapping) or frozenset(example) not in (_PAIR, _MESSAGES):
         yield Problem("invalid_value", at, f"{seen(example)} is no example", _FORMS)
     elif "messages" in example:
         yield from _problems_of_messages(example["messages"], f"{at}/messages")
