@@ -10,7 +10,7 @@ from penstock_producer.job.request_body import BodyBuilder
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.compress import compressed
 from penstock_producer.prompts.examples import example_messages
-from penstock_producer.prompts.languages import Prompt, default_in, prompt_of
+from penstock_producer.prompts.languages import Language, Prompt, default_in, prompt_of
 from penstock_producer.prompts.messages import BadMessages, checked_messages
 from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
 from penstock_producer.prompts.truncate import NotText, cut_of, shortened
@@ -62,7 +62,7 @@ class RenderedPrompt:
             raise SpecError([Problem("invalid_value", "/image_fields", "this source has no images and sounds", fix)])
         self._media = media
         self._prompt = prompt
-        self._language = spec.template
+        self._language: Language = spec.template
         self._max_body_bytes = max_body_bytes
         self._tally = tally
         self._cuts = {name: cut_of(policy) for name, policy in spec.truncate.items()}
