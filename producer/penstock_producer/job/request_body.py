@@ -72,17 +72,19 @@ class BodyBuilder:
 
     def __call__(self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None) -> bytes:
         """``content`` is a text, or the parts of a chat message. ``params`` are the document's own, as they are sent."""
-        return b"".join((self._before, _dump(content), self._end(self._after, params)))
+        end = self._end(self._after, params) if params or self._defaults else self._after
+        return b"".join((self._before, _dump(content), end))
 
     def of_messages(self, messages: list[dict[str, Any]], params: Mapping[str, Any] | None = None) -> bytes:
         """For a document that is chat messages: the job's own go before, examples behind the document's system message."""
         first = leading_system(messages)
         whole = [*self._system, *messages[:first], *self._examples, *messages[first:]]
-        return b"".join((self._head, _dump(whole), self._end(self._tail, params)))
+        end = self._end(self._tail, params) if params or self._defaults else self._tail
+        return b"".join((self._head, _dump(whole), end))
 
     def _end(self, end: bytes, params: Mapping[str, Any] | None) -> bytes:
-        own = {**self._defaults, **params} if params else self._defaults
-        return end[:-1] + b"," + _dump(own)[1:] if own else end
+        """With the document's own parameters in the place of the job's."""
+        return end[:-1] + b"," + _dump({**self._defaults, **(params or {})})[1:]
 
 
 def _problem(spec: JobSpec, field: str | None) -> Problem | None:

@@ -70,10 +70,15 @@ class RenderedPrompt:
         self.required: tuple[str, ...] = (*prompt.required, *named)
         self.fields: tuple[str, ...] = (*prompt.fields, *named)
         self.whole_row: bool = prompt.whole_row
+        self._is_plain = not (
+            self._cuts or self._compresses or named
+        )  # as most are: nothing else is asked for each row
         self._check_cuts()
         self._build = BodyBuilder(spec, example_messages(spec.examples, self._example))
 
     def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
+        if self._is_plain:
+            return bounded(self._build(self._rendered(record), params), self._max_body_bytes)
         row, cut = self._shortened(record) if self._cuts else (record, [])
         text = self._rendered(row)
         sent = compressed(text) if self._compresses else text
