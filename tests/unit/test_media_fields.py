@@ -16,8 +16,10 @@ from penstock_producer.errors import InvalidDocument
 from penstock_producer.rows import BadRow, Document
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import open_source
+from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.media.kinds import kind_of
 from penstock_producer.sources.media.parts import MAX_BYTES, MAX_ITEMS, MAX_URL_CHARS
+from penstock_producer.sources.media.places import places_of
 from penstock_producer.sources.open import DOOR, REMOTE
 from penstock_producer.survey import survey
 
@@ -205,6 +207,8 @@ def test_without_a_folder_rows_name_addresses_only(folder: Path) -> None:
         with pytest.raises(InvalidDocument) as error:
             checker.check("a", {"id": "a", "image": where})
         assert error.value.code == "media_forbidden"
+    with pytest.raises(RowFault, match="media_forbidden"):
+        places_of("gs://bucket/docs.jsonl", ProducerSettings.model_construct(), None).read("img/a.png", 100, "image")
     opened(folder, SPEC, {"image": "img/a.png"})
     settings = ProducerSettings.model_construct(source_roots=(str(folder),))
     remote = open_source(str(folder / "docs.jsonl"), SPEC, settings, remote=True)

@@ -104,7 +104,9 @@ class MediaPlaces:
 
 
 def places_of(uri: str, settings: ProducerSettings, newest_ns: int | None) -> MediaPlaces:
-    """For the rows of the file at ``uri``, a path or `s3://bucket/key`."""
+    """For the rows of the file at ``uri``, a path or `s3://bucket/key`; of other places rows name addresses only."""
+    if "://" in uri and not uri.startswith(S3):
+        return MediaPlaces()
     if uri.startswith(S3):
         folders = [uri.rpartition("/")[0]]
     else:
