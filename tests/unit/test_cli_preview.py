@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,20 @@ def test_what_options_change_is_shown(folder: Path) -> None:
     assert '"content": "[1]"' in done.output
     found = json.loads(CliRunner().invoke(command_line(), [*typed, "--json"]).output)
     assert (found["rows_cut"], found["tokens_saved"]) == ({"text": 1}, 300)
+
+
+def test_a_budget_is_shown_in_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the prices of the settings; nothing is said where they are not known."""
+    rows(folder, *(json.dumps({"id": f"d{number}", "text": "x" * 4_000}) for number in range(3)))
+    typed = ["preview", "docs.jsonl", *PROMPT, "--param", "max_tokens=1000", "--budget-usd", "2"]
+    assert "pays for" not in CliRunner().invoke(command_line(), typed).output
+    for name in ("IN", "OUT"):
+        monkeypatch.setenv(f"PENSTOCK_PROVIDERS__DEFAULT__USD_PER_MTOK_{name}", "10")
+    done = CliRunner().invoke(command_line(), typed)
+    assert (done.exit_code, done.exception) == (0, None), done.output
+    assert re.search(
+        r"they cost about \$0\.06\d*; the budget of \$2\.00 pays for about 9\d requests like them", done.output
+    )
 
 
 def test_examples_that_cannot_be_read_are_named_with_their_line(folder: Path) -> None:

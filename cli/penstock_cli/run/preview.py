@@ -13,11 +13,12 @@ import typer
 
 from penstock_cli.run.dry_run import estimate
 from penstock_cli.show.changes import changes, digest_of, saved_tokens
-from penstock_cli.show.text import count, counted, safe
+from penstock_cli.show.text import count, counted, safe, usd
 from penstock_producer.estimates import Estimate
 
 if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
+    from penstock_producer.settings import ProviderFacts
     from penstock_producer.sources import Document
     from penstock_producer.tally import Tally
 
@@ -36,6 +37,7 @@ class Looked:
     problems: list[str]
     more: bool  # whether the source goes on after them
     tally: Tally  # what the options changed in these rows
+    prices: ProviderFacts  # of the job's provider, as far as settings say
 
     @property
     def rows(self) -> int:
@@ -49,7 +51,8 @@ def looked_at(source: str, spec: JobSpec, shown: int) -> Looked:
     from penstock_producer.tally import Tally
 
     most = max(LOOKED_AT, shown)
-    opened = open_source(source, spec, ProducerSettings.load())
+    settings = ProducerSettings.load()
+    opened = open_source(source, spec, settings)
     reading = opened.documents({})
     rows = list(itertools.islice(reading, most))
     tally = Tally().plus(opened.tally)
@@ -68,7 +71,7 @@ def looked_at(source: str, spec: JobSpec, shown: int) -> Looked:
         else:
             lines[row.doc_id] = row.line
             documents.append(row)
-    return Looked(source, documents, problems, more, tally)
+    return Looked(source, documents, problems, more, tally, settings.prices(spec.provider))
 
 
 def show(found: Looked, spec: JobSpec, shown: int) -> None:
@@ -125,6 +128,10 @@ def _summary(found: Looked, spec: JobSpec) -> Iterator[str]:
     if found.documents:
         guess = estimate(found.documents, len(found.documents))
         yield f"together {_tokens(guess)} (4 characters per token); nothing was called"
+        cost = guess.usd(found.prices)
+        if spec.budget_usd is not None and cost > 0:
+            rows = count(int(spec.budget_usd / cost * len(found.documents)))
+            yield f"they cost about {usd(cost)}; the budget of {usd(spec.budget_usd)} pays for about {rows} requests like them"
         if spec.examples:
             yield f"{counted(len(spec.examples), 'example')} in each request, sha256 {digest_of(spec.examples)[:12]}"
         yield from changes(found.tally.cut, saved_tokens(found.tally))
