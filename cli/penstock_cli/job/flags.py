@@ -19,6 +19,7 @@ _TYPES: Mapping[FlagForm, Any] = {
     FlagForm.PAIRS: list[str],
     FlagForm.LIST: list[str],
     FlagForm.FILE: Path,
+    FlagForm.LINES: Path,
     FlagForm.SWITCH: bool,
 }  # the others are text, read by jobspec.py
 _FROM_FILE = tuple(option.field for option in OPTIONS.values() if option.from_file)

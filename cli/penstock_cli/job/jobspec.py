@@ -52,8 +52,9 @@ def job_spec(given: GivenJob) -> JobSpec:
         spec = JobSpec(**fields)
     except SpecError as error:
         raise given.refusal(error) from error
-    if spec.prompt is not None and spec.model is None and not has_own_model(spec.lane):
-        raise UsageProblem("--prompt makes requests from plain records, and they need a model: give --model")
+    if spec.takes_records and spec.model is None and not has_own_model(spec.lane):
+        flag = "--prompt" if spec.prompt is not None else "--messages-field"
+        raise UsageProblem(f"{flag} makes requests from plain records, and they need a model: give --model")
     return spec
 
 
@@ -68,6 +69,8 @@ def _read(option: Option, typed: Any) -> Any:
             return _schema_of(typed) if is_model_path(str(typed)) else _schema_file(typed)
         case FlagForm.LIST, []:
             return None  # it was not typed
+        case FlagForm.LINES, Path():
+            return _lines_file(f"--{option.name}", typed)
         case FlagForm.ROWS, str():
             rows = typed.strip()
             return int(rows) if rows.isdecimal() else rows
@@ -98,6 +101,17 @@ def _schema_file(path: Path) -> Any:
         ) from error
     except ValueError as error:
         raise UsageProblem(f"--response-schema {path}: not JSON ({error}); write one JSON object") from error
+
+
+def _lines_file(flag: str, path: Path) -> list[Any]:
+    """What a file of JSON Lines holds. Raises UsageProblem."""
+    from penstock_producer.jobfile import FileFault, read_lines, read_text
+
+    try:
+        return read_lines(read_text(path))
+    except FileFault as fault:
+        line = f" line {fault.line}" if fault.line else ""
+        raise UsageProblem(f"{flag} {path}{line}: {fault.message}; {fault.fix}") from None
 
 
 def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:

@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
+from penstock_cli.show.changes import changes, saved_tokens
 from penstock_cli.show.figures import MICRO, retried_by_reason
 from penstock_cli.show.reasons import retried_line
 from penstock_cli.show.text import asked_again, count, duration, percent, rate, safe, usd
 from penstock_producer.job.lanes import has_own_model
+from penstock_producer.tally import Tally
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,9 +45,9 @@ class Report:
     retried_by_reason: dict[str, int]  # attempts that were followed by another, or ended with their engine
     provider_cost_usd: float  # the part of `cost_usd` that providers' prices make
     gpu_cost_usd: float  # the part that the time of workers with a model of their own makes
-    repairs: int = (
-        0  # requests that showed a model what the schema had against its answer; among `calls`, not `retries`
-    )
+    rows_cut: dict[str, int]  # rows whose text was cut as the job asks, by column
+    tokens_saved: int  # by taking blanks out of prompts, estimated
+    repairs: int = 0  # requests that showed a model what the schema had against its answer; among `calls`
     fallbacks: int = 0  # requests that went to the next model instead of a dead letter
     spec_digest: str = ""  # of the job's options and its source
     made_with: list[dict[str, Any]] = field(default_factory=list)  # releases, engines, prices; a result has its model
@@ -80,6 +82,7 @@ def build(
     spent = seconds if seconds is not None else (job.finished_at or time.time()) - job.created_at
     finished = counts.succeeded + counts.dead
     cost_usd = round(counts.cost_microusd / MICRO, 6)
+    tally = Tally.of_pin(job.source)
     is_hosted = has_own_model(str(job.spec.get("lane", "")))
     return Report(
         job=job.job_key,
@@ -105,6 +108,8 @@ def build(
         fallbacks=stats.get("fallbacks", 0),
         spec_digest=job.digest,
         made_with=[one._asdict() for one in made_with],
+        rows_cut=tally.cut,
+        tokens_saved=saved_tokens(tally),
     )
 
 
@@ -159,6 +164,7 @@ def _effort(report: Report) -> list[str]:
         f"{' of GPU time' if report.gpu_cost_usd else ''}",
         *([] if retried is None else [retried]),
         *dict.fromkeys(map(_made_with, report.made_with)),
+        *changes(report.rows_cut, report.tokens_saved),
     ]
 
 

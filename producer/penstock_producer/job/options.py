@@ -25,8 +25,9 @@ class FlagForm(StrEnum):
     ROWS = "number or share"  # 100, or 1%
     PAIRS = "name=value"  # repeated
     FILE = "file"  # of JSON
+    LINES = "file of lines"  # of JSON, one value each
+    LIST = "text, repeated"
     SWITCH = "switch"  # --x or --no-x
-    LIST = "list"  # repeated
 
 
 class Option(NamedTuple):
@@ -69,6 +70,37 @@ _TABLE: Final = (
         "fields",
     ),
     Option("system", "A system message before the prompt.", from_file=True),
+    Option(
+        "messages_field",
+        "A column that holds the chat messages, each with role and content, as a list or as JSON text; in the place of a "
+        "prompt.",
+    ),
+    Option(
+        "examples",
+        "Examples that go before each document, from a file of JSON Lines: input and output, or messages; docs/prompts.md.",
+        form=FlagForm.LINES, metavar="FILE",
+    ),
+    Option(
+        "truncate",
+        "Cut the text of a column before it goes into the prompt, e.g. text=8000 (characters: their beginning), text=8000:tail "
+        "(their end) or text=8000:ends (both); rows that were cut are counted.",
+        form=FlagForm.PAIRS,
+    ),
+    Option(
+        "compress_prompt",
+        "Send runs of blanks as one blank and runs of blank lines as one, but not in code fences and quoted lines.",
+        False, FlagForm.SWITCH,
+    ),
+    Option(
+        "image_fields",
+        "A column that names images, which go behind the prompt: https:// addresses are passed on, files beside the source and "
+        "s3:// objects are put into the request; docs/prompts.md.",
+        form=FlagForm.LIST, flag="image-field", metavar="COLUMN",
+    ),
+    Option(
+        "audio_fields", "A column that names sounds: files beside the source and s3:// objects, put into the request.",
+        form=FlagForm.LIST, flag="audio-field", metavar="COLUMN",
+    ),
     Option("id_field", "The field of a plain record that names the document.", "id"),
     Option(
         "format",
@@ -93,6 +125,10 @@ _TABLE: Final = (
     Option(
         "budget_usd", "Pause the job when it has cost this much; needs the provider's prices (usd_per_mtok_in and _out).",
         form=FlagForm.NUMBER,
+    ),
+    Option(
+        "over_budget", "What to do where the job may cost more than its budget, as its first documents say: warn, or refuse it.",
+        "warn",
     ),
     Option("max_bad_rows", "Unusable rows to accept as dead letters: a number or a share.", "1%", FlagForm.ROWS),
     Option(
