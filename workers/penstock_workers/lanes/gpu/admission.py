@@ -28,6 +28,9 @@ class EngineAdmission:
         place = await self._queue.enter(prepared.tokens, attempt.job.flow, sequences=prepared.sequences)
         return EngineTurn(self._queue, place)
 
+    def is_down(self, provider: str) -> bool:
+        return False  # an engine has no breaker
+
     def may_retry(self, attempt: Attempt) -> bool:
         return True
 
