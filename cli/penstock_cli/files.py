@@ -49,8 +49,12 @@ def probe(out: str, source: str) -> None:
         written = Path(out) / name
         if written.exists() and Path(source).exists() and os.path.samefile(written, source):
             raise UsageProblem(f"--out {out}: {name} there is the source itself and would be overwritten; name another")
-    if not is_remote(source) and source.endswith("/") and Path(source).resolve() == Path(out).resolve():
+    if not (is_remote(source) or is_remote(out)) and source.endswith("/") and _is_inside(out, source):
         raise UsageProblem(f"--out {out}: its files would be sources of the next run of {source}; name another folder")
+
+
+def _is_inside(place: str, folder: str) -> bool:
+    return Path(place).resolve().is_relative_to(Path(folder).resolve())
 
 
 def refuse_other_jobs(out: str, job_key: str) -> None:

@@ -47,6 +47,7 @@ from penstock_producer.sources.overrides import Overrides
 from penstock_producer.sources.several import FILES
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
+from penstock_producer.sources.texts.segments import NEWEST, SEGMENTS
 from penstock_producer.survey import survey
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ _JOB_ID_CHARS = 20
 _MAX_JOB_KEY_CHARS = 200
 # Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
 _NOT_CONTENT = frozenset({
-    "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY,
+    "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY, SEGMENTS, NEWEST,
 })  # fmt: skip
 _LATER_FIELDS = ("embedding_dtype", "encoding", "format")
 

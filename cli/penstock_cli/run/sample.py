@@ -34,7 +34,7 @@ _SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
     ("prompt", "template", "system", "params", "param_fields", "format", "encoding")
 )
 _MAY_DIFFER = ("budget_usd", "deadline_s", "format", "encoding")  # they decide nothing about the answer to a request
-_NOT_CONTENT = ("mtime_ns", "uri", "members", "files")
+_NOT_CONTENT = ("mtime_ns", "uri", "members", "files", "segments", "newest_ns")
 
 
 def sampled(
