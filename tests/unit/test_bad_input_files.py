@@ -83,7 +83,7 @@ def latin(kind: str) -> bytes:
 def nested(kind: str, depth: int) -> bytes:
     value: Any = "x"
     for _ in range(depth):
-        value = [value]
+        value = {"f": value}
     return table(kind, {"id": ["good"], "text": [value]})
 
 
@@ -139,7 +139,7 @@ def cases() -> Iterator[Case]:
     yield Case(13, "in.csv", b"\xef\xbb\xbfid,text\na,x\n", "fine 1")
     yield Case(13, "in/", texts(b_txt=b"\xef\xbb\xbfx"), "fine 2")
     for encoding in ("utf-16", "utf-32"):
-        yield Case(13, "in.jsonl", GOOD.decode().encode(encoding), "row invalid_encoding")
+        yield Case(13, "in.jsonl", GOOD.decode().strip().encode(encoding), "row invalid_encoding")
         yield Case(13, "in.csv", "id,text\na,x\n".encode(encoding), "source invalid_encoding")
         yield Case(13, "in/", texts(b_txt="text".encode(encoding)), "row invalid_encoding")
     yield Case(13, "in.jsonl", lines(b'{"id": "b", "text": "caf\xe9"}\n'), "row invalid_encoding")
@@ -176,7 +176,7 @@ def cases() -> Iterator[Case]:
         yield Case(1, f"in.jsonl.{ending}", pack(lines("oops")), "row invalid_json_line")
         yield Case(8, f"in.csv.{ending}", pack(b"id,text\na,x\na,y\n"), "row duplicate_custom_id")
         yield Case(9, f"in.jsonl.{ending}", pack(b""), "source empty_source")
-        yield Case(12, f"in.jsonl.{ending}", pack(lines("x") * 50)[:-9], f"source invalid_{name}")
+        yield Case(12, f"in.jsonl.{ending}", pack(GOOD * 50)[:-9], f"source invalid_{name}")
         yield Case(22, f"in.jsonl.{ending}", GOOD, f"source invalid_{name}")
         yield Case(22, f"in.jsonl.{ending}", pack(pack(GOOD)), "source unsupported_format")
         yield Case(22, f"in.parquet.{ending}", pack(b"PAR1"), "source unsupported_format")
@@ -187,6 +187,7 @@ def cases() -> Iterator[Case]:
     yield Case(23, "in.csv", b'id,text\na,x\nb,"y"z\n', "row csv_malformed")
     yield Case(23, "in.csv", b"id;text\na;x\n", "fine 1")
     yield Case(23, "in.csv", b"id,text\na,=1+1\n", "fine 1")
+    yield Case(19, "in.parquet", nested("parquet", 80), "source nesting_too_deep")  # Arrow's own reader stops at 64 levels
     yield Case(24, "in.parquet", encrypted(), "source invalid_parquet")
     for kind in KINDS:
         yield from of_tables(kind)
@@ -208,7 +209,6 @@ def of_tables(kind: str) -> Iterator[Case]:
     yield Case(15, name, cell(kind, "a\0b"), "row nul_character")
     for number in (float("nan"), float("-inf")):
         yield Case(17, name, table(kind, {"id": ["good", "bad"], "text": [1.0, number]}), "row invalid_number")
-    yield Case(19, name, nested(kind, 100), "source nesting_too_deep")
     for doc_id in (None, "", "x" * 513, "a\nb"):
         yield Case(21, name, named(kind, doc_id), "row invalid_id")
     yield Case(21, name, table(kind, {"id": [1, 2], "text": ["x", "y"]}), "fine 2")
@@ -239,7 +239,7 @@ def outcome(found: Survey) -> str:
     return f"row{'s' * (len(codes) > 1)} {codes[0]}" if codes else f"fine {found.total}"
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case.row}-{case.name}")
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: f"{case.row}-{case.name}")
 def test_bad_input_is_said_by_its_row(tmp_path: Path, case: Case) -> None:
     """Each row of the catalogue ends as it says, in every format, with the file's name; and the pin gives the same rows."""
     where = write(tmp_path, case)

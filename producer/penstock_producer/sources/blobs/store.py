@@ -2,12 +2,14 @@
 
 obstore is imported when the first object is opened: it is an extra (`pip install penstock[stores]`). Credentials, the account
 and another endpoint come from the environment, as obstore names them: GOOGLE_APPLICATION_CREDENTIALS,
-AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ENDPOINT and so on. Without credentials Google's are looked for on the machine.
+AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ENDPOINT and so on. Without credentials those of the machine are looked for. An
+endpoint without TLS needs GOOGLE_ALLOW_HTTP=true or AZURE_ALLOW_HTTP=true.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
@@ -120,11 +122,14 @@ def open_store(scheme: str, bucket: str) -> Any:
         raise SourceUnavailable(
             f"reading {scheme}:// needs obstore on this machine; `pip install penstock[stores]`"
         ) from error
+    make, cloud = (GCSStore, "GOOGLE") if scheme == "gs" else (AzureStore, "AZURE")
     options = {
-        "client_options": {"connect_timeout": f"{CONNECT_TIMEOUT_S}s", "timeout": f"{READ_TIMEOUT_S}s"},
+        "client_options": {
+            "connect_timeout": f"{CONNECT_TIMEOUT_S}s", "timeout": f"{READ_TIMEOUT_S}s",
+            "allow_http": os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("1", "true"),
+        },
         "retry_config": {"max_retries": TRIES - 1, "retry_timeout": _RETRIES_END},
-    }
-    make = GCSStore if scheme == "gs" else AzureStore
+    }  # fmt: skip
     return ask(f"{scheme}://{bucket}", lambda: make(bucket, **options))
 
 
