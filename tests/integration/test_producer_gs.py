@@ -37,7 +37,13 @@ class Bucket:
 
 @pytest.fixture
 def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    key = {"gcs_base_url": s3_server.url, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+    key = {
+        "gcs_base_url": s3_server.url,
+        "disable_oauth": True,
+        "client_email": "",
+        "private_key": "",
+        "private_key_id": "",
+    }
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(key))
     monkeypatch.setenv("GOOGLE_ALLOW_HTTP", "true")
     client = s3_server.client()
@@ -154,7 +160,9 @@ def test_what_cannot_be_reached_can_come_back(bucket: Bucket, monkeypatch: pytes
         open_source("gs://gsdocs/x.jsonl", SPEC)
 
 
-@pytest.mark.parametrize("uri", ["gs://", "gs://bucket", "gs:///key", "az://[x/y", "gs://bucket/key?x=1", "gs://bucket/#"])
+@pytest.mark.parametrize(
+    "uri", ["gs://", "gs://bucket", "gs:///key", "az://[x/y", "gs://bucket/key?x=1", "gs://bucket/#"]
+)
 def test_an_address_without_an_object_is_refused(uri: str) -> None:
     """An address needs a bucket and a key."""
     with pytest.raises(SourceError, match=r"gs://bucket/key"):

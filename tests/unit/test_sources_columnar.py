@@ -164,7 +164,7 @@ def test_dictionaries_of_a_stream_are_kept(tmp_path: Path) -> None:
 
 
 def test_any_byte_of_a_stream_may_be_another(tmp_path: Path) -> None:
-    """Whatever a stream's headers say, reading ends with rows or one error of ours, never with another."""
+    """Whatever a stream's headers say, reading ends with rows or a SourceError; the process goes on."""
     whole = write(tmp_path / "whole.arrows", numbered(40), group=10).read_bytes()
     noise = random.Random(3)
     path = tmp_path / "in.arrows"

@@ -24,7 +24,7 @@ def row_files(chosen: Chosen) -> list[Blob]:
         if len(entries) > MAX_FILES:
             raise SourceError(
                 "too_many_files",
-                f"{chosen.uri} stands for more than {MAX_FILES} files of rows, which is what a job has at most; join some of them",
+                f"{chosen.uri} stands for more than {MAX_FILES} files of rows, the most that a job has; join some of them",
             )
     if not chosen.pattern:
         entries = saved_dataset.shards(chosen.listing, entries) or entries

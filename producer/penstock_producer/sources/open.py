@@ -63,8 +63,7 @@ def open_source(
         blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
         return _of_blob(blob, spec, chosen, timeout_s)
     if files.are_texts(spec.format):
-        limits = {"max_line_bytes": chosen.max_line_bytes, "max_body_bytes": chosen.max_body_bytes}
-        return text_files.TextFiles(files, spec, timeout_s=timeout_s, **limits)
+        return text_files.TextFiles(files, spec, chosen.max_line_bytes, chosen.max_body_bytes, timeout_s=timeout_s)
     return several.SeveralFiles(str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in row_files(files)])
 
 
@@ -111,8 +110,7 @@ def _texts_of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSetti
     files = choose(str(pin["uri"]), settings.s3_endpoint_url)
     if files is None:  # a pattern, and now there is a file by that very name
         raise SourceChanged(f"{pin['uri']} stands for one file now; remove it, or submit it as a new job")
-    limits = {name: int(pin[name]) for name in ("max_line_bytes", "max_body_bytes")}
-    return text_files.TextFiles(files, spec, pin=pin, **limits)
+    return text_files.TextFiles(files, spec, int(pin["max_line_bytes"]), int(pin["max_body_bytes"]), pin=pin)
 
 
 def _rows(blob: Blob, found: FileFormat, spec: JobSpec, limits: tuple[int, int], size: int | None) -> FileSource:
@@ -131,7 +129,9 @@ def _rows(blob: Blob, found: FileFormat, spec: JobSpec, limits: tuple[int, int],
     raise SourceError("unsupported_format", f"this release cannot read {found.rows}: {blob.uri}; upgrade it")
 
 
-def _blob_of_pin(pin: Mapping[str, Any], settings: ProducerSettings) -> local.LocalFile | s3.S3Object | store.StoreObject:
+def _blob_of_pin(
+    pin: Mapping[str, Any], settings: ProducerSettings
+) -> local.LocalFile | s3.S3Object | store.StoreObject:
     roots = SourceRoots(settings.source_roots) if pin.get(DOOR) == REMOTE else None
     if pin["kind"] == local.KIND:
         return local.LocalFile(pin["uri"], pin, roots=roots)
@@ -157,4 +157,7 @@ def _blob_of_uri(uri: str, settings: ProducerSettings, roots: SourceRoots | None
         return store.StoreObject(uri)
     if scheme == "file":
         return local.LocalFile(unquote(urlsplit(uri).path))
-    raise SourceError("unsupported_source", f"{seen(uri)}: sources are local files and objects of s3://, gs:// and az://; copy it to one")
+    raise SourceError(
+        "unsupported_source",
+        f"{seen(uri)}: sources are local files and objects of s3://, gs:// and az://; copy it to one",
+    )

@@ -71,6 +71,8 @@ class StoreObject:
             answer = obstore.get(self._store, self._key, options=options)
             return _tag(answer.meta), bytes(answer.bytes())
 
+        tag: str
+        data: bytes
         tag, data = ask(self.uri, get)
         if tag != pin["etag"] or len(data) != length:
             raise SourceChanged(

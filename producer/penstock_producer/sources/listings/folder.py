@@ -95,7 +95,9 @@ class LocalFolder:
         if is_link and not self._follow and not self._is_inside(path):
             return _irregular("a link out of the folder")
         if not os.access(path, os.R_OK):
-            return Fault("no_right_to_read", "This user has no right to read the file.", "change its rights (chmod a+r)")
+            return Fault(
+                "no_right_to_read", "This user has no right to read the file.", "change its rights (chmod a+r)"
+            )
         return None
 
     def _is_inside(self, path: str) -> bool:

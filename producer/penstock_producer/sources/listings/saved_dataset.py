@@ -33,7 +33,9 @@ def shards(listing: Listing, entries: Sequence[Entry]) -> list[Entry] | None:
             f"{listing.uri} holds a selection of rows by numbers; write it with dataset.flatten_indices().save_to_disk(…)",
         )
     given = state.get("_data_files")
-    names = [one.get("filename") if isinstance(one, dict) else None for one in given] if isinstance(given, list) else []
+    names = (
+        [str(one.get("filename") if isinstance(one, dict) else one) for one in given] if isinstance(given, list) else []
+    )
     missing = [name for name in names if name not in by_name]
     if not names or missing:
         raise SourceError(

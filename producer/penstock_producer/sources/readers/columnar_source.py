@@ -17,7 +17,8 @@ from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYT
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.forms.columns import check_columns
 from penstock_producer.sources.forms.strict_json import MAX_DEPTH, RowFault, check_text
-from penstock_producer.sources.readers.columnar import Groups, damaged, open_groups
+from penstock_producer.sources.readers.arrow_file import Groups
+from penstock_producer.sources.readers.columnar import damaged, open_groups
 from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows
 
 _POSITION = re.compile(r"(\d{1,9}):(\d{1,12})", re.ASCII)  # "group:row"
@@ -116,7 +117,8 @@ class ColumnarSource(PinnedRows):
             for name in self._columns:
                 if groups.depth(name) > MAX_DEPTH:
                     raise SourceError(
-                        "nesting_too_deep", f"{self.uri}: the column {seen(name)} nests deeper than {MAX_DEPTH} levels; flatten it"
+                        "nesting_too_deep",
+                        f"{self.uri}: the column {seen(name)} nests deeper than {MAX_DEPTH} levels; flatten it",
                     )
             self._opened = groups
         return self._opened

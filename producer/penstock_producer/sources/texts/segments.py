@@ -2,7 +2,7 @@
 
 A reader lists a thousand files, holds them against their digest, and only then reads one of them. So a feeder can begin at
 any thousand, and needs no list of all files. A file that was listed earlier than the job was, and is other than the digest
-says, cannot be told apart from its neighbours; files that are newer than all that were listed can, and are left out.
+says, cannot be found among its neighbours; files that are newer than all that were listed can, and are left out.
 """
 
 from __future__ import annotations

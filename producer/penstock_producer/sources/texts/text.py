@@ -33,7 +33,10 @@ def _check_name(name: str) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise RowFault(
-            "invalid_encoding", "The name of this file is not UTF-8.", fix="rename it (convmv -t utf8)", value=seen(name)
+            "invalid_encoding",
+            "The name of this file is not UTF-8.",
+            fix="rename it (convmv -t utf8)",
+            value=seen(name),
         ) from None
 
 

@@ -17,7 +17,6 @@ from penstock_producer.errors import BadReference, SourceChanged, SourceError, s
 from penstock_producer.job.formats import TEXT, UTF_8
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import FILE, BadRow, Cursor, Document, Place
-from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.blobs.blob import Deadline
 from penstock_producer.sources.forms.columns import check_columns
 from penstock_producer.sources.forms.row_forms import form_of
@@ -52,10 +51,10 @@ class TextFiles:
         self,
         chosen: Chosen,
         spec: JobSpec,
+        max_line_bytes: int,
+        max_body_bytes: int,
         *,
         pin: Mapping[str, Any] | None = None,
-        max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
-        max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
         timeout_s: float | None = None,
     ) -> None:
         self.uri = chosen.uri
