@@ -65,7 +65,7 @@ class StoreObject:
         if length == 0:  # which no range can ask for
             return b""
         # A service that does not know the condition is held to it by what it answers.
-        options = {"range": (offset, offset + length), "if_match": f'"{pin["etag"]}"'}
+        options: Any = {"range": (offset, offset + length), "if_match": f'"{pin["etag"]}"'}
 
         def get() -> tuple[str, bytes]:
             answer = obstore.get(self._store, self._key, options=options)
@@ -124,8 +124,9 @@ def open_store(scheme: str, bucket: str) -> Any:
         raise SourceUnavailable(
             f"reading {scheme}:// needs obstore on this machine; `pip install penstock[stores]`"
         ) from error
+    make: Any
     make, cloud = (GCSStore, "GOOGLE") if scheme == "gs" else (AzureStore, "AZURE")
-    options = {
+    options: dict[str, Any] = {
         "client_options": {
             "connect_timeout": f"{CONNECT_TIMEOUT_S}s", "timeout": f"{READ_TIMEOUT_S}s",
             "allow_http": os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("1", "true"),

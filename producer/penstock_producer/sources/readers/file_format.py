@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -56,7 +57,7 @@ def has_known_ending(name: str) -> bool:
 
 def has_text_ending(name: str) -> bool:
     """Whether a file of a folder says by its name that it is one text."""
-    return PurePosixPath(name.lower()).suffix in _TEXTS
+    return posixpath.splitext(name)[1].lower() in _TEXTS
 
 
 def _endings(name: str) -> tuple[str | None, str]:
