@@ -23,10 +23,12 @@ from penstock_producer.sources.forms.row_forms import form_of
 from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.listings.chosen import Chosen
 from penstock_producer.sources.listings.listing import Entry, quoted, shown, unquoted
+from penstock_producer.sources.media.parts import media_of
 from penstock_producer.sources.readers.file_format import has_text_ending
 from penstock_producer.sources.texts.read_ahead import contents
 from penstock_producer.sources.texts.segments import PinnedSegments, SegmentNotes
 from penstock_producer.sources.texts.text import text_of
+from penstock_producer.tally import Tally
 
 KIND: Final = "texts"
 COLUMNS: Final = ("text", "id", "name", "size")
@@ -61,7 +63,7 @@ class TextFiles:
         self.id_field = spec.id_field
         self._chosen = chosen
         self._listing = chosen.listing
-        self._form = form_of(spec, max_body_bytes)
+        self._form = form_of(spec, max_body_bytes, media_of(spec, None, max_body_bytes))
         check_columns(chosen.uri, self._form, COLUMNS, nested=False)
         self._encoding = spec.encoding or UTF_8
         self._mixed = spec.format == TEXT or bool(chosen.pattern)  # names need not say that they are texts
@@ -96,6 +98,10 @@ class TextFiles:
 
     def place(self, line: int) -> Place:
         return Place(self.uri, line, FILE)
+
+    @property
+    def tally(self) -> Tally:
+        return self._form.tally
 
     def ended(self) -> bool:
         return True
