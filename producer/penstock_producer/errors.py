@@ -204,7 +204,7 @@ class TooManyBadRows(SourceError):
             f"them dead letters:{lines}",
             public=f"{found} of {uri} are unusable and max_bad_rows allows {limit}: "
             + "; ".join(
-                f"line {row.shown_line}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows
+                f"{row.unit} {row.shown_line}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows
             ),
         )
 
@@ -219,7 +219,7 @@ def _alike(rows: Sequence[BadRow]) -> Iterable[str]:
         if len(alike) > 1:
             others = ", ".join(_line(row, alike[0]) for row in alike[1 : 1 + MAX_LINES_SHOWN])
             more = ", …" if len(alike) > 1 + MAX_LINES_SHOWN else ""
-            yield f"  {len(alike) - 1} more like it, in line {others}{more}"
+            yield f"  {len(alike) - 1} more like it, in {alike[0].unit} {others}{more}"
     if len(groups) > MAX_FAULTS_SHOWN:
         yield f"… and {len(groups) - MAX_FAULTS_SHOWN} other kinds of faults"
 

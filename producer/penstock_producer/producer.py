@@ -51,6 +51,8 @@ from penstock_producer.sources.overrides import Overrides
 from penstock_producer.sources.several import FILES
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
+from penstock_producer.sources.texts.segments import NEWEST as NEWEST_TEXT
+from penstock_producer.sources.texts.segments import SEGMENTS
 from penstock_producer.survey import survey
 from penstock_producer.tally import PREPARED
 
@@ -63,6 +65,7 @@ _MAX_JOB_KEY_CHARS = 200
 # Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
 _NOT_CONTENT = frozenset({
     "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY, NEWEST, PREPARED,
+    SEGMENTS, NEWEST_TEXT,
 })  # fmt: skip
 _LATER_FIELDS = (
     "audio_fields", "compress_prompt", "embedding_dtype", "encoding", "examples", "fallback", "fallback_on", "format",

@@ -12,6 +12,11 @@ Cursor = dict[str, Any]
 
 MISSING_FIELD = "missing_field"  # the code of a row that lacks a column of the prompt
 
+# What a source counts: lines of a text, rows of a table, or files that are a document each.
+LINE = "line"
+ROW = "row"
+FILE = "file"
+
 
 class Document(NamedTuple):
     """One document, ready to be sent."""
@@ -38,6 +43,7 @@ class BadRow:
     cursor: Cursor
     request: bytes = b""  # the request body, where the row got that far
     line_in_file: int = 0  # where ``line`` counts through several files
+    unit: str = LINE  # what ``line`` counts
 
     @property
     def shown_line(self) -> int:
@@ -45,10 +51,18 @@ class BadRow:
         return self.line_in_file or self.line
 
     def __str__(self) -> str:
-        where = f"{self.uri} line {self.shown_line}" if self.line else self.uri
+        where = f"{self.uri} {self.unit} {self.shown_line}" if self.line and self.unit != FILE else self.uri
         field = f" field {self.field}:" if self.field else ""
         saw = f" Seen: {self.seen}." if self.seen else ""
         return f"{where}: {self.code}:{field} {self.message}{saw} Fix: {self.fix}"
+
+
+class Place(NamedTuple):
+    """Where a row lies."""
+
+    uri: str
+    line: int  # in that file
+    unit: str = LINE  # what ``line`` counts
 
 
 class Source(Protocol):
@@ -86,6 +100,6 @@ class FileSource(Source, Protocol):
         """What the job's options changed in the rows that were read so far."""
         ...
 
-    def place(self, line: int) -> tuple[str, int]:
+    def place(self, line: int) -> Place:
         """The file that a row lies in, and its line there."""
         ...

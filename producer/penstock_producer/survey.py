@@ -10,7 +10,7 @@ from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.estimates import Estimate, Measure
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import DUPLICATE
-from penstock_producer.rows import MISSING_FIELD, BadRow, Document
+from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place
 from penstock_producer.seen_ids import Duplicate, SeenIds
 from penstock_producer.tally import PREPARED, Tally
 
@@ -52,7 +52,7 @@ class Surveyed(Protocol):
 
     def pin(self) -> dict[str, Any]: ...
 
-    def place(self, line: int) -> tuple[str, int]: ...
+    def place(self, line: int) -> Place: ...
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]: ...
 
@@ -116,31 +116,32 @@ def _in_order(bad: list[BadRow]) -> list[BadRow]:
 
 
 def _duplicate(duplicate: Duplicate, source: Surveyed) -> BadRow:
-    uri, line = source.place(duplicate.line)
-    first_uri, first_line = source.place(duplicate.first_line)
-    first = f"line {first_line}" if first_uri == uri else f"line {first_line} of {first_uri}"
+    uri, line, unit = source.place(duplicate.line)
+    earlier = source.place(duplicate.first_line)
+    first = f"{earlier.unit} {earlier.line}" + ("" if earlier.uri == uri else f" of {earlier.uri}")
     return BadRow(
         uri,
         duplicate.line,
         DUPLICATE,
         source.id_field,
-        f"The id of line {line} was already used in {first}; the first one counts.",
+        f"The id of {unit} {line} was already used in {first}; the first one counts.",
         repr(duplicate.doc_id),
         "give every row an id of its own",
         None,
         {},
         line_in_file=line,
+        unit=unit,
     )
 
 
 def _named(bad: list[BadRow], ids: SeenIds) -> list[RefusedRow]:
-    """Give each refused row an id that no document has: its own when it is free, else `line-<n>`."""
+    """Give each refused row an id that no document has: its own when it is free, else `line-<n>` (`row-<n>`, `file-<n>`)."""
     taken: set[str] = set()
     refusals = []
     for row in bad:
-        doc_id = row.doc_id if row.doc_id is not None else f"line-{row.line}"
+        doc_id = row.doc_id if row.doc_id is not None else f"{row.unit}-{row.line}"
         if doc_id in taken or doc_id in ids:
-            doc_id = f"line-{row.line}"
+            doc_id = f"{row.unit}-{row.line}"
         while doc_id in taken or doc_id in ids:
             doc_id += "~"  # a document that is really called line-7
         taken.add(doc_id)

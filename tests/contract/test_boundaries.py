@@ -76,7 +76,7 @@ OTHER_WAY: dict[str, dict[tuple[str, str], str]] = {
 ROLE_FOLDERS = {"producer", "workers", "ratelimit", "ledger", "gateway", "cli", "simulate"}
 HEAVY = (
     "torch", "vllm", "pandas", "boto3", "fastapi", "celery", "kombu", "aiohttp", "typer", "rich", "alembic", "opentelemetry",
-    "pyarrow", "backports",
+    "pyarrow", "backports", "obstore",
 )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ _MAY_DIFFER = (
     "format",
     "encoding",
 )  # they decide nothing about the answer to a request
-_NOT_CONTENT = ("mtime_ns", "uri", "members", "files", "media_newest_ns", "prepared")
+_NOT_CONTENT = ("mtime_ns", "uri", "members", "files", "segments", "newest_ns", "media_newest_ns", "prepared")
 
 
 def sampled(

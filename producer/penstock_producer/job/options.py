@@ -104,7 +104,8 @@ _TABLE: Final = (
     Option("id_field", "The field of a plain record that names the document.", "id"),
     Option(
         "format",
-        "What the rows of the source are: jsonl, csv, tsv, parquet or arrow; left out, its name says it, or its first bytes.",
+        "What the source holds: rows of jsonl, csv, tsv, parquet or arrow, or text, where each file of a folder is a document; "
+        "left out, names say it, or the first bytes.",
     ),
     Option("encoding", "The encoding of CSV and TSV that is not UTF-8, e.g. cp1252, latin-1 or shift_jis."),
     Option(

@@ -7,24 +7,26 @@ from pathlib import Path
 from typing import Any, TypedDict
 from urllib.parse import unquote, urlsplit
 
-from penstock_producer.errors import SourceError, seen
-from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, TSV
+from penstock_producer.errors import SourceChanged, SourceError, seen
+from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, TEXT, TSV
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import several
-from penstock_producer.sources.blobs import local, s3
+from penstock_producer.sources.blobs import local, s3, store
 from penstock_producer.sources.blobs.blob import Blob, TimedBlob
 from penstock_producer.sources.blobs.convert import refuse_ending
 from penstock_producer.sources.blobs.unpacked import Unpacked
-from penstock_producer.sources.expand import expand
+from penstock_producer.sources.expand import row_files
+from penstock_producer.sources.listings.chosen import choose
 from penstock_producer.sources.media.places import NEWEST, MediaPlaces, places_of
 from penstock_producer.sources.readers.columnar_source import ColumnarSource
 from penstock_producer.sources.readers.csv_source import CsvSource
 from penstock_producer.sources.readers.file_format import FileFormat, format_of, format_of_pin
 from penstock_producer.sources.readers.jsonl import JsonlSource
+from penstock_producer.sources.texts import text_files
 
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
 
@@ -51,29 +53,36 @@ def open_source(
     chosen = settings or _DEFAULTS
     if isinstance(where, Mapping):
         return _of_pin(where, spec, chosen)
-    files = None if remote else expand(str(where), chosen.s3_endpoint_url)
+    files = None if remote else choose(str(where), chosen.s3_endpoint_url)
     if files is None:
+        if spec.format == TEXT:
+            raise SourceError(
+                "unsupported_format",
+                f"{seen(str(where))} is one file, and with the format text each file of a folder is a document; write the folder "
+                "with a / at its end, or a pattern. Remote doors take single files only",
+            )
         blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
         return _of_blob(blob, spec, chosen, timeout_s, remote=remote)
-    blobs = (
-        s3.S3Object(file.uri, file.pin, endpoint_url=chosen.s3_endpoint_url) if file.pin else local.LocalFile(file.uri)
-        for file in files
-    )
-    return several.SeveralFiles(str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in blobs])
+    if files.are_texts(spec.format):
+        return text_files.TextFiles(files, spec, chosen.max_line_bytes, chosen.max_body_bytes, timeout_s=timeout_s)
+    return several.SeveralFiles(str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in row_files(files)])
 
 
 def unchanged(pin: Mapping[str, Any], where: str | Path, settings: ProducerSettings | None = None) -> bool:
     """Whether ``where`` is plainly still what was pinned: same place, size and time (or ETag). Reads no content."""
     chosen = settings or _DEFAULTS
+    files = choose(str(where), chosen.s3_endpoint_url)
+    if pin["kind"] == text_files.KIND:
+        return files is not None and text_files.unchanged(pin, files)
     if pin["kind"] == several.KIND:
-        files = expand(str(where), chosen.s3_endpoint_url) or ()
         pins = pin[several.FILES]
-        return [file.uri for file in files] == [one["uri"] for one in pins] and all(
-            _blob_of_pin(one, chosen).unchanged() for one in pins
+        return (
+            files is not None
+            and not files.are_texts(None)
+            and [file.uri for file in row_files(files)] == [one["uri"] for one in pins]
+            and all(_blob_of_pin(one, chosen).unchanged() for one in pins)
         )
-    if expand(str(where), chosen.s3_endpoint_url) is not None or _blob_of_uri(str(where), chosen, None).uri != pin.get(
-        "uri"
-    ):
+    if files is not None or _blob_of_uri(str(where), chosen, None).uri != pin.get("uri"):
         return False
     return _blob_of_pin(pin, chosen).unchanged()
 
@@ -94,12 +103,21 @@ def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *
     if pin["kind"] == several.KIND:
         files = [_of_pin(one, spec, settings, remote=remote) for one in pin[several.FILES]]
         return several.SeveralFiles(str(pin["uri"]), files)
+    if pin["kind"] == text_files.KIND:
+        return _texts_of_pin(pin, spec, settings)
     found = format_of_pin(pin)
     blob: Blob = _blob_of_pin(pin, settings)
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed, pin)
     limits = int(pin["max_line_bytes"]), int(pin.get("max_body_bytes", DEFAULT_MAX_BODY_BYTES))
     places = MediaPlaces() if remote else places_of(blob.uri, settings, int(pin.get(NEWEST, 0)))
     return _rows(plain, found, spec, limits, int(pin["size"]), places)
+
+
+def _texts_of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings) -> FileSource:
+    files = choose(str(pin["uri"]), settings.s3_endpoint_url)
+    if files is None:  # a pattern, and now there is a file by that very name
+        raise SourceChanged(f"{pin['uri']} stands for one file now; remove it, or submit it as a new job")
+    return text_files.TextFiles(files, spec, int(pin["max_line_bytes"]), int(pin["max_body_bytes"]), pin=pin)
 
 
 def _rows(
@@ -130,13 +148,17 @@ class _Common(TypedDict):
     places: MediaPlaces
 
 
-def _blob_of_pin(pin: Mapping[str, Any], settings: ProducerSettings) -> local.LocalFile | s3.S3Object:
+def _blob_of_pin(
+    pin: Mapping[str, Any], settings: ProducerSettings
+) -> local.LocalFile | s3.S3Object | store.StoreObject:
     roots = SourceRoots(settings.source_roots) if pin.get(DOOR) == REMOTE else None
     if pin["kind"] == local.KIND:
         return local.LocalFile(pin["uri"], pin, roots=roots)
+    if roots is not None:
+        roots.admit(pin["uri"])
+    if pin["kind"] in store.SCHEMES:
+        return store.StoreObject(pin["uri"], pin)
     if pin["kind"] == s3.KIND:
-        if roots is not None:
-            roots.admit(pin["uri"])
         return s3.S3Object(pin["uri"], pin, endpoint_url=settings.s3_endpoint_url)
     raise SourceError("unsupported_source", f"this release cannot read sources of kind {pin['kind']!r}; upgrade it")
 
@@ -150,6 +172,11 @@ def _blob_of_uri(uri: str, settings: ProducerSettings, roots: SourceRoots | None
         return local.LocalFile(uri, roots=roots)
     if scheme == "s3":
         return s3.S3Object(uri, endpoint_url=settings.s3_endpoint_url)
+    if scheme in store.SCHEMES:
+        return store.StoreObject(uri)
     if scheme == "file":
         return local.LocalFile(unquote(urlsplit(uri).path))
-    raise SourceError("unsupported_source", f"{seen(uri)}: sources are local files and s3:// objects; copy it to one")
+    raise SourceError(
+        "unsupported_source",
+        f"{seen(uri)}: sources are local files and objects of s3://, gs:// and az://; copy it to one",
+    )

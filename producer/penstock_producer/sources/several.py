@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from penstock_producer.errors import BadReference, seen
-from penstock_producer.rows import BadRow, Cursor, Document, FileSource
+from penstock_producer.rows import BadRow, Cursor, Document, FileSource, Place
 from penstock_producer.sources.blobs.unpacked import MEMBERS
 from penstock_producer.sources.media.places import NEWEST
 from penstock_producer.tally import Tally
@@ -61,11 +61,10 @@ class SeveralFiles:
             raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
         return self._files[int(found[1])].fetch(found[2])._replace(position=position)
 
-    def place(self, line: int) -> tuple[str, int]:
+    def place(self, line: int) -> Place:
         """The file that a row lies in, and its line there. Known once the file was read."""
         number = min(bisect.bisect_left(self._before, line), len(self._files)) - 1
-        uri, inside = self._files[number].place(line - self._before[number])
-        return uri, inside
+        return self._files[number].place(line - self._before[number])
 
     @property
     def tally(self) -> Tally:

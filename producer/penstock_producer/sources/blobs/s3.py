@@ -50,6 +50,9 @@ class S3Object:
             self._pin = {"kind": KIND, "uri": self.uri, "size": int(head["ContentLength"]), "etag": str(head["ETag"])}
         return dict(self._pin)
 
+    def pinning(self) -> Iterator[bytes]:
+        return iter(())
+
     def unchanged(self) -> bool:
         """Whether the object in the bucket still has the pinned ETag and size."""
         if self._pin is None:
@@ -109,7 +112,17 @@ class S3Prefix:
     def objects(self, most: int) -> list[Listed]:
         """At most so many. Raises SourceError for a prefix with more, and SourceUnavailable."""
         found: list[Listed] = []
-        given: dict[str, str] = {}
+        for listed in self.listed():
+            found.append(listed)
+            if len(found) > most:
+                raise SourceError(
+                    "too_many_objects", f"{self.uri} has more than {most:,} objects; name a prefix with fewer"
+                )
+        return found
+
+    def listed(self, after: str = "") -> Iterator[Listed]:
+        """In the order of their names, those later than ``after``; a page of 1,000 at a time. Raises SourceUnavailable."""
+        given = {"StartAfter": f"{self._below}{after}"} if after else {}
         while True:
             page = _ask(
                 self.uri,
@@ -118,13 +131,9 @@ class S3Prefix:
             for entry in page.get("Contents", ()):
                 path = entry["Key"][len(self._below) :]
                 if path and not path.endswith("/"):  # consoles make such objects and show them as folders
-                    found.append(Listed(path, entry["Size"], entry["ETag"], entry["LastModified"].timestamp()))
-            if len(found) > most:
-                raise SourceError(
-                    "too_many_objects", f"{self.uri} has more than {most:,} objects; name a prefix with fewer"
-                )
+                    yield Listed(path, entry["Size"], entry["ETag"], entry["LastModified"].timestamp())
             if not page.get("IsTruncated"):
-                return found
+                return
             given = {"ContinuationToken": page["NextContinuationToken"]}
 
     def object(self, listed: Listed) -> S3Object:
@@ -187,7 +196,7 @@ def _client(endpoint_url: str | None) -> Any:
         import boto3
         from botocore.config import Config
     except ImportError as error:
-        raise SourceError("source_unavailable", "reading s3:// needs boto3; `pip install penstock[s3]`") from error
+        raise SourceUnavailable("reading s3:// needs boto3 on this machine; `pip install penstock[s3]`") from error
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,

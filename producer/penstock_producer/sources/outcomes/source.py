@@ -21,7 +21,7 @@ from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_producer.answers import answer_text, sent_text
 from penstock_producer.errors import BadReference, SourceChanged, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.rows import BadRow, Cursor, Document
+from penstock_producer.rows import BadRow, Cursor, Document, Place
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.row_forms import form_of
 from penstock_producer.sources.forms.strict_json import RowFault
@@ -67,8 +67,8 @@ class OutcomesSource:
     def pin(self) -> dict[str, Any]:
         return dict(self._pin)
 
-    def place(self, line: int) -> tuple[str, int]:
-        return self.uri, line
+    def place(self, line: int) -> Place:
+        return Place(self.uri, line)
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
         after = (int(cursor["generation"]), str(cursor["after"])) if cursor else None

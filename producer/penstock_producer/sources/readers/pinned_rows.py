@@ -10,7 +10,7 @@ from typing import Any, Final
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import no_longer
-from penstock_producer.rows import BadRow, Cursor, Document
+from penstock_producer.rows import LINE, BadRow, Cursor, Document, Place
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYTES
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.forms.row_forms import RowForm, form_of
@@ -31,6 +31,8 @@ class PinnedRows(ABC):
     ``places`` is where files that rows name may lie. ``surveyed`` says that the survey has read these bytes: rows that it
     refused may come as documents, and callers drop them by their lines.
     """
+
+    unit = LINE
 
     def __init__(
         self,
@@ -66,9 +68,9 @@ class PinnedRows(ABC):
     @abstractmethod
     def fetch(self, position: str) -> Document: ...
 
-    def place(self, line: int) -> tuple[str, int]:
+    def place(self, line: int) -> Place:
         """The file that a row lies in, and its line there."""
-        return self.uri, line
+        return Place(self.uri, line, self.unit)
 
     def ended(self) -> bool:
         return True
@@ -98,5 +100,6 @@ class PinnedRows(ABC):
 
     def _bad(self, number: int, fault: RowFault, cursor: Cursor) -> BadRow:
         return BadRow(
-            self.uri, number, fault.code, fault.field, fault.message, fault.value, fault.fix, fault.doc_id, cursor
-        )
+            self.uri, number, fault.code, fault.field, fault.message, fault.value, fault.fix, fault.doc_id, cursor,
+            unit=self.unit,
+        )  # fmt: skip
