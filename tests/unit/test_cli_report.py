@@ -19,7 +19,7 @@ from penstock_ledger.model import Counts, Job, JobState
 FIELDS = [
     *("job", "state", "total", "succeeded", "succeeded_after_retry", "dead", "skipped", "calls", "retries"),
     *("rate_limited", "prompt_tokens", "completion_tokens", "cost_usd", "seconds", "items_per_second"),
-    *("dead_by_reason", "retried_by_reason", "provider_cost_usd", "gpu_cost_usd"),
+    *("dead_by_reason", "retried_by_reason", "provider_cost_usd", "gpu_cost_usd", "deduplicated", "cached"),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
 from penstock_cli.show.figures import MICRO, retried_by_reason
-from penstock_cli.show.reasons import retried_line
+from penstock_cli.show.reasons import retried_line, reused_lines
 from penstock_cli.show.text import count, duration, percent, rate, safe, usd
 from penstock_producer.job.lanes import has_own_model
 
@@ -42,6 +42,8 @@ class Report:
     retried_by_reason: dict[str, int]  # attempts that were followed by another, or ended with their engine
     provider_cost_usd: float  # the part of `cost_usd` that providers' prices make
     gpu_cost_usd: float  # the part that the time of workers with a model of their own makes
+    deduplicated: int  # of the succeeded: took the answer to an equal request of this job, at no cost
+    cached: int  # likewise of an earlier job
 
     @property
     def finished(self) -> int:
@@ -87,6 +89,8 @@ def build(job: Job, counts: Counts, *, stats: Mapping[str, int], seconds: float 
         retried_by_reason=retried_by_reason(stats),
         provider_cost_usd=0.0 if is_hosted else cost_usd,
         gpu_cost_usd=cost_usd if is_hosted else 0.0,
+        deduplicated=counts.reused.get("dedup", 0),
+        cached=counts.reused.get("cache", 0),
     )
 
 
@@ -138,5 +142,6 @@ def _effort(report: Report) -> list[str]:
         f"{count(report.retries)} retries · {count(report.rate_limited)} rate limited",
         f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {usd(report.cost_usd)}"
         f"{' of GPU time' if report.gpu_cost_usd else ''}",
+        *reused_lines(report.deduplicated, report.cached),
         *([] if retried is None else [retried]),
     ]

@@ -56,14 +56,11 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The item waits outside the queue until its job is resumed. With ``pauses`` the job itself is paused for ``why``.
-
-    ``ends_in_s``: the job goes on by itself after so many seconds; None = when a person says so.
-    """
+    """The item waits outside the queue until its job is resumed. With ``pauses`` the job itself is paused for ``why``."""
 
     why: str
     pauses: bool = False
-    ends_in_s: float | None = None
+    ends_in_s: float | None = None  # the job goes on by itself after so many seconds; None = when a person says so
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import Flow, Priority
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.item.attempt import JobView
+from penstock_workers.item.same_request import policy_of
 from penstock_workers.settings import WorkerSettings
 
 JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
@@ -63,7 +64,8 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
             raise EndpointRefused(refused)
         if has_own_model(spec.lane):
             provider = provider.without_prices()
-        return JobView(job.job_id, spec, provider, buckets_for(job), flow_of(job.job_id, spec))
+        reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
+        return JobView(job.job_id, spec, provider, buckets_for(job), flow_of(job.job_id, spec), reuse)
 
     return read
 

@@ -78,8 +78,8 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
         if not isinstance(attempt, Attempt):
             continue  # it has not begun
         match outcome:
-            case Done():
-                done.append(settled_done(attempt))
+            case Done(result):
+                done.append(settled_done(attempt, result))
             case Dead(letter):
                 dead.append(settled_dead(attempt, letter))
             case Retry():

@@ -1,0 +1,65 @@
+-- Ask for requests whether an equal one is answered or on its way. Who is told neither sends it: it holds the claim, for as long
+-- as it asks again. settle.lua puts the answer in the claim's place.
+--
+-- KEYS none; computed: penstock:<job>:answers, penstock:answers:<tenant>
+--   hash digest -> "c<since>:<until>:<owner>" a claim, or "a<made>:<until>:<place>" an answer: <job>:<gen>:<document id>.
+--   Times are seconds of this server's clock
+-- ARGV[1] owner, ARGV[2] seconds that a claim lasts, ARGV[3] most entries of a hash
+-- ARGV[4] msgpack of two lists (at most 500 entries in all): asked {hash, digest, oldest answer in seconds, seconds after which an
+-- unused hash is forgotten}, and released {hash, digest}
+-- Returns for each that was asked: -1 send it, else milliseconds for which another has been at it, or the place (a string)
+
+local LOOKED_AT = 16 -- entries of a full hash, at random: of those that have ended, all go, else the answer that ends first
+local CLOCK_SLACK_S = 60 -- what was written by a clock that is further ahead does not count
+
+local owner, lease, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local asked, released = unpack(cmsgpack.unpack(ARGV[4]))
+local clock = redis.call('TIME')
+local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
+
+local function read(value)
+  local kind, since, till, what = string.match(value or '', '^(%a)([%d.]+):([%d.]+):(.*)$')
+  return kind, tonumber(since), tonumber(till), what
+end
+
+local function make_room(book)
+  if redis.call('HLEN', book) < most then return end
+  local first, first_ends
+  local some, removed = redis.call('HRANDFIELD', book, LOOKED_AT, 'WITHVALUES'), 0
+  for i = 1, #some, 2 do
+    local kind, _, till = read(some[i + 1])
+    if not till or till <= now then
+      removed = removed + redis.call('HDEL', book, some[i])
+    else
+      if kind == 'c' then till = till + 1e12 end -- a claim goes last: a call is on its way for it
+      if not first or till < first_ends then first, first_ends = some[i], till end
+    end
+  end
+  if removed == 0 then redis.call('HDEL', book, first) end
+end
+
+for _, entry in ipairs(released) do
+  local book, digest = unpack(entry)
+  local kind, _, _, what = read(redis.call('HGET', book, digest))
+  if kind == 'c' and what == owner then redis.call('HDEL', book, digest) end
+end
+
+local answers = {}
+for i, ask in ipairs(asked) do
+  local book, digest, oldest, idle = unpack(ask)
+  local value = redis.call('HGET', book, digest)
+  local kind, since, till, what = read(value)
+  local is_held = kind and till > now and since < now + CLOCK_SLACK_S
+  if is_held and kind == 'a' and since > now - oldest then
+    answers[i] = what
+  elseif is_held and kind == 'c' and what ~= owner and till < now + lease + CLOCK_SLACK_S then
+    answers[i] = math.max(0, math.floor((now - since) * 1000))
+  else
+    if not value then make_room(book) end
+    if not (is_held and kind == 'c' and what == owner) then since = now end
+    redis.call('HSET', book, digest, string.format('c%.3f:%.3f:%s', since, now + lease, owner))
+    redis.call('EXPIRE', book, idle)
+    answers[i] = -1
+  end
+end
+return answers
