@@ -7,8 +7,8 @@ import inspect
 import subprocess
 import sys
 from importlib import import_module
-from itertools import chain
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 

@@ -134,7 +134,7 @@ def test_a_full_redis_keeps_no_one_from_being_asked_by_others(client: Any, hot: 
     """Where Redis refuses memory the book says so, which the worker takes for "send it"; settling goes on."""
     client.config_set("maxmemory", 1)
     try:
-        with pytest.raises(Exception, match="OOM|maxmemory"):
+        with pytest.raises(Exception, match="OOM"):
             AnswerBook(client, "w1").ask([asked(A)])
         settle(hot, A)
     finally:

@@ -43,15 +43,11 @@ class InFlight(NamedTuple):
 class AnswerBook:
     """``client`` answers in bytes. Raises redis.RedisError."""
 
-    def __init__(
-        self, client: redis.Redis, owner: str, *, most: int = ANSWERS_MAX, lease_s: float = LEASE_S
-    ) -> None:
+    def __init__(self, client: redis.Redis, owner: str, *, most: int = ANSWERS_MAX, lease_s: float = LEASE_S) -> None:
         self._scripts = Scripts(client)
         self._owner, self._most, self.lease_s = owner, most, lease_s
 
-    def ask(
-        self, asked: Sequence[Asked], released: Sequence[RequestName] = ()
-    ) -> list[ItemKey | InFlight | None]:
+    def ask(self, asked: Sequence[Asked], released: Sequence[RequestName] = ()) -> list[ItemKey | InFlight | None]:
         """For each: whose result answers it, or who else is at it; None: the owner sends it, and has the claim for
         ``lease_s`` seconds. Asking again keeps a claim. ``released`` claims end."""
         answers: list[bytes | int] = []

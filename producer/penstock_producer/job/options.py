@@ -132,7 +132,8 @@ _TABLE: Final = (
         "off",
     ),
     Option(
-        "cache_s", "Take answers to equal requests of the tenant's earlier jobs that are no older than this, e.g. 24h; 1m to 30d.",
+        "cache_s",
+        "Take answers to equal requests of the tenant's earlier jobs that are no older than this, e.g. 24h; 1m to 30d.",
         form=FlagForm.DURATION, flag="cache",
     ),
     Option("provider", "Which of the configured providers answers, by its name in penstock.toml.", "default"),

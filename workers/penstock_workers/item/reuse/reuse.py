@@ -21,8 +21,8 @@ from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.outcome import Dead, Done, Outcome, Retry
 from penstock_workers.item.reuse.lines import Found, KnownAnswers, Lines, Turn
-from penstock_workers.item.settling.groups import Gatherer
 from penstock_workers.item.same_request import SAME_REQUEST
+from penstock_workers.item.settling.groups import Gatherer
 from penstock_workers.item.slots import Waiting
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,9 @@ class Reuse:
             return Done(_taken(attempt, found))
         assert isinstance(found, InFlight), found
         after_s = min(max(AGAIN_MIN_S, found.age_s), self._book.lease_s)  # so long as the other has been at it
-        return Retry(after_s, f"{SAME_REQUEST}: an equal request is being sent; its answer is waited for", counted=False)
+        return Retry(
+            after_s, f"{SAME_REQUEST}: an equal request is being sent; its answer is waited for", counted=False
+        )
 
     # -- what is known of the request ------------------------------------------------------------------------------
 
@@ -152,7 +154,9 @@ class Reuse:
     # -- the stores ------------------------------------------------------------------------------------------------
 
     async def _look(self, group: Sequence[_Look]) -> None:
-        asked = [one for one in group if not one.is_over and (one.answer is not None or one.asked.name in self._leading)]
+        asked = [
+            one for one in group if not one.is_over and (one.answer is not None or one.asked.name in self._leading)
+        ]
         released = [one.asked.name for one in group if one.is_over]
         look_up = self._look_up, [one.asked for one in asked], released
         try:
