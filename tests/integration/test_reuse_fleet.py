@@ -70,7 +70,7 @@ def test_equal_documents_cost_one_call_each_and_all_have_results(fleet: Fleet) -
         report = json.loads(fleet.penstock("status", "dedup", "--json"))
         assert (report["deduplicated"], report["cached"], report["calls"]) == (40 - TEXTS, 0, TEXTS)
         assert "36 answered by an equal request" in fleet.penstock("status", "dedup")
-        lines = map(json.loads, fleet.penstock("results", "dedup").splitlines())
+        lines = map(json.loads, fleet.penstock("results", "dedup", "-o", "-").splitlines())
         assert Counter(line.get("penstock", {}).get("from") for line in lines) == {"dedup": 40 - TEXTS, None: TEXTS}
 
 
