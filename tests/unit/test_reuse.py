@@ -162,7 +162,7 @@ async def test_no_one_waits_for_an_equal_request_for_ever() -> None:
     "end", [Released("drain"), Parked("paused"), Retry(1.0, "rate_limited: x", counted=False), TurnedAway(None)]
 )
 async def test_the_next_leads_when_the_first_was_not_tried(end: Any) -> None:
-    """Whoever gives up without a verdict on the request hands it to the next one here, without a moment between."""
+    """One that gives up before the request was tried hands it to the next one here, without a moment between."""
     async with house() as made:
         tasks = [made.item("first"), made.item("second"), made.item("third")]
         await made.until_sent(1)

@@ -1,5 +1,5 @@
--- Ask for requests whether an equal one is answered or on its way. Who is told neither sends it: it holds the claim, for as long
--- as it asks again. settle.lua puts the answer in the claim's place.
+-- Ask for requests whether an equal one is answered or on its way. Where neither is so the caller sends it, and has
+-- the claim for as long as it asks again. settle.lua puts the answer in the claim's place.
 --
 -- KEYS none; computed: penstock:<job>:answers, penstock:answers:<tenant>
 --   hash digest -> "c<since>:<until>:<owner>" a claim, or "a<made>:<until>:<place>" an answer: <job>:<gen>:<document id>.

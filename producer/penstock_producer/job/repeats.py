@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from penstock_producer.errors import Problem
 from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, SCORING
 
-__all__ = ["CACHE_MAX_S", "CACHE_MIN_S", "Dedup", "answers_alike"]
+__all__ = ["CACHE_MAX_S", "answers_alike"]
 
 Dedup = Literal["off", "on", "always"]
 

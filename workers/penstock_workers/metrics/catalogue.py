@@ -30,7 +30,7 @@ REUSED = _worker(
     "penstock_reused_total",
     "Items that took the answer to an equal request: `dedup` of their own job, `cache` of an earlier one.",
     "lane",
-    "origin",
+    "reason",
 )
 RETRIES = _worker(
     "penstock_retries_total",

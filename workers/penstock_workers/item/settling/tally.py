@@ -93,8 +93,8 @@ class OutcomeTally:
             yield catalogue.DEAD(count, lane, reason)
         for reason, count in tuple(self._failed_tries.items()):
             yield catalogue.FAILED_TRIES(count, lane, reason)
-        for origin, count in self._reused.items():
-            yield catalogue.REUSED(count, lane, origin)
+        for reason, count in self._reused.items():
+            yield catalogue.REUSED(count, lane, reason)
         for cause, count in self._retries.items():
             yield catalogue.RETRIES(count, lane, cause)
         for metric, counts in ((catalogue.RATE_LIMITED, self._throttled), (catalogue.CALLS, self._calls)):
