@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from redis.exceptions import ResponseError
 from servers import RedisServer
 
 from penstock_ledger import (
@@ -130,12 +131,36 @@ def test_settling_counts_what_took_an_answer(hot: RedisLedger) -> None:
     assert (stats["reused:dedup"], stats["reused:cache"], stats["succeeded"]) == (2, 1, 4)
 
 
-def test_a_full_redis_keeps_no_one_from_being_asked_by_others(client: Any, hot: RedisLedger) -> None:
+def test_a_full_redis_lets_requests_be_sent_and_results_be_settled(client: Any, hot: RedisLedger) -> None:
     """Where Redis refuses memory the book says so, which the worker takes for "send it"; settling goes on."""
+    AnswerBook(client, "w1").ask([asked(A)])
     client.config_set("maxmemory", 1)
     try:
-        with pytest.raises(Exception, match="OOM"):
-            AnswerBook(client, "w1").ask([asked(A)])
+        with pytest.raises(ResponseError, match="maxmemory"):
+            AnswerBook(client, "w1").ask([asked(B)])
         settle(hot, A)
+        assert AnswerBook(client, "w1").ask([asked(A)]) == [KEY]
     finally:
         client.config_set("maxmemory", 0)
+
+
+def test_answers_come_in_the_order_of_the_questions(hot: RedisLedger, client: Any) -> None:
+    """Requests of several jobs travel in one call, and each gets its own answer."""
+    book = AnswerBook(client, "w1")
+    other = keys.answers_of_job("other")
+    names = [RequestName(BOOK if n % 2 else other, f"digest-{n}") for n in range(10)]
+    book.ask([asked(name) for name in names])
+    for n in (3, 4, 7):
+        settle(hot, names[n], ItemKey("job", 1, f"doc-{n}"))
+    told = book.ask([asked(name) for name in names])
+    assert [None if one is None else cast(ItemKey, one).doc_id for one in told] == [
+        f"doc-{n}" if n in (3, 4, 7) else None for n in range(10)
+    ]
+
+
+def test_five_hundred_new_requests_at_once_keep_to_the_bound(client: Any) -> None:
+    """A whole group of requests that no one has made makes room for itself in one call."""
+    book = AnswerBook(client, "w1", most=600)
+    for part in range(4):
+        book.ask([asked(RequestName(BOOK, f"{part}-{n}")) for n in range(500)])
+        assert client.hlen(BOOK) <= 600

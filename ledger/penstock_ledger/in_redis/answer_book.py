@@ -7,6 +7,8 @@ entry says whose. All of it may be lost at any time, which costs calls and nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import redis
@@ -58,8 +60,16 @@ class AnswerBook:
         return [_answer(one) for one in answers]
 
     def _lead(self, asked: Sequence[Asked], released: Sequence[RequestName]) -> list[bytes | int]:
-        asks = [(*name, oldest_s, idle_s) for name, oldest_s, idle_s in asked]
-        return self._scripts.lead(self._owner, self.lease_s, self._most, asks, released)
+        by_book: dict[tuple[str, int], list[int]] = {}
+        for number, ((book, _), _, idle_s) in enumerate(asked):
+            by_book.setdefault((book, idle_s), []).append(number)
+        asks = [
+            (*book, [asked[number].name.digest for number in numbers], [asked[number].oldest_s for number in numbers])
+            for book, numbers in by_book.items()
+        ]
+        answers = self._scripts.lead(self._owner, self.lease_s, self._most, asks, released)
+        numbered = zip(chain.from_iterable(by_book.values()), answers, strict=True)
+        return [answer for _, answer in sorted(numbered, key=itemgetter(0))]
 
 
 def _answer(said: bytes | int) -> ItemKey | InFlight | None:

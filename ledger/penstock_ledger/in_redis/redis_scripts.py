@@ -181,7 +181,7 @@ class Scripts:
     def lead(
         self, owner: str, lease_s: float, most: int, asked: Sequence[Sequence[Any]], released: Sequence[Sequence[str]]
     ) -> list[bytes | int]:
-        """``asked``: book, digest, oldest answer and idle time in seconds; ``released``: book and digest."""
+        """``asked``: book, its idle time, digests, and the oldest answer to each, in seconds; ``released``: book and digest."""
         found: list[bytes | int] = self._lead([], [owner, lease_s, most, _packed((asked, released))])
         return found
 

@@ -5,9 +5,11 @@
 --   hash digest -> "c<since>:<until>:<owner>" a claim, or "a<made>:<until>:<place>" an answer: <job>:<gen>:<document id>.
 --   Times are seconds of this server's clock
 -- ARGV[1] owner, ARGV[2] seconds that a claim lasts, ARGV[3] most entries of a hash
--- ARGV[4] msgpack of two lists (at most 500 entries in all): asked {hash, digest, oldest answer in seconds, seconds after which an
--- unused hash is forgotten}, and released {hash, digest}
+-- ARGV[4] msgpack of two lists (at most 500 requests in all): asked {hash, seconds after which it is forgotten unused, {digest, ...},
+-- {oldest answer in seconds, ...}}, and released {hash, digest}
 -- Returns for each that was asked: -1 send it, else milliseconds for which another has been at it, or the place (a string)
+--
+-- A call of Redis from Lua costs as much as what it does: hence one HMGET and one HSET per hash.
 
 local LOOKED_AT = 16 -- entries of a full hash, at random: of those that have ended, all go, else the answer that ends first
 local CLOCK_SLACK_S = 60 -- what was written by a clock that is further ahead does not count
@@ -22,8 +24,8 @@ local function read(value)
   return kind, tonumber(since), tonumber(till), what
 end
 
+-- Returns how many entries of a full hash it has removed, at least one.
 local function make_room(book)
-  if redis.call('HLEN', book) < most then return end
   local first, first_ends
   local some, removed = redis.call('HRANDFIELD', book, LOOKED_AT, 'WITHVALUES'), 0
   for i = 1, #some, 2 do
@@ -35,7 +37,7 @@ local function make_room(book)
       if not first or till < first_ends then first, first_ends = some[i], till end
     end
   end
-  if removed == 0 then redis.call('HDEL', book, first) end
+  return removed > 0 and removed or redis.call('HDEL', book, first)
 end
 
 for _, entry in ipairs(released) do
@@ -45,21 +47,40 @@ for _, entry in ipairs(released) do
 end
 
 local answers = {}
-for i, ask in ipairs(asked) do
-  local book, digest, oldest, idle = unpack(ask)
-  local value = redis.call('HGET', book, digest)
+
+-- Whether the caller sends it; else the answer is noted.
+local function leads(value, oldest)
   local kind, since, till, what = read(value)
   local is_held = kind and till > now and since < now + CLOCK_SLACK_S
   if is_held and kind == 'a' and since > now - oldest then
-    answers[i] = what
-  elseif is_held and kind == 'c' and what ~= owner and till < now + lease + CLOCK_SLACK_S then
-    answers[i] = math.max(0, math.floor((now - since) * 1000))
-  else
-    if not value then make_room(book) end
-    if not (is_held and kind == 'c' and what == owner) then since = now end
-    redis.call('HSET', book, digest, string.format('c%.3f:%.3f:%s', since, now + lease, owner))
+    answers[#answers + 1] = what
+    return false
+  end
+  if is_held and kind == 'c' and what ~= owner and till < now + lease + CLOCK_SLACK_S then
+    answers[#answers + 1] = math.max(0, math.floor((now - since) * 1000))
+    return false
+  end
+  answers[#answers + 1] = -1
+  return true, is_held and kind == 'c' and since or now -- its own claim is as old as it was
+end
+
+for _, ask in ipairs(asked) do
+  local book, idle, digests, oldests = unpack(ask)
+  local values = redis.call('HMGET', book, unpack(digests))
+  local claims, new = {}, 0
+  for i, digest in ipairs(digests) do
+    local does, since = leads(values[i], oldests[i])
+    if does then
+      claims[#claims + 1] = digest
+      claims[#claims + 1] = string.format('c%.3f:%.3f:%s', since, now + lease, owner)
+      if not values[i] then new = new + 1 end
+    end
+  end
+  if #claims > 0 then
+    local over = new > 0 and redis.call('HLEN', book) + new - most or 0
+    while over > 0 and redis.call('EXISTS', book) == 1 do over = over - make_room(book) end
+    redis.call('HSET', book, unpack(claims))
     redis.call('EXPIRE', book, idle)
-    answers[i] = -1
   end
 end
 return answers

@@ -40,4 +40,5 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[1])) do
   end
 end
 write_sums()
+write_kept()
 return new
