@@ -11,7 +11,7 @@
 --
 -- A call of Redis from Lua costs as much as what it does: hence one HMGET and one HSET per hash.
 
-local LOOKED_AT = 16 -- entries of a full hash, at random: of those that have ended, all go, else the answer that ends first
+local LOOKED_AT = 16 -- entries of a full hash, at random: all that have ended go, else those that end first, at most half of them
 local CLOCK_SLACK_S = 60 -- what was written by a clock that is further ahead does not count
 
 local owner, lease, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -24,20 +24,22 @@ local function read(value)
   return kind, tonumber(since), tonumber(till), what
 end
 
--- Returns how many entries of a full hash it has removed, at least one.
-local function make_room(book)
-  local first, first_ends
-  local some, removed = redis.call('HRANDFIELD', book, LOOKED_AT, 'WITHVALUES'), 0
+-- Removes entries of a full hash, at least one; returns how many.
+local function make_room(book, wanted)
+  local ended, others = {}, {}
+  local some = redis.call('HRANDFIELD', book, LOOKED_AT, 'WITHVALUES')
   for i = 1, #some, 2 do
     local kind, _, till = read(some[i + 1])
     if not till or till <= now then
-      removed = removed + redis.call('HDEL', book, some[i])
+      ended[#ended + 1] = some[i]
     else
       if kind == 'c' then till = till + 1e12 end -- a claim goes last: a call is on its way for it
-      if not first or till < first_ends then first, first_ends = some[i], till end
+      others[#others + 1] = {till, some[i]}
     end
   end
-  return removed > 0 and removed or redis.call('HDEL', book, first)
+  table.sort(others, function(one, other) return one[1] < other[1] end)
+  for i = 1, math.max(1, math.min(wanted, #others / 2)) - #ended do ended[#ended + 1] = others[i][2] end
+  return redis.call('HDEL', book, unpack(ended))
 end
 
 for _, entry in ipairs(released) do
@@ -78,7 +80,7 @@ for _, ask in ipairs(asked) do
   end
   if #claims > 0 then
     local over = new > 0 and redis.call('HLEN', book) + new - most or 0
-    while over > 0 and redis.call('EXISTS', book) == 1 do over = over - make_room(book) end
+    while over > 0 and redis.call('EXISTS', book) == 1 do over = over - make_room(book, over) end
     redis.call('HSET', book, unpack(claims))
     redis.call('EXPIRE', book, idle)
   end
