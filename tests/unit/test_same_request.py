@@ -36,7 +36,13 @@ def test_equal_requests_have_one_name_however_they_are_written() -> None:
     assert plain == name(policy(), dict(reversed(COLD.items())))
     assert plain == name(policy(), orjson.dumps(COLD, option=orjson.OPT_INDENT_2))
     assert plain == name(policy(), orjson.dumps(COLD).replace(b'"temperature":0', b'"temperature":0'))
-    for other in ({"model": "m2"}, {"messages": []}, {"max_tokens": 5}, {"temperature": 0, "seed": 1}):
+    others: tuple[dict[str, Any], ...] = (
+        {"model": "m2"},
+        {"messages": []},
+        {"max_tokens": 5},
+        {"temperature": 0, "seed": 1},
+    )
+    for other in others:
         assert name(policy(), COLD | other) != plain
 
 
@@ -158,4 +164,5 @@ def test_options_that_cannot_go_together_are_refused_with_the_fix(spec: dict[str
 )
 def test_options_that_go_together_are_accepted(spec: dict[str, Any]) -> None:
     """Lines and columns may have parameters of their own, so those are looked at one by one."""
-    assert JobSpec.from_json(spec)
+    read = JobSpec.from_json(spec).to_json()
+    assert {name: read[name] for name in spec} == spec

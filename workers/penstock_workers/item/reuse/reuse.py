@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, NamedTuple
 
 from msgspec import structs
@@ -158,9 +159,9 @@ class Reuse:
             one for one in group if not one.is_over and (one.answer is not None or one.asked.name in self._leading)
         ]
         released = [one.asked.name for one in group if one.is_over]
-        look_up = self._look_up, [one.asked for one in asked], released
+        look_up = partial(self._look_up, [one.asked for one in asked], released)
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._thread, *look_up)
+            found = await asyncio.get_running_loop().run_in_executor(self._thread, look_up)
         except Exception as error:
             self._failure_log.tell("answers to equal requests cannot be looked up", error, "the requests are sent")
             found = [Turn.LEAD] * len(asked)
