@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.answer_book import Asked as Asked
     from penstock_ledger.in_redis.answer_book import InFlight as InFlight
     from penstock_ledger.in_redis.answer_book import RequestName as RequestName
+    from penstock_ledger.in_redis.batches import AskedAgain as AskedAgain
     from penstock_ledger.in_redis.batches import Begin as Begin
     from penstock_ledger.in_redis.batches import BeginReply as BeginReply
     from penstock_ledger.in_redis.batches import Begun as Begun
@@ -100,6 +101,8 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
     from penstock_ledger.stores.meta import Meta as Meta
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
+    from penstock_ledger.stores.provenance import MadeWith as MadeWith
+    from penstock_ledger.stores.provenance import Provenance as Provenance
     from penstock_ledger.stores.purge import purge_job as purge_job
     from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
     from penstock_ledger.stores.spool import Spool as Spool
@@ -111,7 +114,7 @@ else:
         {
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.batches": (
-                "Begin BeginReply Begun Depth Drained Drains JobSeen Keep Memory Publish PublishReport SettleBatch "
+                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep Memory Publish PublishReport SettleBatch "
                 "SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
             "penstock_ledger.in_redis.causes": "Cause CauseBook",
@@ -126,6 +129,7 @@ else:
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.stores.meta": "Meta",
+            "penstock_ledger.stores.provenance": "MadeWith Provenance",
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
             "penstock_ledger.stores.outcomes": "OutcomeStore",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",

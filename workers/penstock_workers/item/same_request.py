@@ -66,7 +66,7 @@ def policy_of(job_id: str, spec: JobSpec, provider: ProviderSettings, *, across_
     across_jobs = spec.cache_s is not None
     same = (
         _VERSION, spec.lane, spec.provider, provider.base_url, spec.endpoint, spec.response_schema, spec.postprocess,
-        spec.on_overflow, spec.embedding_dtype,
+        spec.on_overflow, spec.embedding_dtype, spec.fallback, spec.fallback_on,
     )  # fmt: skip
     return ReusePolicy(
         book=keys.answers_of_tenant(None if across_tenants else spec.tenant or "")

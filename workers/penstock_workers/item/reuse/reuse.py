@@ -196,8 +196,8 @@ def _taken(attempt: Attempt, result: Result) -> Result:
     return structs.replace(
         result,
         key=attempt.key,
-        prompt_tokens=spent.prompt_tokens if any(spent) else result.prompt_tokens,
-        completion_tokens=spent.completion_tokens if any(spent) else result.completion_tokens,
+        prompt_tokens=spent.prompt_tokens or result.prompt_tokens,
+        completion_tokens=spent.completion_tokens or result.completion_tokens,
         cost_microusd=spent.cost_microusd,
         latency_ms=0,
         attempts=attempt.number,
