@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from penstock_ledger import Keep
-from penstock_ledger.model import ItemKey
+from penstock_ledger import ItemKey, Keep
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import Flow
