@@ -17,6 +17,7 @@ from penstock_workers.item.run.reads import Reads
 from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.run.runs import Runs
+from penstock_workers.item.same_request import policy_of
 from penstock_workers.item.slots import ItemWaits
 from penstock_workers.settings import ProviderSettings
 
@@ -37,7 +38,8 @@ def make_attempt(
     """An attempt at a document that has its job and its body, and has not begun."""
     key = ItemKey(job_id, generation, doc_id)
     delivery = Delivery(f"{job_id}:{doc_id}", {}, headers or {}, retries=retries, queue="penstock.api")
-    job = JobView(job_id, JobSpec.from_json(spec), settings or ProviderSettings(), 1)
+    settings, read = settings or ProviderSettings(), JobSpec.from_json(spec)
+    job = JobView(job_id, read, settings, 1, reuse=policy_of(job_id, read, settings, across_tenants=False))
     return Attempt.at(Item.of(delivery, ItemMessage(key, body, None)), job, body)
 
 
@@ -65,5 +67,6 @@ def _make(part: Any, waits: ItemWaits, pause_after_run: int, parts: Mapping[str,
         waits=waits,
         policy=RetryPolicy(),
         failpoints=Failpoints(),
+        reuse=parts.get("reuse", part),
         runs=Runs(pause_after_run),
     )

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
     from penstock_ledger.errors import SpoolConflict as SpoolConflict
     from penstock_ledger.errors import TooManySchedules as TooManySchedules
+    from penstock_ledger.in_redis.answer_book import AnswerBook as AnswerBook
+    from penstock_ledger.in_redis.answer_book import Asked as Asked
+    from penstock_ledger.in_redis.answer_book import InFlight as InFlight
+    from penstock_ledger.in_redis.answer_book import RequestName as RequestName
     from penstock_ledger.in_redis.batches import AskedAgain as AskedAgain
     from penstock_ledger.in_redis.batches import Begin as Begin
     from penstock_ledger.in_redis.batches import BeginReply as BeginReply
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.batches import Drained as Drained
     from penstock_ledger.in_redis.batches import Drains as Drains
     from penstock_ledger.in_redis.batches import JobSeen as JobSeen
+    from penstock_ledger.in_redis.batches import Keep as Keep
     from penstock_ledger.in_redis.batches import Memory as Memory
     from penstock_ledger.in_redis.batches import Publish as Publish
     from penstock_ledger.in_redis.batches import PublishReport as PublishReport
@@ -107,8 +112,9 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.batches": (
-                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Memory Publish PublishReport SettleBatch "
+                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Keep Memory Publish PublishReport SettleBatch "
                 "SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
             "penstock_ledger.in_redis.causes": "Cause CauseBook",

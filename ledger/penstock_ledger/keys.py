@@ -13,11 +13,15 @@ penstock:<job>:<gen>:window         hash    document id -> position in the sourc
 penstock:<job>:<gen>:starts         hash    document id -> starts without a conclusion so far
 penstock:<job>:stats                hash    counters: succeeded, succeeded_after_retry, dead, dead:<reason>, calls,
                                             retries, retried:<reason>, rate_limited, prompt_tokens, completion_tokens,
-                                            cost_microusd, skipped
+                                            cost_microusd, skipped, reused:<dedup or cache>
 penstock:<job>:state                string  paused | cancelled, as workers see it at begin; missing = running
 penstock:<job>:parked               list    raw messages of a paused job
 penstock:<job>:queue                string  of a job that names no model, in a lane with queues per model: the queue of the
                                             model that answers it, as its first item has found it
+penstock:<job>:answers              hash    of a job that sends equal requests once: digest of a request -> who sends it now,
+                                            or whose result answers it, see lead.lua; bounded, and expires
+penstock:answers:<tenant>           hash    the same for all jobs of a tenant that take answers of earlier ones; the tenant by
+                                            the digest of its name
 penstock:queues:<lane's queue>      zset    queue of a model in this lane -> when it was last noted (Unix seconds, this
                                             server's clock)
 penstock:found:<lane's queue>       hash    queue of an adapter that workers have found, and the settings do not name -> the
@@ -66,6 +70,7 @@ from typing import Final
 from penstock_ledger.model import FeedKind, Job
 
 __all__ = [
+    "ANSWERS_MAX",
     "DEAD",
     "DONE",
     "EPOCH",
@@ -81,6 +86,8 @@ __all__ = [
     "REFUSED",
     "UNKNOWN_BUCKETS",
     "WORKERS",
+    "answers_of_job",
+    "answers_of_tenant",
     "bound_queue",
     "bucket_count",
     "buckets_for",
@@ -123,6 +130,8 @@ DEAD: Final = b"!"
 PER_BUCKET: Final = 160  # small hashes stay listpacks: up to 512 fields of up to 64 bytes in every Redis since 6.2
 UNKNOWN_BUCKETS: Final = 12_500  # for open jobs: 80 per bucket at one million documents, still compact at six
 MODEL_IN_QUEUE: Final = re.compile(r"[A-Za-z0-9._~-]{1,96}", re.ASCII)  # what follows a lane's own name
+ANSWERS_MAX: Final = 500_000
+"""Entries of a hash of answers, some 75 MB. In a full one the one that ends soonest, of a few looked at, makes room."""
 MAX_FIELD_BYTES: Final = 64  # longer fields would turn a whole bucket into a real hash table, 4 times as large
 
 
@@ -169,6 +178,16 @@ def delayed_raw(queue: str) -> str:
 
 def delayed_clock(queue: str) -> str:
     return f"{PREFIX}delayed:{queue}:clock"
+
+
+def answers_of_job(job_id: str) -> str:
+    return f"{job_scope(job_id)}:answers"
+
+
+def answers_of_tenant(tenant: str | None) -> str:
+    """None: of all tenants together."""
+    name = "all" if tenant is None else hashlib.sha256(tenant.encode()).hexdigest()[:32]
+    return f"{PREFIX}answers:{name}"
 
 
 def door_starts(task_id: str) -> str:

@@ -118,6 +118,7 @@ class Result(Struct, frozen=True):
     latency_ms: int
     attempts: int  # tries that counted, the successful one included
     calls: int  # requests really sent to the provider
+    reason: str | None = None  # why none was sent for it: `dedup` (an equal request of its job) or `cache` (of another)
 
     def json(self) -> Any:
         """The provider's response, parsed: ``result.json()["choices"][0]["message"]["content"]``."""
@@ -153,6 +154,7 @@ class Counts:
     dead: int
     dead_by_reason: dict[str, int]
     calls: int
-    prompt_tokens: int
+    prompt_tokens: int  # of calls that were made, as the next two
     completion_tokens: int
     cost_microusd: int
+    reused: dict[str, int] = field(default_factory=dict)  # of the succeeded: those without a call, by Result.reason

@@ -79,9 +79,11 @@ def probe_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) -
 
 
 def output_line(result: Result) -> bytes:
-    """One line of `output.jsonl`, newline included."""
+    """One line of `output.jsonl`, newline included. One that no call was made for says so under `penstock`."""
     response = _response(result.status_code, result.request_id, orjson.Fragment(_one_line(result.body)))
-    return _line(result.key, response=response, error=None)
+    if result.reason is None:
+        return _line(result.key, response=response, error=None)
+    return _line(result.key, response=response, error=None, penstock={"cached": True, "from": result.reason})
 
 
 def error_line(letter: DeadLetter) -> bytes:

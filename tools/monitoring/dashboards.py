@@ -67,6 +67,8 @@ FLEET: Final = Dashboard("penstock-fleet", "Penstock: fleet", (
                (_rate(of.ASKED_AGAIN, "lane, cause"), "{{lane}} {{cause}}"))),
         Panel("Failed tries", "Attempts without an answer, per second, by reason.", "ops",
               ((_rate(of.FAILED_TRIES, "lane, reason"), "{{lane}} {{reason}}"),)),
+        Panel("Answers taken", "Items per second that took the answer to an equal request, of their job or from the cache.",
+              "ops", ((_rate(of.REUSED, "lane, reason"), "{{lane}} {{reason}}"),)),
         Panel("Time per call", "Of finished items.", "s",
               ((_quantile(0.5, of.CALL_SECONDS, "lane"), "{{lane}} p50"),
                (_quantile(0.95, of.CALL_SECONDS, "lane"), "{{lane}} p95"))),

@@ -54,6 +54,8 @@ class JobFigures:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_usd: float = 0.0
+    deduplicated: int = 0
+    cached: int = 0
     claimed: int = 0  # held by workers: running, waiting for a slot, or waiting for the group commit
     queued: int = 0
     delayed: int = 0

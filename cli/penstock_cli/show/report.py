@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
 from penstock_cli.show.changes import changes, saved_tokens
 from penstock_cli.show.figures import MICRO, retried_by_reason
-from penstock_cli.show.reasons import retried_line
+from penstock_cli.show.reasons import retried_line, reused_lines
 from penstock_cli.show.text import asked_again, count, duration, percent, rate, safe, usd
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.tally import Tally
@@ -51,6 +51,8 @@ class Report:
     fallbacks: int = 0  # requests that went to the next model instead of a dead letter
     spec_digest: str = ""  # of the job's options and its source
     made_with: list[dict[str, Any]] = field(default_factory=list)  # releases, engines, prices; a result has its model
+    deduplicated: int = 0  # of the succeeded: took the answer to an equal request of this job, at no cost
+    cached: int = 0  # likewise of an earlier job
 
     @property
     def finished(self) -> int:
@@ -110,6 +112,8 @@ def build(
         made_with=[one._asdict() for one in made_with],
         rows_cut=tally.cut,
         tokens_saved=saved_tokens(tally),
+        deduplicated=counts.reused.get("dedup", 0),
+        cached=counts.reused.get("cache", 0),
     )
 
 
@@ -162,6 +166,7 @@ def _effort(report: Report) -> list[str]:
         f"{asked_again(report.repairs, report.fallbacks)}",
         f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · {usd(report.cost_usd)}"
         f"{' of GPU time' if report.gpu_cost_usd else ''}",
+        *reused_lines(report.deduplicated, report.cached),
         *([] if retried is None else [retried]),
         *dict.fromkeys(map(_made_with, report.made_with)),
         *changes(report.rows_cut, report.tokens_saved),

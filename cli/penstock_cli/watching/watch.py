@@ -64,6 +64,8 @@ class Watch:
             prompt_tokens=counts.prompt_tokens + moved.get("prompt_tokens", 0),
             completion_tokens=counts.completion_tokens + moved.get("completion_tokens", 0),
             cost_usd=(counts.cost_microusd + moved.get("cost_microusd", 0)) / MICRO,
+            deduplicated=counts.reused.get("dedup", 0) + moved.get("reused:dedup", 0),
+            cached=counts.reused.get("cache", 0) + moved.get("reused:cache", 0),
             claimed=depth.unacked - depth.relayed if depth else 0,
             queued=depth.queued + depth.relayed if depth else 0,
             delayed=depth.delayed if depth else 0,

@@ -28,7 +28,8 @@ from penstock_ledger.model import ItemKey
 BATCH_MAX: Final = 500  # items per call: other clients wait a few milliseconds at most; Lua's stack ends near 8,000
 # What is put before a script: functions that several have.
 SHARED: Final = {
-    "begin": "table", "publish": "urgent", "promote": "urgent", "unpark": "urgent", "settle": "sums", "put_off": "sums",
+    "begin": ("table",), "publish": ("urgent",), "promote": ("urgent",), "unpark": ("urgent",), "settle": ("sums", "keep"),
+    "put_off": ("sums",),
 }  # fmt: skip
 TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
 
@@ -57,6 +58,7 @@ class Scripts:
         self._show_found = _registered(client, "show_found")
         self._move = _registered(client, "move")
         self._see = _registered(client, "see")
+        self._lead = _registered(client, "lead")
 
     def publish(
         self,
@@ -185,6 +187,13 @@ class Scripts:
             moved += int(self._move(names, [queue, most, wait_s, *pairs]))
         return moved
 
+    def lead(
+        self, owner: str, lease_s: float, most: int, asked: Sequence[Sequence[Any]], released: Sequence[Sequence[str]]
+    ) -> list[bytes | int]:
+        """``asked``: book, its idle time, digests, and the oldest answer to each, in seconds; ``released``: book and digest."""
+        found: list[bytes | int] = self._lead([], [owner, lease_s, most, _packed((asked, released))])
+        return found
+
 
 class _Fields:
     """Where documents stand in the completed set. Fields that are not text travel as arguments behind ``before`` others:
@@ -235,8 +244,7 @@ def _retry(retry: SettledRetry) -> tuple[Argument, ...]:
 
 
 def _registered(client: redis.Redis, name: str) -> Any:
-    before = _source(SHARED[name]) if name in SHARED else ""
-    return client.register_script(before + _source(name))
+    return client.register_script("".join(map(_source, (*SHARED.get(name, ()), name))))
 
 
 @cache

@@ -78,7 +78,7 @@ outcomes = Table(
     Column("doc_id", Id, nullable=False),
     Column("kind", Words, nullable=False),  # 'result' or 'dead'
     Column("superseded_by", Integer),  # the generation that replays this dead letter; NULL = visible
-    Column("reason", Words),
+    Column("reason", Words),  # of a result: `dedup` or `cache` where no call was made for it
     Column("attempts", Integer, nullable=False),
     Column("calls", Integer, nullable=False),
     Column("prompt_tokens", BigInteger),
@@ -120,7 +120,7 @@ tallies = Table(
     Column("job_id", Id, nullable=False),
     Column("shard", Integer, nullable=False),
     Column("kind", Words, nullable=False),
-    Column("reason", Words, nullable=False),  # "" for results
+    Column("reason", Words, nullable=False),  # of results as in `outcomes`, "" for none
     Column("number", BigInteger, nullable=False),
     Column("after_retry", BigInteger, nullable=False),
     Column("calls", BigInteger, nullable=False),

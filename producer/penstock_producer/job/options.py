@@ -183,6 +183,17 @@ _TABLE: Final = (
         "invalid_result and schema_mismatch.",
         form=FlagForm.LIST, metavar="REASON",
     ),
+    Option(
+        "dedup",
+        "Send equal requests of the job once: on where the answer would be the same (embeddings, temperature 0), always, or off; "
+        "docs/cache.md.",
+        "off",
+    ),
+    Option(
+        "cache_s",
+        "Take answers to equal requests of the tenant's earlier jobs that are no older than this, e.g. 24h; 1m to 30d.",
+        form=FlagForm.DURATION, flag="cache",
+    ),
     Option("provider", "Which of the configured providers answers, by its name in penstock.toml.", "default"),
 )  # fmt: skip
 

@@ -26,6 +26,7 @@ from penstock_producer.job.formats import Format, check_encoding
 from penstock_producer.job.lanes import LANES, Lane, lanes_in_words
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems
+from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse_problems
 from penstock_producer.job.response_schema import schema_problems
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
@@ -110,6 +111,8 @@ class JobSpec(BaseModel):
     on_overflow: Overflow = _of("on_overflow")
     embedding_dtype: VectorType | None = _of("embedding_dtype")
     prefix_order: Annotated[bool, Field(strict=True)] | None = _of("prefix_order")
+    dedup: Dedup = _of("dedup")
+    cache_s: Annotated[PositiveFloat, Field(ge=CACHE_MIN_S, le=CACHE_MAX_S)] | None = _of("cache_s")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -127,6 +130,7 @@ class JobSpec(BaseModel):
             problems = [
                 *param_problems(spec.params, spec.endpoint),
                 *param_name_problems(spec.param_fields, spec.endpoint, "/param_fields"),
+                *spec._reuse_problems(),
             ]
             if problems:
                 raise SpecError(problems)
@@ -207,6 +211,17 @@ class JobSpec(BaseModel):
         if isinstance(value, str) and (_PERCENT.fullmatch(value) is None or float(value[:-1]) > 100):
             raise ValueError('write a number of rows such as 100, or a share such as "1%"')
         return value
+
+    def _reuse_problems(self) -> Iterable[Problem]:
+        decides = self.prompt is not None and not self.param_fields  # else rows have parameters of their own
+        return reuse_problems(
+            self.dedup,
+            self.cache_s,
+            endpoint=self.endpoint,
+            params=as_sent(self.params) if decides else None,
+            preprocess=self.preprocess,
+            postprocess=self.postprocess,
+        )
 
     def bad_rows_allowed(self, total: int) -> int:
         """How many of ``total`` rows may be refused before the whole source is; shares round down."""

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from penstock_ledger.model import ItemKey
+from penstock_ledger import ItemKey, Keep
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import Flow
@@ -17,6 +17,7 @@ from penstock_workers.item.answer_memory import Room
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Outcome
+from penstock_workers.item.same_request import ReusePolicy
 from penstock_workers.item.spent import NOTHING_SPENT, Spent, spent_before
 from penstock_workers.settings import ProviderSettings
 
@@ -34,6 +35,7 @@ class JobView:
     provider: ProviderSettings
     buckets: int  # of the completed set
     flow: Flow = DEFAULT_FLOW  # where its items stand in the lines of a worker
+    reuse: ReusePolicy | None = None  # None: all of its requests are sent
     fallback: JobView | None = None  # the same job with the next model that an item is asked of, see follow_ups.py
 
 
@@ -103,6 +105,7 @@ class Attempt(Item, kw_only=True, eq=False):
     last_answer: bytes | None = None
     room: Room | None = None  # what a large answer takes of the memory for answers, until it is settled
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
+    keep: Keep | None = None  # where its result will answer equal requests
 
     @property
     def repairs_left(self) -> int:
@@ -116,11 +119,8 @@ class Attempt(Item, kw_only=True, eq=False):
 
 
 class Settled(NamedTuple):
-    """What an attempt ended in, on its way to the stores.
-
-    ``item`` is the attempt, or as much as was known: the item while its job or body was not, the delivery while it was not
-    read.
-    """
+    """What an attempt ended in, on its way to the stores. ``item`` is the attempt, or as much as was known: the item while its
+    job or body was not, the delivery while it was not read."""
 
     item: Delivery | Item | Attempt
     outcome: Outcome

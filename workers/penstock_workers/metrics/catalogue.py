@@ -26,6 +26,12 @@ def _control(name: str, help: str, *labels: str, unit: str = "") -> Metric:
 # -- items, as one worker settled them -----------------------------------------------------------------------------------
 ITEMS = _worker("penstock_items_total", "Items settled, by what became of them.", "lane", "outcome")
 DEAD = _worker("penstock_dead_total", "Items that failed for good, by reason.", "lane", "reason")
+REUSED = _worker(
+    "penstock_reused_total",
+    "Items that took the answer to an equal request: `dedup` of their own job, `cache` of an earlier one.",
+    "lane",
+    "reason",
+)
 RETRIES = _worker(
     "penstock_retries_total",
     "Attempts that are followed by another; `counted` ones use up `max_attempts`.",

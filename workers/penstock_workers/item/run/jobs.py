@@ -13,6 +13,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import Flow, Priority
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.item.attempt import JobView
+from penstock_workers.item.same_request import policy_of
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
@@ -56,12 +57,12 @@ def read_job(jobs: JobStore, settings: WorkerSettings) -> Reader:
         if job.job_id != job_id:  # a key of a job: items name jobs by their ids, under which they are settled
             raise JobNotFound(job_id)
         spec = JobSpec.accepted(job.spec)
-        flow = flow_of(job.job_id, spec)
+        flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
         view = None
-        for one in reversed([spec, *_fallbacks(spec, settings.providers)]):
-            view = JobView(job.job_id, one, _provider_of(one, settings), buckets_for(job), flow, view)
-        assert view is not None, "the spec itself is one of them"
-        return view
+        for one in reversed([*_fallbacks(spec, settings.providers)]):
+            view = JobView(job.job_id, one, _provider_of(one, settings), buckets_for(job), flow, fallback=view)
+        reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
+        return JobView(job.job_id, spec, provider, buckets_for(job), flow, reuse, view)
 
     return read
 

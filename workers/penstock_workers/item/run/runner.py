@@ -21,6 +21,7 @@ from penstock_workers.item.deliveries import Bridge, Delivery
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Lane, Prepared, request_of
 from penstock_workers.item.outcome import Outcome, Released, Unreadable
+from penstock_workers.item.reuse.reuse import Reuse
 from penstock_workers.item.run.causes import Causes
 from penstock_workers.item.run.fates import decide
 from penstock_workers.item.run.follow_ups import after, has_follow_up, instead_of, let_go, to_current_model
@@ -55,6 +56,7 @@ class ItemRunner:
     waits: ItemWaits
     policy: RetryPolicy
     failpoints: Failpoints
+    reuse: Reuse  # of answers, in jobs that ask for it
     models: ModelGate | None = None  # None in lanes without models of their own
     traced: bool = False  # attempts keep the times of their marks
 
@@ -66,7 +68,7 @@ class ItemRunner:
         try:
             item = self._read(delivery)
             item = attempt = await self._open(item)
-            outcome = await self._steps(attempt)
+            outcome = await (self.reuse.once(attempt, self._steps) if attempt.job.reuse else self._steps(attempt))
         except asyncio.CancelledError:
             outcome = Released("this worker has stopped working on it")
         except Exception as error:

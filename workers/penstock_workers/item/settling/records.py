@@ -86,8 +86,8 @@ def _batch(group: Iterable[Settled]) -> SettleBatch:
         if attempt.spent.repairs or attempt.spent.fallbacks:
             again.append(AskedAgain(attempt.key.job_id, attempt.spent.repairs, attempt.spent.fallbacks))
         match outcome:
-            case Done():
-                done.append(settled_done(attempt))
+            case Done(result):
+                done.append(settled_done(attempt, result))
             case Dead(letter):
                 dead.append(settled_dead(attempt, letter))
             case Retry():

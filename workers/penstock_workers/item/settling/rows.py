@@ -52,7 +52,7 @@ def dead_letter(attempt: Attempt, failure: Failure) -> DeadLetter:
     )
 
 
-def settled_done(attempt: Attempt) -> SettledDone:
+def settled_done(attempt: Attempt, result: Result) -> SettledDone:
     return SettledDone(
         key=attempt.key,
         buckets=attempt.job.buckets,
@@ -61,6 +61,8 @@ def settled_done(attempt: Attempt) -> SettledDone:
         completion_tokens=attempt.spent.completion_tokens,
         cost_microusd=attempt.spent.cost_microusd,
         calls=attempt.calls,
+        keep=attempt.keep,
+        reused=result.reason,
     )
 
 

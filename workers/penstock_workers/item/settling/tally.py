@@ -9,6 +9,7 @@ from typing import Final
 from penstock_producer.job.lanes import has_own_model
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.item.same_request import SAME_REQUEST
 from penstock_workers.item.settling.rows import reason_of
 from penstock_workers.item.spent import Spent
 from penstock_workers.metrics import catalogue
@@ -19,6 +20,7 @@ OUTCOMES: Final = {
     Unreadable: "unreadable",
 }  # fmt: skip
 CAUSES: Final = ("counted", "uncounted")
+REUSED: Final = ("dedup", "cache")
 AGAIN: Final = ("repair", "fallback")
 MICROUSD: Final = 1_000_000
 
@@ -31,6 +33,7 @@ class OutcomeTally:
         self._dead: Counter[str] = Counter()
         self._failed_tries: Counter[str] = Counter()  # by names of item/run/fates.py
         self._retries: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
+        self._reused: Counter[str] = Counter(dict.fromkeys(REUSED, 0))
         self._throttled: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._calls: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._tokens_in: Counter[str] = Counter(dict.fromkeys(providers, 0))
@@ -53,8 +56,13 @@ class OutcomeTally:
                 continue  # no call was made for it
             if isinstance(outcome, Done):
                 self._pay(attempt)
-                self._call_seconds.add(outcome.result.latency_ms / 1000)
+                if outcome.result.reason is None:
+                    self._call_seconds.add(outcome.result.latency_ms / 1000)
+                else:
+                    self._reused[outcome.result.reason] += 1
             elif isinstance(outcome, Retry):
+                if reason_of(outcome) == SAME_REQUEST:
+                    continue  # nothing was tried
                 self._pay(attempt)
                 self._retries["counted" if outcome.counted else "uncounted"] += 1
                 self._failed_tries[reason_of(outcome)] += 1
@@ -97,6 +105,8 @@ class OutcomeTally:
             yield catalogue.DEAD(count, lane, reason)
         for reason, count in tuple(self._failed_tries.items()):
             yield catalogue.FAILED_TRIES(count, lane, reason)
+        for reason, count in self._reused.items():
+            yield catalogue.REUSED(count, lane, reason)
         for cause, count in self._retries.items():
             yield catalogue.RETRIES(count, lane, cause)
         for cause, count in self._asked_again.items():
