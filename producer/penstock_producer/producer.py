@@ -25,11 +25,12 @@ from penstock_ledger import (
     Spool,
     open_database,
 )
-from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
+from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result, Shard
 from penstock_ledger.vectors import Vectors
 from penstock_producer.cursors import Committed, place_in
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
+from penstock_producer.feed.feeder_plan import Surveyed, plan_feeders
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
 from penstock_producer.job.acceptance import check_acceptable
 from penstock_producer.job.borders import Borders
@@ -40,6 +41,7 @@ from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.blobs.unpacked import MEMBERS
+from penstock_producer.sources.entries import entries
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
 from penstock_producer.sources.outcomes.source import OutcomesSource, pin_of
 from penstock_producer.sources.outcomes.where import Where
@@ -47,7 +49,7 @@ from penstock_producer.sources.overrides import Overrides
 from penstock_producer.sources.several import FILES
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
-from penstock_producer.survey import survey
+from penstock_producer.survey import Survey, survey
 
 if TYPE_CHECKING:
     import pyarrow
@@ -60,6 +62,7 @@ _NOT_CONTENT = frozenset({
     "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY,
 })  # fmt: skip
 _LATER_FIELDS = ("embedding_dtype", "encoding", "format")
+_NO_CONTENT = ("feeders",)  # of a spec: how the source is read, not what comes of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +158,7 @@ class Producer:
         if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
             return self._create(spec, known.source, known.total, job_key, (), started_by=started_by)
         found = survey(opened, spec, progress)
-        refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
-        return self._create(spec, found.pin, found.total, job_key, refusals, started_by=started_by)
+        return self._create_surveyed(spec, found, found.pin, job_key, started_by=started_by)
 
     def submit_from(
         self,
@@ -190,8 +192,7 @@ class Producer:
                 "empty_source",
                 f"no outcome of job {found.job_key} satisfies {seen(what)}; penstock report counts what it has",
             ) from error
-        refusals = [(refusal.doc_id, refusal.row) for refusal in surveyed.refused]
-        return self._create(spec, pin, surveyed.total, job_key, refusals)
+        return self._create_surveyed(spec, surveyed, pin, job_key)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
         """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
@@ -351,6 +352,20 @@ class Producer:
         except JobNotFound:
             return None
 
+    def _create_surveyed(
+        self,
+        spec: JobSpec,
+        found: Survey,
+        pin: Mapping[str, Any],
+        job_key: str | None,
+        started_by: Mapping[str, Any] | None = None,
+    ) -> Job:
+        refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
+        what = Surveyed(found.total, found.size, entries(pin))
+        plan = plan_feeders(spec, what, one_machine=self._database.is_sqlite)
+        shards = found.marks.split(found.total, plan.feeders)
+        return self._create(spec, pin, found.total, job_key, refusals, started_by=started_by, shards=shards)
+
     def _create(
         self,
         spec: JobSpec,
@@ -360,6 +375,7 @@ class Producer:
         refusals: Sequence[tuple[str, Any]],
         feed_kind: FeedKind = FeedKind.SOURCE,
         started_by: Mapping[str, Any] | None = None,
+        shards: tuple[Shard, ...] = (),
     ) -> Job:
         if job_key is not None:
             _check_key(job_key)
@@ -377,6 +393,7 @@ class Producer:
             digest=_digest(spec, pin),
             total=total,
             feed_kind=feed_kind,
+            shards=shards,
         )
         letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
         job, _ = self._jobs.create(new, letters)
@@ -414,7 +431,7 @@ def _check_key(job_key: object) -> None:
 
 def _given(spec: JobSpec) -> dict[str, Any]:
     """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
-    stored = spec.to_json()
+    stored = {name: value for name, value in spec.to_json().items() if name not in _NO_CONTENT}
     for name in _LATER_FIELDS:
         if stored[name] is None:
             del stored[name]

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.marks import Marks
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document
 from penstock_producer.seen_ids import Duplicate, SeenIds
@@ -35,6 +36,8 @@ class Survey:
     total: int  # documents and bad rows together
     refused: Sequence[RefusedRow]  # in the order of lines
     pin: dict[str, Any]
+    size: int  # bytes of all request bodies
+    marks: Marks  # where it can be split
 
 
 class Surveyed(Protocol):
@@ -58,7 +61,9 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
     """
     most = min(spec.max_bad_rows, MAX_BAD_ROWS_HELD) if isinstance(spec.max_bad_rows, int) else MAX_BAD_ROWS_HELD
     bad: list[BadRow] = []
-    total = 0
+    marks = Marks()
+    total = size = 0
+    next_mark = 1
     with SeenIds() as ids:
         add = ids.add
         for row in source.documents({}):
@@ -69,6 +74,9 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
                 _keep(bad, row, most, source.uri)
             else:
                 add(row.doc_id, row.line)
+                size += len(row.body)
+            if total == next_mark:
+                next_mark = marks.note(total, row.cursor)
             if total == FIRST_ROWS and len(bad) == FIRST_ROWS > spec.bad_rows_allowed(FIRST_ROWS):
                 _refuse_column(bad)
         if total == 0:
@@ -79,7 +87,7 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
         if len(bad) > allowed:
             raise TooManyBadRows(source.uri, allowed, _in_order(bad), counted=len(bad), whole=True)
         bad.sort(key=lambda row: row.line)
-        return Survey(total, _named(bad, ids), source.pin())
+        return Survey(total, _named(bad, ids), source.pin(), size, marks)
 
 
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:

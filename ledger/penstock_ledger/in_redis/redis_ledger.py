@@ -304,6 +304,10 @@ class RedisLedger:
             for name, (_, at), info in zip(names, seen, infos, strict=True)
         )
 
+    def controls(self, name: str, forget_s: float) -> int:
+        """Say that the control process ``name`` turns; returns how many have said so in the last ``forget_s`` seconds."""
+        return self._scripts.present(name, forget_s)
+
     # -- whether Redis lost what it held ------------------------------------------------------------------------------
 
     def preflight(self) -> None:

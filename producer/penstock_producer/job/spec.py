@@ -37,6 +37,7 @@ ACCEPTED: Final[dict[str, Any]] = {}  # the context of validation for a spec tha
 
 MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
 MAX_JOB_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
+MAX_FEEDERS = 64  # one Redis takes what fewer of them publish; each is a row and a lease in the database
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
 HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
@@ -89,6 +90,7 @@ class JobSpec(BaseModel):
     on_overflow: Overflow = _of("on_overflow")
     embedding_dtype: VectorType | None = _of("embedding_dtype")
     prefix_order: Annotated[bool, Field(strict=True)] | None = _of("prefix_order")
+    feeders: Annotated[int, Field(strict=True, ge=1, le=MAX_FEEDERS)] | None = _of("feeders")
 
     @model_validator(mode="wrap")
     @classmethod

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock_ledger import (
     REDIS_TIMEOUT_S,
@@ -12,6 +13,7 @@ from penstock_ledger import (
     FeedLost,
     JobSeen,
     JobStore,
+    LiveFeed,
     LiveJob,
     OutcomeStore,
     RedisAddress,
@@ -23,6 +25,7 @@ from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.feed.leased_feed import open_feeder
 from penstock_producer.feed.queues import queue_name
 from penstock_workers.control.counters import Counters
+from penstock_workers.control.feeds.even import Processes, room_of
 from penstock_workers.control.feeds.feed_windows import FeedWindows
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
@@ -77,6 +80,7 @@ class JobSteps:
         self._cancelling = Cancelling(jobs, outcomes, hot, states, balance, settings.visibility_timeout_s)
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
+        self._processes = Processes(hot, owner)
         self.leadership = Leadership(jobs, owner, self._open_led)
         self.ending = JobEnding()
 
@@ -84,11 +88,14 @@ class JobSteps:
         """Before the steps of a round: forget jobs that are over, renew what is led, and note which jobs share the queues."""
         names = {job.job_id for job, _ in live}
         for part in (
-            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.leadership, self.ending,
+            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.ending,
         ):  # fmt: skip
             part.keep_only(names)
+        processes = self._processes.number(live)
+        self.leadership.keep_only(live)
         self.leadership.renew(live)
-        self.leadership.take(live)
+        self.leadership.share(live, processes)
+        self.leadership.take(live, processes)
         outstanding = {job.job_id: of_job.outstanding for (job, _), of_job in zip(live, seen, strict=True)}
         self._windows.update([job for job, _ in live], outstanding, self.leadership.jobs(live))
 
@@ -105,18 +112,22 @@ class JobSteps:
         if job.state is JobState.PAUSED:
             self._resumes.resume_when_over(job)
             return
-        led = [(feed.feed, led) for feed in live.feeds if (led := self.leadership.lead(job, feed)) is not None]
+        led = self._led(job, live.feeds)
+        shards = {feed.feed.generation: self._led(job, feed.shards) for feed in live.feeds if feed.shards}
         if job.state is JobState.CANCELLING:
             self._unpark(job, seen)  # for workers to see that they are cancelled
-            self._cancelling.step(job, self._queue(job), led)
+            self._cancelling.step(job, self._queue(job), led, [part for parts in shards.values() for part in parts])
             return
-        if self._limits.stop(job, self._specs.of(job), sum(seen.outstanding)) or not led:
+        if self._limits.stop(job, self._specs.of(job), sum(seen.outstanding)) or not (led or any(shards.values())):
             return
         self._unpark(job, seen)
-        for feed, led_feed in led:
-            self._advance(job, led_feed, seen.outstanding[feed.generation - 1])
-        if any(feed.generation == job.generation for feed, _ in led):  # one process counts, and writes outputs
-            self._end_if_done(live, seen, [led_feed.feeder.feed for _, led_feed in led])
+        for feed in live.feeds:
+            self._feed_shards(job, feed, shards.get(feed.feed.generation, ()))
+        for led_feed in led:
+            self._advance(job, led_feed, seen.outstanding[led_feed.feeder.feed.generation - 1])
+        feeds = [led_feed.feeder.feed for led_feed in led]
+        if any(feed.generation == job.generation for feed in feeds):  # one process counts, and writes outputs
+            self._end_if_done(live, seen, feeds)
 
     @property
     def windows(self) -> dict[str, int]:
@@ -127,6 +138,10 @@ class JobSteps:
         self._outputs.close()
         self._resumes.close()
         self.leadership.release_all()
+
+    def _led(self, job: Job, feeds: Sequence[LiveFeed]) -> list[LedFeed]:
+        """Of these feeds, or shards of a feed, those that this process leads."""
+        return [led for feed in feeds if (led := self.leadership.lead(job, feed)) is not None]
 
     def _end_if_done(self, live: LiveJob, seen: JobSeen, led: Sequence[Feed]) -> None:
         now = {feed.feed.generation: feed.feed for feed in live.feeds}
@@ -149,16 +164,31 @@ class JobSteps:
         if seen.parked:
             self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)
 
+    def _feed_shards(self, job: Job, feed: LiveFeed, led: Sequence[LedFeed]) -> None:
+        """What the shards that are led here add, each its part of the room that all of them see."""
+        places = {shard.feed.shard: place for place, shard in enumerate(feed.shards)}
+        for shard in led:
+            with self._faults_of(job, shard):
+                self._feed(job, shard, places[shard.feeder.feed.shard], len(places), most=FEED_MAX // len(led))
+
     def _advance(self, job: Job, led: LedFeed, outstanding: int) -> None:
         feed = led.feeder.feed
-        try:
-            if not feed.exhausted:
+        with self._faults_of(job, led):
+            if feed.shards:  # others read it, and what is published again here goes where they publish
+                _, led.feeder.urgent = self._windows.for_feed(job, feed.generation)
+            elif not feed.exhausted:
                 self._feed(job, led)
             if time.monotonic() >= led.next_round:
                 led.next_round = self._next_reconciliation()
                 self._reconcile(job, led, outstanding)
+
+    @contextlib.contextmanager
+    def _faults_of(self, job: Job, led: LedFeed) -> Iterator[None]:
+        """What becomes of the job when a step of its feed fails."""
+        try:
+            yield
         except FeedLost:
-            self.leadership.forget(feed)
+            self.leadership.forget(led.feeder.feed)
         except RedisForgot:
             log.warning("job %s: Redis forgot while it was fed; the next round rebuilds it", job.job_id)
         except SourceUnavailable as error:
@@ -166,12 +196,17 @@ class JobSteps:
         except SourceError as error:
             self._states.move(job, JobState.FAILED, str(error))
 
-    def _feed(self, job: Job, led: LedFeed) -> None:
+    def _feed(self, job: Job, led: LedFeed, place: int = 0, shards: int = 1, most: int = FEED_MAX) -> None:
+        """``place``: of a shard, among those of its source that are still read."""
         feeder = led.feeder
         documents, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation, ordered=feeder.ordered)
+        if self._specs.of(job).budget_usd is None:
+            documents = room_of(place, shards, documents)
+        elif place:
+            return  # the first of them alone: what the budget still pays for is known to one process
         documents = self._limits.within_budget(job, documents)
         if documents:
-            fed = feeder.step(min(documents, FEED_MAX))
+            fed = feeder.step(min(documents, max(1, most)))
             self._windows.note_fed(job, fed.published)
             self._counters.add("fed", self._specs.of(job).lane, fed.published)
 

@@ -1,0 +1,61 @@
+"""How many feeders read a job's source at once, and why so many."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from penstock_producer.feed.prefix_order import wants_order
+from penstock_producer.job.spec import JobSpec
+
+__all__ = ["FeederPlan", "Surveyed", "is_worth_telling", "plan_feeders"]
+
+ROWS_PER_FEEDER: Final = 1_000_000
+"""Read, rendered and queued by one feeder in about a minute: a smaller part is not worth a leader of its own."""
+BYTES_PER_FEEDER: Final = 1024**3
+"""Of request bodies, where documents are large."""
+MOST_BY_ITSELF: Final = 8
+"""One Redis takes what about as many feeders publish; more of them only where the job asks for them."""
+
+
+class FeederPlan(NamedTuple):
+    feeders: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.feeders} feeder{'' if self.feeders == 1 else 's'}: {self.why}"
+
+
+class Surveyed(NamedTuple):
+    """What the plan goes by."""
+
+    rows: int
+    size: int  # bytes of all request bodies
+    entries: int | None  # places where reading can begin; None: anywhere
+
+
+def plan_feeders(spec: JobSpec, found: Surveyed, *, one_machine: bool) -> FeederPlan:
+    """``one_machine``: the database of the job is a file of SQLite."""
+    if wants_order(spec):
+        return FeederPlan(1, "prefix order sorts what one feeder reads")
+    if spec.budget_usd is not None:
+        return FeederPlan(1, "no more is fed than the rest of the budget pays for, and one feeder knows how much that is")
+    if spec.feeders is None and one_machine:
+        return FeederPlan(1, "one control process leads a job whose database is a SQLite file (--feeders N splits it)")
+    plan = _by_size(found) if spec.feeders is None else FeederPlan(min(spec.feeders, found.rows), "as the job says")
+    if found.entries is not None and plan.feeders > found.entries:
+        return FeederPlan(
+            found.entries,
+            "a compressed file is read from the start of a member; compress it in parts (bgzip, pzstd) for more",
+        )
+    return plan
+
+
+def _by_size(found: Surveyed) -> FeederPlan:
+    worth = max(found.rows // ROWS_PER_FEEDER, found.size // BYTES_PER_FEEDER)
+    per = f"one for each {ROWS_PER_FEEDER:,} documents, or GiB of requests"
+    return FeederPlan(max(1, min(worth, MOST_BY_ITSELF)), f"{per}, and at most {MOST_BY_ITSELF}")
+
+
+def is_worth_telling(spec: JobSpec, plan: FeederPlan, rows: int) -> bool:
+    """Whether a person who looks at the job may ask."""
+    return spec.feeders is not None or plan.feeders > 1 or rows >= ROWS_PER_FEEDER
