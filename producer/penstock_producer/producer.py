@@ -30,7 +30,7 @@ from penstock_ledger.vectors import Vectors
 from penstock_producer.cursors import Committed, place_in
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
-from penstock_producer.feed.feeder_plan import Surveyed, plan_feeders
+from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
 from penstock_producer.job.acceptance import check_acceptable
 from penstock_producer.job.borders import Borders
@@ -41,7 +41,6 @@ from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.blobs.unpacked import MEMBERS
-from penstock_producer.sources.entries import entries
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
 from penstock_producer.sources.outcomes.source import OutcomesSource, pin_of
 from penstock_producer.sources.outcomes.where import Where
@@ -361,8 +360,7 @@ class Producer:
         started_by: Mapping[str, Any] | None = None,
     ) -> Job:
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
-        what = Surveyed(found.total, found.size, entries(pin))
-        plan = plan_feeders(spec, what, one_machine=self._database.is_sqlite)
+        plan = plan_feeders(spec, found.total, found.size, pin, one_machine=self._database.is_sqlite)
         shards = found.marks.split(found.total, plan.feeders)
         return self._create(spec, pin, found.total, job_key, refusals, started_by=started_by, shards=shards)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from penstock_producer.feed.prefix_order import wants_order
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.sources.entries import entries
 
-__all__ = ["FeederPlan", "Surveyed", "is_worth_telling", "plan_feeders"]
+__all__ = ["FeederPlan", "is_worth_telling", "plan_feeders"]
 
 ROWS_PER_FEEDER: Final = 1_000_000
 """Read, rendered and queued by one feeder in about a minute: a smaller part is not worth a leader of its own."""
@@ -25,33 +27,28 @@ class FeederPlan(NamedTuple):
         return f"{self.feeders} feeder{'' if self.feeders == 1 else 's'}: {self.why}"
 
 
-class Surveyed(NamedTuple):
-    """What the plan goes by."""
+def plan_feeders(spec: JobSpec, rows: int, size: int, pin: Mapping[str, Any], *, one_machine: bool) -> FeederPlan:
+    """Of a source with so many ``rows``, and so many bytes of request bodies (``size``).
 
-    rows: int
-    size: int  # bytes of all request bodies
-    entries: int | None  # places where reading can begin; None: anywhere
-
-
-def plan_feeders(spec: JobSpec, found: Surveyed, *, one_machine: bool) -> FeederPlan:
-    """``one_machine``: the database of the job is a file of SQLite."""
+    ``one_machine``: the database of the job is a file of SQLite.
+    """
     if wants_order(spec):
         return FeederPlan(1, "prefix order sorts what one feeder reads")
     if spec.budget_usd is not None:
         return FeederPlan(1, "no more is fed than the rest of the budget pays for, and one feeder knows how much that is")
     if spec.feeders is None and one_machine:
         return FeederPlan(1, "one control process leads a job whose database is a SQLite file (--feeders N splits it)")
-    plan = _by_size(found) if spec.feeders is None else FeederPlan(min(spec.feeders, found.rows), "as the job says")
-    if found.entries is not None and plan.feeders > found.entries:
+    plan = _by_size(rows, size) if spec.feeders is None else FeederPlan(min(spec.feeders, rows), "as the job says")
+    places = entries(pin)
+    if places is not None and plan.feeders > places:
         return FeederPlan(
-            found.entries,
-            "a compressed file is read from the start of a member; compress it in parts (bgzip, pzstd) for more",
+            places, "a compressed file is read from the start of a member; compress it in parts (bgzip, pzstd) for more"
         )
     return plan
 
 
-def _by_size(found: Surveyed) -> FeederPlan:
-    worth = max(found.rows // ROWS_PER_FEEDER, found.size // BYTES_PER_FEEDER)
+def _by_size(rows: int, size: int) -> FeederPlan:
+    worth = max(rows // ROWS_PER_FEEDER, size // BYTES_PER_FEEDER)
     per = f"one for each {ROWS_PER_FEEDER:,} documents, or GiB of requests"
     return FeederPlan(max(1, min(worth, MOST_BY_ITSELF)), f"{per}, and at most {MOST_BY_ITSELF}")
 
