@@ -19,7 +19,7 @@ from penstock_ledger.sql.tables import feeds, shards
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.feed.leased_feed import open_feeder
 from penstock_producer.settings import ProviderFacts
-from penstock_workers.control import job_steps
+from penstock_workers.control import feeding
 from penstock_workers.control.feeds import even
 from penstock_workers.control.job.budget import FIRST_DOCUMENTS
 from penstock_workers.control.loop import Control
@@ -86,7 +86,7 @@ class House:
 def house(
     request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[House]:
-    monkeypatch.setattr(job_steps, "FEED_MAX", STEP)
+    monkeypatch.setattr(feeding, "FEED_MAX", STEP)
     monkeypatch.setattr(even, "SAID_EVERY_S", 0.0)
     url = f"sqlite:///{tmp_path}/ledger.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
     made = House(redis_server, url, tmp_path)
@@ -143,7 +143,6 @@ def test_a_loop_that_joins_gets_its_part_and_one_that_ends_hands_it_over(house: 
     turn(b, a, rounds=5)
     assert house.leaders(job) == {"a": 2, "b": 2}
     b._steps.release_all()
-    house.redis.zrem("penstock:controls", "b")
     turn(a, rounds=3)
     assert house.leaders(job) == {"a": 4}
     turn(a, rounds=40)

@@ -308,6 +308,10 @@ class RedisLedger:
         """Say that the control process ``name`` turns; returns how many have said so in the last ``forget_s`` seconds."""
         return self._scripts.present(name, forget_s)
 
+    def control_left(self, name: str) -> None:
+        """The control process ``name`` turns no more."""
+        self._client.zrem(keys.CONTROLS, name)
+
     # -- whether Redis lost what it held ------------------------------------------------------------------------------
 
     def preflight(self) -> None:

@@ -25,7 +25,8 @@ from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.feed.leased_feed import open_feeder
 from penstock_producer.feed.queues import queue_name
 from penstock_workers.control.counters import Counters
-from penstock_workers.control.feeds.even import Processes, room_of
+from penstock_workers.control.feeding import Feeding
+from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.feed_windows import FeedWindows
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
@@ -43,7 +44,6 @@ from penstock_workers.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
-FEED_MAX = 5_000  # documents published per job and round, so that no job holds up the others for long
 UNPARK_MAX = 2_000  # messages of a resumed job brought back per round
 
 
@@ -76,6 +76,7 @@ class JobSteps:
         self._windows = FeedWindows(hot, settings.window, self._specs)
         self._outputs = OutputWriter(settings, outcomes, outputs_written)
         self._limits = JobLimits(outcomes, hot, states)
+        self._feeding = Feeding(self._windows, self._limits, self._specs, counters)
         self._completion = Completion(jobs, hot, states, balance, self._outputs)
         self._cancelling = Cancelling(jobs, outcomes, hot, states, balance, settings.visibility_timeout_s)
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
@@ -122,7 +123,9 @@ class JobSteps:
             return
         self._unpark(job, seen)
         for feed in live.feeds:
-            self._feed_shards(job, feed, shards.get(feed.feed.generation, ()))
+            for shard, part in self._feeding.parts(job, feed, shards.get(feed.feed.generation, ())):
+                with self._faults_of(job, shard):
+                    self._feeding.feed(job, shard, part)
         for led_feed in led:
             self._advance(job, led_feed, seen.outstanding[led_feed.feeder.feed.generation - 1])
         feeds = [led_feed.feeder.feed for led_feed in led]
@@ -138,6 +141,7 @@ class JobSteps:
         self._outputs.close()
         self._resumes.close()
         self.leadership.release_all()
+        self._processes.leave()
 
     def _led(self, job: Job, feeds: Sequence[LiveFeed]) -> list[LedFeed]:
         """Of these feeds, or shards of a feed, those that this process leads."""
@@ -164,20 +168,13 @@ class JobSteps:
         if seen.parked:
             self._hot.unpark(job.job_id, self._queue(job), UNPARK_MAX)
 
-    def _feed_shards(self, job: Job, feed: LiveFeed, led: Sequence[LedFeed]) -> None:
-        """What the shards that are led here add, each its part of the room that all of them see."""
-        places = {shard.feed.shard: place for place, shard in enumerate(feed.shards)}
-        for shard in led:
-            with self._faults_of(job, shard):
-                self._feed(job, shard, places[shard.feeder.feed.shard], len(places), most=FEED_MAX // len(led))
-
     def _advance(self, job: Job, led: LedFeed, outstanding: int) -> None:
         feed = led.feeder.feed
         with self._faults_of(job, led):
-            if feed.shards:  # others read it, and what is published again here goes where they publish
-                _, led.feeder.urgent = self._windows.for_feed(job, feed.generation)
+            if feed.shards:
+                self._feeding.look(job, led)
             elif not feed.exhausted:
-                self._feed(job, led)
+                self._feeding.feed(job, led)
             if time.monotonic() >= led.next_round:
                 led.next_round = self._next_reconciliation()
                 self._reconcile(job, led, outstanding)
@@ -195,20 +192,6 @@ class JobSteps:
             self._states.move(job, JobState.PAUSED, str(error))
         except SourceError as error:
             self._states.move(job, JobState.FAILED, str(error))
-
-    def _feed(self, job: Job, led: LedFeed, place: int = 0, shards: int = 1, most: int = FEED_MAX) -> None:
-        """``place``: of a shard, among those of its source that are still read."""
-        feeder = led.feeder
-        documents, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation, ordered=feeder.ordered)
-        if self._specs.of(job).budget_usd is None:
-            documents = room_of(place, shards, documents)
-        elif place:
-            return  # the first of them alone: what the budget still pays for is known to one process
-        documents = self._limits.within_budget(job, documents)
-        if documents:
-            fed = feeder.step(min(documents, max(1, most)))
-            self._windows.note_fed(job, fed.published)
-            self._counters.add("fed", self._specs.of(job).lane, fed.published)
 
     def _reconcile(self, job: Job, led: LedFeed, outstanding: int) -> None:
         """``outstanding``: as this round found it, before it fed more."""

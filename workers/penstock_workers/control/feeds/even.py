@@ -24,7 +24,7 @@ WORTH_A_STEP: Final = 500
 
 
 class Processes:
-    """How many control processes turn. Belongs to the control thread; ``number`` raises redis.RedisError."""
+    """How many control processes turn. Belongs to the control thread. ``number`` raises redis.RedisError."""
 
     def __init__(self, hot: RedisLedger, owner: str) -> None:
         self._hot = hot
@@ -40,6 +40,11 @@ class Processes:
             self._number = max(1, self._hot.controls(self._owner, FORGOTTEN_S))
             self._again_at = monotonic() + SAID_EVERY_S
         return self._number
+
+    def leave(self) -> None:
+        """This process ends: the others have its part at once. Raises redis.RedisError."""
+        if self._again_at:
+            self._hot.control_left(self._owner)
 
 
 def taken_on(shards: Sequence[LiveFeed], owner: str, processes: int) -> list[LiveFeed]:
@@ -57,7 +62,7 @@ def given_up(shards: Sequence[LiveFeed], owner: str, processes: int) -> list[Liv
 
 
 def room_of(place: int, shards: int, room: int) -> int:
-    """What the shard at ``place`` (from 0) of those that are still read may add, of what all of them may add together.
+    """What the shard at ``place`` (from 0) of those that have a leader may add, of what all of them may add together.
 
     They feed at the same time, in processes that see the same room; so their parts add up to it and to no more. Where the
     room is for a few steps only, feeding is not what the job waits for, and the first shards alone are read.
