@@ -1,8 +1,9 @@
 """One source read by 1, 2 and 4 feeders, each a process: `python -m benchmarks.sharded_feed [documents] [rounds]`.
 
-Each process leads its part of the source's shards and publishes as the control loop does; all of them begin at the same moment, into
-one real Redis, with cursors in one database (SQLite). Rounds are interleaved. CPU per document is what a feeder costs; the clock says
-what a machine with as many cores as this one makes of it. One process that leads four shards is what one machine would do.
+Each process leads its part of the source's shards and publishes as the control loop does; all of them begin at the same
+moment, into one real Redis, with cursors in one database (SQLite). Rounds are interleaved. CPU per document is what a feeder
+costs; the clock says what a machine with as many cores as this one makes of it. One process that leads four shards is what
+one machine would do.
 """
 
 from __future__ import annotations

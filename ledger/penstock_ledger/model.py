@@ -12,7 +12,19 @@ from typing import Any, Final, NamedTuple
 import orjson
 from msgspec import Struct
 
-__all__ = ["SHARDS", "Counts", "DeadLetter", "Feed", "FeedKind", "ItemKey", "Job", "JobState", "NewJob", "Result", "Shard"]
+__all__ = [
+    "SHARDS",
+    "Counts",
+    "DeadLetter",
+    "Feed",
+    "FeedKind",
+    "ItemKey",
+    "Job",
+    "JobState",
+    "NewJob",
+    "Result",
+    "Shard",
+]
 
 SHARDS: Final = "shards"  # of the selection of a feed that is split: into how many parts
 

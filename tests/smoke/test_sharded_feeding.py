@@ -27,7 +27,11 @@ def test_a_control_process_killed_while_two_read(tmp_path: Path, postgres_url: s
         controls = [fleet.control(window=WINDOW, control_interval_s=0.05) for _ in range(2)]
         pids = [control.popen.pid for control in controls]
         fleet.ready(fleet.worker(32))
-        until(lambda: all("ready" in control.log.read_text() for control in controls), 30, "both control processes are ready")
+        until(
+            lambda: all("ready" in control.log.read_text() for control in controls),
+            30,
+            "both control processes are ready",
+        )
         job = fleet.submit(DOCUMENTS, feeders=4)
         until(lambda: leaders(fleet, job) == dict.fromkeys(pids, 2), 30, "each leads two of the four shards")
         fleet.wait_for_outcomes(job, 500)

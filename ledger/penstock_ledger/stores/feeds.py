@@ -24,7 +24,9 @@ _SHARDS: Final = Leases(shards)
 
 # Built once: putting a statement together costs more than what the database does with it.
 _OF_JOB: Final = select(feeds).where(feeds.c.job_id == bindparam("job")).order_by(feeds.c.generation)
-_SHARDS_OF_JOB: Final = select(shards).where(shards.c.job_id == bindparam("job")).order_by(shards.c.generation, shards.c.shard)
+_SHARDS_OF_JOB: Final = (
+    select(shards).where(shards.c.job_id == bindparam("job")).order_by(shards.c.generation, shards.c.shard)
+)
 _THE_FEED: Final = (feeds.c.job_id == bindparam("job"), feeds.c.generation == bindparam("nth"))
 _LOCK_FEED: Final = select(feeds.c.fence).where(*_THE_FEED).with_for_update()
 _END_FEED: Final = update(feeds).where(*_THE_FEED).values(exhausted=True)

@@ -35,7 +35,9 @@ def plan_feeders(spec: JobSpec, rows: int, size: int, pin: Mapping[str, Any], *,
     if wants_order(spec):
         return FeederPlan(1, "prefix order sorts what one feeder reads")
     if spec.budget_usd is not None:
-        return FeederPlan(1, "no more is fed than the rest of the budget pays for, and one feeder knows how much that is")
+        return FeederPlan(
+            1, "no more is fed than the rest of the budget pays for, and one feeder knows how much that is"
+        )
     if spec.feeders is None and one_machine:
         return FeederPlan(1, "one control process leads a job whose database is a SQLite file (--feeders N splits it)")
     plan = _by_size(rows, size) if spec.feeders is None else FeederPlan(min(spec.feeders, rows), "as the job says")

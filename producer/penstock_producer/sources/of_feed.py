@@ -44,9 +44,7 @@ def source_of(
     return whole if feed.ends_at is None else Until(whole, feed.ends_at)
 
 
-def _whole(
-    database: Database, job: Job, feed: Feed, settings: ProducerSettings | None, spec: JobSpec | None
-) -> Source:
+def _whole(database: Database, job: Job, feed: Feed, settings: ProducerSettings | None, spec: JobSpec | None) -> Source:
     if feed.kind is FeedKind.REPLAY:
         return ReplaySource(feed, OutcomeStore(database))
     if feed.kind is FeedKind.SPOOL:

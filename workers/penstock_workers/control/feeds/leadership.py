@@ -105,7 +105,9 @@ class Leadership:
         names = {job.job_id for job, _ in live}
         unread = {_name(shard.feed) for _, feeds in live for feed in feeds for shard in feed.shards}
         self._led = {
-            name: led for name, led in self._led.items() if name[0] in names and (name in unread or not led.feeder.feed.shard)
+            name: led
+            for name, led in self._led.items()
+            if name[0] in names and (name in unread or not led.feeder.feed.shard)
         }
 
     def release_all(self) -> None:
