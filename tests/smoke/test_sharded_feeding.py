@@ -10,8 +10,8 @@ from fleet import Fleet, until
 from penstock_ledger import JobStore
 from penstock_ledger.model import Job, JobState
 
-DOCUMENTS = 6_000
-WINDOW = 3_000  # the source is read as fast as the documents are done, and no faster
+DOCUMENTS = 4_000
+WINDOW = 800  # the source is read as fast as the documents are done, and no faster
 
 
 def leaders(fleet: Fleet, job: Job) -> Counter[int]:
@@ -24,17 +24,14 @@ def test_a_control_process_killed_while_two_read(tmp_path: Path, postgres_url: s
     """Its shards are taken over where their cursors were, each document is called once, and the counts are exact."""
     with Fleet(tmp_path, database_url=postgres_url) as fleet:
         fleet.provider.start()
-        controls = [fleet.control(window=WINDOW, control_interval_s=0.05) for _ in range(2)]
+        probes = [tmp_path / "probes-a", tmp_path / "probes-b"]
+        controls = [fleet.control(window=WINDOW, control_interval_s=0.05, probe_dir=probe) for probe in probes]
         pids = [control.popen.pid for control in controls]
         fleet.ready(fleet.worker(32))
-        until(
-            lambda: all("ready" in control.log.read_text() for control in controls),
-            30,
-            "both control processes are ready",
-        )
+        until(lambda: all((probe / "ready").exists() for probe in probes), 30, "both control processes are ready")
         job = fleet.submit(DOCUMENTS, feeders=4)
         until(lambda: leaders(fleet, job) == dict.fromkeys(pids, 2), 30, "each leads two of the four shards")
-        fleet.wait_for_outcomes(job, 500)
+        fleet.wait_for_outcomes(job, 400)
         assert leaders(fleet, job)[pids[0]], "it dies while it reads"
         controls[0].kill()
         fleet.wait_for(job, JobState.COMPLETED, 120)
