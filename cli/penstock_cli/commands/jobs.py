@@ -71,7 +71,8 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
     console.print(
         Text(f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id {job.job_id}"), soft_wrap=True
     )
-    for told in filter(None, (started_by_line(job), from_job_line(job), feeders_line(job, ledger))):
+    feeders = feeders_line(job, ledger.jobs.shards(job.job_id), one_machine=ledger.database.is_sqlite)
+    for told in filter(None, (started_by_line(job), from_job_line(job), feeders)):
         console.print(Text(told), soft_wrap=True)
     for sentence in pause_lines(job, ledger.option()):
         console.print(Text(sentence), soft_wrap=True)
@@ -111,7 +112,7 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
         "generation": job.generation,
         "started_by": job.source.get("started_by"),
         "from_job": _from_job(job),
-        "feeders": feeders_of(job, ledger),
+        "feeders": feeders_of(ledger.jobs.shards(job.job_id)),
         "reasons": figures.reasons,
         "last_failure": figures.cause,
     }

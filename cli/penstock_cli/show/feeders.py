@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock_cli.connect import Books
-    from penstock_ledger.model import Job
+    from penstock_ledger.model import Feed, Job
+
+    Shards = Sequence[tuple[Feed, str | None]]  # as ``FeedStore.shards`` has them
 
 
-def feeders_line(job: Job, ledger: Books) -> str:
-    """One sentence; empty for a job of which it need not be said."""
+def feeders_line(job: Job, shards: Shards, *, one_machine: bool) -> str:
+    """One sentence; empty for a job of which it need not be said. ``one_machine``: its database is a file of SQLite."""
     from penstock_cli.show.text import count, safe
     from penstock_producer.feed.feeder_plan import is_worth_telling, plan_feeders
     from penstock_producer.job.spec import JobSpec
@@ -19,8 +21,7 @@ def feeders_line(job: Job, ledger: Books) -> str:
     if job.total is None:
         return ""
     spec = JobSpec.accepted(job.spec)
-    plan = plan_feeders(spec, job.total, 0, job.source, one_machine=ledger.database.is_sqlite)
-    shards = ledger.jobs.shards(job.job_id)
+    plan = plan_feeders(spec, job.total, 0, job.source, one_machine=one_machine)
     if not shards:
         return f"read by {plan}" if is_worth_telling(spec, plan, job.total) and not job.state.final else ""
     read = sum(shard.exhausted for shard, _ in shards)
@@ -29,9 +30,8 @@ def feeders_line(job: Job, ledger: Books) -> str:
     return f"read by {len(shards)} feeders ({plan.why}): {count(read)} at their end{told and f'; {told}'}"
 
 
-def feeders_of(job: Job, ledger: Books) -> dict[str, Any] | None:
+def feeders_of(shards: Shards) -> dict[str, Any] | None:
     """For programs; None where one feeder reads all of it."""
-    shards = ledger.jobs.shards(job.job_id)
     if not shards:
         return None
     return {"number": len(shards), "at_their_end": sum(shard.exhausted for shard, _ in shards)}

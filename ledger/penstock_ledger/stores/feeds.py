@@ -79,11 +79,14 @@ class FeedStore:
 
         return self._db.write(lease) if names else []
 
-    def renew_feeds(self, owner: str, ttl_s: float) -> None:
-        """Stay the leader of what ``owner`` leads in jobs that run or are cancelled, for ``ttl_s`` seconds."""
+    def renew_feeds(self, owner: str, ttl_s: float, *, shards: bool = True) -> None:
+        """Stay the leader of what ``owner`` leads in jobs that run or are cancelled, for ``ttl_s`` seconds.
+
+        ``shards``: False for one that leads none, which saves a statement.
+        """
 
         def renew(connection: Connection) -> None:
-            for leases in (_FEEDS, _SHARDS):
+            for leases in (_FEEDS, _SHARDS) if shards else (_FEEDS,):
                 leases.renew(connection, self._db, owner, ttl_s)
 
         self._db.write(renew)

@@ -56,8 +56,9 @@ class Leadership:
 
     def renew(self, live: Iterable[LiveJob]) -> None:
         """All leases of this process, as soon as one of them has lost a third of its time."""
-        if any(feed.led_by(self._owner) and feed.lease_s < RENEW_BELOW_S for feed in _with_shards(live)):
-            self._jobs.renew_feeds(self._owner, FEED_LEASE_S)
+        led = [feed for feed in _with_shards(live) if feed.led_by(self._owner)]
+        if any(feed.lease_s < RENEW_BELOW_S for feed in led):
+            self._jobs.renew_feeds(self._owner, FEED_LEASE_S, shards=any(feed.feed.shard for feed in led))
 
     def take(self, live: Collection[LiveJob], processes: int = 1) -> None:
         """Feeds that no process leads, at most ``TAKEN_MAX`` in each round, in one transaction; and of each source that is
