@@ -24,10 +24,11 @@ def feeders_line(job: Job, shards: Shards, *, one_machine: bool) -> str:
     plan = plan_feeders(spec, job.total, 0, job.source, one_machine=one_machine)
     if not shards:
         return f"read by {plan}" if is_worth_telling(spec, plan, job.total) and not job.state.final else ""
+    why = plan.why if spec.budget_usd is None else "one after the other, since it has a budget"
     read = sum(shard.exhausted for shard, _ in shards)
     leaders = Counter(owner for shard, owner in shards if owner is not None and not shard.exhausted)
     told = ", ".join(f"{safe(owner)} leads {count(number)}" for owner, number in sorted(leaders.items()))
-    return f"read by {len(shards)} feeders ({plan.why}): {count(read)} at their end{told and f'; {told}'}"
+    return f"read by {len(shards)} feeders ({why}): {count(read)} at their end{told and f'; {told}'}"
 
 
 def feeders_of(shards: Shards) -> dict[str, Any] | None:

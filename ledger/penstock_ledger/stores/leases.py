@@ -6,7 +6,7 @@ was frozen in between cannot move the cursor afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Table, bindparam, select, update
@@ -86,5 +86,5 @@ class Leases:
         back = {"exhausted": False, "owner": None, "lease_until": None, "fence": columns.fence + 1, "cursor": cursor}
         connection.execute(update(self._table).where(columns.job_id == job_id).values(back))
 
-    def _its(self, name: Name) -> Mapping[str, Any]:
+    def _its(self, name: Name) -> dict[str, Any]:
         return {f"its_{column}": value for column, value in zip(self._key, name, strict=True)}
