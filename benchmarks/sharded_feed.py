@@ -53,6 +53,7 @@ def measure(documents: int, rounds: int) -> None:
         for turn in range(rounds):
             for way in WAYS:
                 runs[way].append(fed(place, path, server, way, f"round-{turn}-{way.processes}-{way.shards}", documents))
+                print(turn, *way, *(f"{part:.2f}" for part in runs[way][-1]), flush=True)
                 server.client().flushall()
     print(f"{documents:,} documents, {rounds} rounds")
     print("processes  shards  documents/s  over one  feeder us  redis us")

@@ -29,7 +29,7 @@ def test_status_says_how_many_why_and_how_far() -> None:
     """Parts at their end, and which process leads how many of the others; escape sequences stay text."""
     told = feeders_line(job(), SHARDS, one_machine=False)
     assert told.startswith(
-        "read by 4 feeders (one for each 1,000,000 documents, or GiB of requests, and at most 8): 1 at their end; "
+        "read by 4 feeders (one for each 1,000,000 documents, or GiB of requests, and at most 4): 1 at their end; "
     )
     assert "a-1 leads 1" in told
     assert "\x1b" not in told

@@ -114,7 +114,7 @@ def test_marks_are_few_and_even(rows: int, number: int) -> None:
         ({}, ROWS_PER_FEEDER - 1, 0, 1, "one for each 1,000,000 documents"),
         ({}, 2 * ROWS_PER_FEEDER, 0, 2, "one for each 1,000,000 documents"),
         ({}, 1_000, 3 * BYTES_PER_FEEDER, 3, "GiB of requests"),
-        ({}, 100 * ROWS_PER_FEEDER, 0, MOST_BY_ITSELF, "at most 8"),
+        ({}, 100 * ROWS_PER_FEEDER, 0, MOST_BY_ITSELF, "at most 4"),
         ({"feeders": 5}, 100, 0, 5, "as the job says"),
         ({"feeders": 5}, 3, 0, 3, "as the job says"),
         ({"feeders": 5, "budget_usd": 1.0}, 100, 0, 1, "budget"),

@@ -12,11 +12,11 @@ from penstock_producer.sources.entries import entries
 __all__ = ["FeederPlan", "is_worth_telling", "plan_feeders"]
 
 ROWS_PER_FEEDER: Final = 1_000_000
-"""Read, rendered and queued by one feeder in about a minute: a smaller part is not worth a leader of its own."""
+"""Read, rendered and queued by one feeder in less than a minute: a smaller part is not worth a leader of its own."""
 BYTES_PER_FEEDER: Final = 1024**3
 """Of request bodies, where documents are large."""
-MOST_BY_ITSELF: Final = 8
-"""One Redis takes what about as many feeders publish; more of them only where the job asks for them."""
+MOST_BY_ITSELF: Final = 4
+"""One Redis takes what two or three feeders publish of small documents; more are of use where rows cost more to read."""
 
 
 class FeederPlan(NamedTuple):
