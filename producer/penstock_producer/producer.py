@@ -20,7 +20,9 @@ from penstock_ledger import (
     Database,
     JobNotFound,
     JobStore,
+    MadeWith,
     OutcomeStore,
+    Provenance,
     ScheduleStore,
     Spool,
     open_database,
@@ -30,9 +32,10 @@ from penstock_ledger.vectors import Vectors
 from penstock_producer.cursors import Committed, place_in
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
+from penstock_producer.estimates import Estimate
 from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
-from penstock_producer.job.acceptance import check_acceptable
+from penstock_producer.job.acceptance import check_acceptable, check_estimate
 from penstock_producer.job.borders import Borders
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
@@ -41,6 +44,7 @@ from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.blobs.unpacked import MEMBERS
+from penstock_producer.sources.media.places import NEWEST
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
 from penstock_producer.sources.outcomes.source import OutcomesSource, pin_of
 from penstock_producer.sources.outcomes.where import Where
@@ -49,6 +53,7 @@ from penstock_producer.sources.several import FILES
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.survey import Survey, survey
+from penstock_producer.tally import PREPARED
 
 if TYPE_CHECKING:
     import pyarrow
@@ -58,10 +63,14 @@ _JOB_ID_CHARS = 20
 _MAX_JOB_KEY_CHARS = 200
 # Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
 _NOT_CONTENT = frozenset({
-    "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY,
+    "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY, NEWEST, PREPARED,
 })  # fmt: skip
-_LATER_FIELDS = ("embedding_dtype", "encoding", "format")
-_NO_CONTENT = ("feeders",)  # of a spec: how the source is read, not what comes of it
+_LATER_FIELDS = (
+    "audio_fields", "compress_prompt", "embedding_dtype", "encoding", "examples", "fallback", "fallback_on", "format",
+    "image_fields", "messages_field", "param_fields", "schema_repairs", "template", "truncate",
+)  # fmt: skip
+# Of a spec: how the source is read, and whether there is a job; nothing of what comes of it.
+_NO_CONTENT = ("feeders", "over_budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +166,7 @@ class Producer:
         if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
             return self._create(spec, known.source, known.total, job_key, (), started_by=started_by)
         found = survey(opened, spec, progress)
-        return self._create_surveyed(spec, found, found.pin, job_key, started_by=started_by)
+        return self._create_surveyed(spec, found, job_key, started_by=started_by)
 
     def submit_from(
         self,
@@ -176,7 +185,7 @@ class Producer:
         if self._borders is not None:
             raise SourceError("unsupported_source", "remote doors read no outcomes of other jobs; submit a file")
         spec, found = self._accepted(spec), self._found(job)
-        if spec.prompt is None and spec.endpoint != found.spec["endpoint"]:
+        if not spec.takes_records and spec.endpoint != found.spec["endpoint"]:
             fix = f"give the endpoint {found.spec['endpoint']}, or a prompt"
             message = f"{seen(spec.endpoint)} is not where the requests of job {found.job_key} were sent"
             raise SpecError([Problem("invalid_value", "/endpoint", message, fix)])
@@ -191,7 +200,7 @@ class Producer:
                 "empty_source",
                 f"no outcome of job {found.job_key} satisfies {seen(what)}; penstock report counts what it has",
             ) from error
-        return self._create_surveyed(spec, surveyed, pin, job_key)
+        return self._create_surveyed(spec, surveyed, job_key)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
         """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
@@ -275,6 +284,10 @@ class Producer:
         reading = Reading(self._database, self._jobs.get(job))
         return reader_of(reading, reading.table.columns)
 
+    def made_with(self, job: str) -> list[MadeWith]:
+        """Releases, engines, providers and prices that results of this job came from, by generation; a result has its model."""
+        return Provenance(self._database).of(self._jobs.get(job).job_id)
+
     def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
         """The embeddings of an embed job so far as they are stored, without JSON between; in the order of ``results``.
 
@@ -342,6 +355,10 @@ class Producer:
             self._borders.check(spec)
         return spec
 
+    def _check_estimate(self, spec: JobSpec, estimate: Estimate) -> None:
+        """Before anything is spent. Raises SpecError."""
+        check_estimate(spec, estimate.usd(self._settings.prices(spec.provider)))
+
     def _known(self, job_key: str | None) -> Job | None:
         if job_key is None:
             return None
@@ -355,14 +372,14 @@ class Producer:
         self,
         spec: JobSpec,
         found: Survey,
-        pin: Mapping[str, Any],
         job_key: str | None,
         started_by: Mapping[str, Any] | None = None,
     ) -> Job:
+        self._check_estimate(spec, found.estimate)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
-        plan = plan_feeders(spec, found.total, found.size, pin, one_machine=self._database.is_sqlite)
+        plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._database.is_sqlite)
         shards = found.marks.split(found.total, plan.feeders)
-        return self._create(spec, pin, found.total, job_key, refusals, started_by=started_by, shards=shards)
+        return self._create(spec, found.pin, found.total, job_key, refusals, started_by=started_by, shards=shards)
 
     def _create(
         self,
@@ -431,6 +448,6 @@ def _given(spec: JobSpec) -> dict[str, Any]:
     """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
     stored = {name: value for name, value in spec.to_json().items() if name not in _NO_CONTENT}
     for name in _LATER_FIELDS:
-        if stored[name] is None:
+        if stored[name] == JobSpec.model_fields[name].get_default(call_default_factory=True):
             del stored[name]
     return stored

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock_producer.errors import SourceError, TooManyBadRows
+from penstock_producer.estimates import Estimate, Measure
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.marks import Marks
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document
 from penstock_producer.seen_ids import Duplicate, SeenIds
+from penstock_producer.tally import PREPARED, Tally
 
 __all__ = ["Survey", "survey"]
 
 # Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
 MAX_BAD_ROWS_HELD = 100_000
 FIRST_ROWS = 100  # when all of these lack the same column, the prompt is wrong, not the rows
+NOTHING = Estimate(0, 0, True)
 _ROWS_PER_PROGRESS = 5_000  # calls it some ten times a second
 
 
@@ -36,8 +39,9 @@ class Survey:
     total: int  # documents and bad rows together
     refused: Sequence[RefusedRow]  # in the order of lines
     pin: dict[str, Any]
-    size: int  # bytes of all request bodies
-    marks: Marks  # where it can be split
+    estimate: Estimate = NOTHING  # of its documents, from the first of them
+    size: int = 0  # bytes of all request bodies
+    marks: Marks = field(default_factory=Marks)  # where it can be split
 
 
 class Surveyed(Protocol):
@@ -45,6 +49,9 @@ class Surveyed(Protocol):
 
     uri: str
     id_field: str  # the field that names a document
+
+    @property
+    def tally(self) -> Tally: ...
 
     def pin(self) -> dict[str, Any]: ...
 
@@ -64,6 +71,7 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
     marks = Marks()
     total = size = 0
     next_mark = 1
+    measure = Measure()
     with SeenIds() as ids:
         add = ids.add
         for row in source.documents({}):
@@ -75,6 +83,8 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
             else:
                 add(row.doc_id, row.line)
                 size += len(row.body)
+                if not measure.enough:
+                    measure.add(row.body)
             if total == next_mark:
                 next_mark = marks.note(total, row.cursor)
             if total == FIRST_ROWS and len(bad) == FIRST_ROWS > spec.bad_rows_allowed(FIRST_ROWS):
@@ -87,7 +97,10 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
         if len(bad) > allowed:
             raise TooManyBadRows(source.uri, allowed, _in_order(bad), counted=len(bad), whole=True)
         bad.sort(key=lambda row: row.line)
-        return Survey(total, _named(bad, ids), source.pin(), size, marks)
+        tally = source.tally
+        prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
+        estimate = measure.of(total - len(bad))
+        return Survey(total, _named(bad, ids), source.pin() | prepared, estimate, size, marks)
 
 
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:
