@@ -116,7 +116,8 @@ def test_a_look_shows_the_shards_that_are_still_read(db: Database, jobs: JobStor
 
 def test_leases_of_shards_are_renewed_with_those_of_feeds(db: Database, jobs: JobStore) -> None:
     """One call prolongs all that a process leads in jobs that run."""
-    lease(jobs, 1, "one", 5), lease(jobs, 2, "two", 5)
+    lease(jobs, 1, "one", 5)
+    lease(jobs, 2, "two", 5)
     jobs.renew_feeds("one", 60)
     (job,) = LiveJobs(db).look()
     assert [round(shard.lease_s / 60) for shard in job.feeds[0].shards] == [1, 0, 0]
