@@ -20,6 +20,10 @@ penstock:<job>:queue                string  of a job that names no model, in a l
                                             model that answers it, as its first item has found it
 penstock:queues:<lane's queue>      zset    queue of a model in this lane -> when it was last noted (Unix seconds, this
                                             server's clock)
+penstock:found:<lane's queue>       hash    queue of an adapter that workers have found, and the settings do not name -> the
+                                            queue under whose name these workers keep what they hold
+penstock:found:<queue>:waiting      list    of such a queue: as many entries as messages wait for those adapters, for an
+                                            autoscaler that can read lengths only; expires
 penstock:delayed:<queue>            zset    tag -> not before (Unix seconds, this server's clock)
 penstock:delayed:<queue>:raw        hash    tag -> raw message
 penstock:delayed:<queue>:clock      string  the latest time that promoting has seen: a clock that is behind it stepped back
@@ -92,6 +96,8 @@ __all__ = [
     "drains",
     "failing",
     "feed_scope",
+    "found",
+    "found_waiting",
     "is_queue_of",
     "job_scope",
     "lane_queue",
@@ -190,6 +196,16 @@ def unacked_mutex(queue: str) -> str:
 def queues(lane: str) -> str:
     """``lane`` is the name of the lane's own queue."""
     return f"{PREFIX}queues:{lane}"
+
+
+def found(lane: str) -> str:
+    """``lane`` is the name of the lane's own queue."""
+    return f"{PREFIX}found:{lane}"
+
+
+def found_waiting(home: str) -> str:
+    """The chart has the same name for its autoscaler (templates/_queues.tpl)."""
+    return f"{PREFIX}found:{home}:waiting"
 
 
 def is_queue_of(lane: str, name: str) -> bool:

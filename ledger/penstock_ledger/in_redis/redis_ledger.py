@@ -337,8 +337,11 @@ class RedisLedger:
 
     def check_epoch(self) -> bool:
         """Whether Redis still holds this database's epoch and has not restarted since that was written."""
-        self._run_seen = redis_health.run_id(self._redis)
-        epoch, run = self._client.mget(keys.EPOCH, keys.EPOCH_RUN)
+        with self._client.pipeline(transaction=False) as pipe:  # one round trip: every round of each control loop asks
+            pipe.info("server")
+            pipe.mget(keys.EPOCH, keys.EPOCH_RUN)
+            server, (epoch, run) = pipe.execute()
+        self._run_seen = str(server["run_id"])
         return bool(epoch == self._epoch.encode() and run == self._run_seen.encode())
 
     def install_epoch(self) -> None:

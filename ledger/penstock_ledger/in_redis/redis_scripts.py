@@ -54,6 +54,8 @@ class Scripts:
         self._causes = _registered(client, "causes")
         self._note_queues = _registered(client, "note_queues")
         self._forget_queues = _registered(client, "forget_queues")
+        self._note_found = _registered(client, "note_found")
+        self._show_found = _registered(client, "show_found")
         self._move = _registered(client, "move")
         self._see = _registered(client, "see")
 
@@ -169,6 +171,13 @@ class Scripts:
 
     def forget_queues(self, lane: str, idle_s: int, most: int) -> int:
         return int(self._forget_queues([keys.queues(lane)], [idle_s, most]))
+
+    def note_found(self, lane: str, home: str, most: int, queues: Sequence[str]) -> int:
+        """Returns how many are noted."""
+        return int(self._note_found([keys.found(lane)], [home, most, *queues]))
+
+    def show_found(self, home: str, waiting: int, believed_s: int) -> None:
+        self._show_found([keys.found_waiting(home)], [waiting, believed_s])
 
     def move(self, lane: str, queue: str, messages: Sequence[tuple[str, bytes]], *, most: int, wait_s: float) -> int:
         names = [
