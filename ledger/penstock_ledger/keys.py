@@ -33,6 +33,8 @@ penstock:delayed:<queue>:raw        hash    tag -> raw message
 penstock:delayed:<queue>:clock      string  the latest time that promoting has seen: a clock that is behind it stepped back
 penstock:workers                    zset    worker name -> last heartbeat (Unix seconds, this server's clock)
 penstock:worker:<name>              hash    what the worker said of itself; expires
+penstock:controls                   zset    control process -> when it last said that it turns, while a job with several
+                                            feeders lives (Unix seconds, this server's clock)
 penstock:failing:<provider>         hash    "<job>|<class>" -> why calls fail lately, see causes.py; expires
 penstock:drains:<lane>              hash    items_finished, items_requeued, finished, requeued: how workers ended, so far
 penstock:parked:unknown             list    messages that no worker could read or place, whole, for a person; unbounded on
@@ -71,6 +73,7 @@ from penstock_ledger.model import FeedKind, Job
 
 __all__ = [
     "ANSWERS_MAX",
+    "CONTROLS",
     "DEAD",
     "DONE",
     "EPOCH",
@@ -120,6 +123,7 @@ EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
 EPOCH_REBUILT: Final = PREFIX + "epoch:rebuilt"
 WORKERS: Final = PREFIX + "workers"
+CONTROLS: Final = PREFIX + "controls"
 PARKED_UNKNOWN: Final = PREFIX + "parked:unknown"
 REFUSED: Final = PREFIX + "refused"
 OLDER_UNACKED: Final = "unacked"

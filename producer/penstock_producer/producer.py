@@ -27,12 +27,13 @@ from penstock_ledger import (
     Spool,
     open_database,
 )
-from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result
+from penstock_ledger.model import Counts, DeadLetter, FeedKind, ItemKey, Job, JobState, NewJob, Result, Shard
 from penstock_ledger.vectors import Vectors
 from penstock_producer.cursors import Committed, place_in
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
 from penstock_producer.estimates import Estimate
+from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
 from penstock_producer.job.acceptance import check_acceptable, check_estimate
 from penstock_producer.job.borders import Borders
@@ -53,7 +54,7 @@ from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.sources.texts.segments import NEWEST as NEWEST_TEXT
 from penstock_producer.sources.texts.segments import SEGMENTS
-from penstock_producer.survey import survey
+from penstock_producer.survey import Survey, survey
 from penstock_producer.tally import PREPARED
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ _LATER_FIELDS = (
     "audio_fields", "compress_prompt", "embedding_dtype", "encoding", "examples", "fallback", "fallback_on", "format",
     "image_fields", "messages_field", "param_fields", "schema_repairs", "template", "truncate",
 )  # fmt: skip
+# Of a spec: how the source is read, and whether there is a job; nothing of what comes of it.
+_NO_CONTENT = ("feeders", "over_budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +169,7 @@ class Producer:
         if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
             return self._create(spec, known.source, known.total, job_key, (), started_by=started_by)
         found = survey(opened, spec, progress)
-        self._check_estimate(spec, found.estimate)
-        refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
-        return self._create(spec, found.pin, found.total, job_key, refusals, started_by=started_by)
+        return self._create_surveyed(spec, found, job_key, started_by=started_by)
 
     def submit_from(
         self,
@@ -202,9 +203,7 @@ class Producer:
                 "empty_source",
                 f"no outcome of job {found.job_key} satisfies {seen(what)}; penstock report counts what it has",
             ) from error
-        self._check_estimate(spec, surveyed.estimate)
-        refusals = [(refusal.doc_id, refusal.row) for refusal in surveyed.refused]
-        return self._create(spec, surveyed.pin, surveyed.total, job_key, refusals)
+        return self._create_surveyed(spec, surveyed, job_key)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
         """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
@@ -372,6 +371,19 @@ class Producer:
         except JobNotFound:
             return None
 
+    def _create_surveyed(
+        self,
+        spec: JobSpec,
+        found: Survey,
+        job_key: str | None,
+        started_by: Mapping[str, Any] | None = None,
+    ) -> Job:
+        self._check_estimate(spec, found.estimate)
+        refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
+        plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._database.is_sqlite)
+        shards = found.marks.split(found.total, plan.feeders)
+        return self._create(spec, found.pin, found.total, job_key, refusals, started_by=started_by, shards=shards)
+
     def _create(
         self,
         spec: JobSpec,
@@ -381,6 +393,7 @@ class Producer:
         refusals: Sequence[tuple[str, Any]],
         feed_kind: FeedKind = FeedKind.SOURCE,
         started_by: Mapping[str, Any] | None = None,
+        shards: tuple[Shard, ...] = (),
     ) -> Job:
         if job_key is not None:
             _check_key(job_key)
@@ -398,6 +411,7 @@ class Producer:
             digest=_digest(spec, pin),
             total=total,
             feed_kind=feed_kind,
+            shards=shards,
         )
         letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
         job, _ = self._jobs.create(new, letters)
@@ -435,8 +449,7 @@ def _check_key(job_key: object) -> None:
 
 def _given(spec: JobSpec) -> dict[str, Any]:
     """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
-    stored = spec.to_json()
-    del stored["over_budget"]  # it decides whether there is a job, and nothing about it
+    stored = {name: value for name, value in spec.to_json().items() if name not in _NO_CONTENT}
     for name in _LATER_FIELDS:
         if stored[name] == JobSpec.model_fields[name].get_default(call_default_factory=True):
             del stored[name]

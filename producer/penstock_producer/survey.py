@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.estimates import Estimate, Measure
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.marks import Marks
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place
 from penstock_producer.seen_ids import Duplicate, SeenIds
@@ -39,6 +40,8 @@ class Survey:
     refused: Sequence[RefusedRow]  # in the order of lines
     pin: dict[str, Any]
     estimate: Estimate = NOTHING  # of its documents, from the first of them
+    size: int = 0  # bytes of all request bodies
+    marks: Marks = field(default_factory=Marks)  # where it can be split
 
 
 class Surveyed(Protocol):
@@ -65,7 +68,9 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
     """
     most = min(spec.max_bad_rows, MAX_BAD_ROWS_HELD) if isinstance(spec.max_bad_rows, int) else MAX_BAD_ROWS_HELD
     bad: list[BadRow] = []
-    total = 0
+    marks = Marks()
+    total = size = 0
+    next_mark = 1
     measure = Measure()
     with SeenIds() as ids:
         add = ids.add
@@ -77,8 +82,11 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
                 _keep(bad, row, most, source.uri)
             else:
                 add(row.doc_id, row.line)
+                size += len(row.body)
                 if not measure.enough:
                     measure.add(row.body)
+            if total == next_mark:
+                next_mark = marks.note(total, row.cursor)
             if total == FIRST_ROWS and len(bad) == FIRST_ROWS > spec.bad_rows_allowed(FIRST_ROWS):
                 _refuse_column(bad)
         if total == 0:
@@ -91,7 +99,8 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
         bad.sort(key=lambda row: row.line)
         tally = source.tally
         prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
-        return Survey(total, _named(bad, ids), source.pin() | prepared, measure.of(total - len(bad)))
+        estimate = measure.of(total - len(bad))
+        return Survey(total, _named(bad, ids), source.pin() | prepared, estimate, size, marks)
 
 
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:

@@ -52,10 +52,19 @@ def show(
     for document in documents[:SHOWN]:
         body = one_line(document.body.decode("utf-8", "replace"), SHOWN_CHARS)
         console.print(f"  {safe(document.doc_id)}  {body}", soft_wrap=True)
-    for line in (*changes(tally.cut, saved_tokens(tally)), *_lines(found.estimate, provider)):
+    told = (*_feeders(found, spec), *changes(tally.cut, saved_tokens(tally)), *_lines(found.estimate, provider))
+    for line in told:
         console.print(line, soft_wrap=True)
     if provider is not None and (words := beyond_budget(spec.budget_usd, found.estimate.usd(provider))):
         console.print(f"{words} (--over-budget {spec.over_budget})", soft_wrap=True)
+
+
+def _feeders(found: Survey, spec: JobSpec) -> list[str]:
+    """How many read the source at once, where that may be asked."""
+    from penstock_producer.feed.feeder_plan import is_worth_telling, plan_feeders
+
+    plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=True)
+    return [f"read by {plan}"] if is_worth_telling(spec, plan, found.total) else []
 
 
 def _lines(guess: Estimate, provider: ProviderSettings | None) -> list[str]:

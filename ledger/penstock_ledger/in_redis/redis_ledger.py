@@ -321,6 +321,14 @@ class RedisLedger:
             for name, (_, at), info in zip(names, seen, infos, strict=True)
         )
 
+    def controls(self, name: str, forget_s: float) -> int:
+        """Say that the control process ``name`` turns; returns how many have said so in the last ``forget_s`` seconds."""
+        return self._scripts.present(name, forget_s)
+
+    def control_left(self, name: str) -> None:
+        """The control process ``name`` turns no more."""
+        self._client.zrem(keys.CONTROLS, name)
+
     # -- whether Redis lost what it held ------------------------------------------------------------------------------
 
     def preflight(self) -> None:

@@ -51,6 +51,7 @@ class Scripts:
         self._tags = _registered(client, "tags")
         self._rehydrate = _registered(client, "rehydrate")
         self._heartbeat = _registered(client, "heartbeat")
+        self._present = _registered(client, "present")
         self._causes = _registered(client, "causes")
         self._note_queues = _registered(client, "note_queues")
         self._forget_queues = _registered(client, "forget_queues")
@@ -147,6 +148,9 @@ class Scripts:
     def heartbeat(self, name: str, forget_s: int, info: Mapping[str, str]) -> None:
         pairs = [text for pair in info.items() for text in pair]
         self._heartbeat([keys.WORKERS, keys.worker(name)], [name, forget_s, *pairs])
+
+    def present(self, name: str, forget_s: float) -> int:
+        return int(self._present([keys.CONTROLS], [name, forget_s]))
 
     def causes(
         self,

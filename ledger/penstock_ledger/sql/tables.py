@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0004"  # the newest migration; revisions sort by their number
+HEAD: Final = "0005"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -66,6 +66,23 @@ feeds = Table(
     Column("selection", Words, nullable=False),
     Column("overrides", Words, nullable=False),
     PrimaryKeyConstraint("job_id", "generation", name="feeds_pkey"),
+)
+
+# Parts of a source that several processes read at once. The feed's own row then has a leader, too, who reads nothing of it.
+shards = Table(
+    "shards",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("shard", Integer, nullable=False),  # from 1 on
+    Column("starts_at", Words, nullable=False),  # a cursor, and so are the next two
+    Column("ends_at", Words),  # NULL: at the end of the source
+    Column("cursor", Words, nullable=False),
+    Column("exhausted", Boolean, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("owner", Words),
+    Column("lease_until", Double),  # on the database server's clock
+    PrimaryKeyConstraint("job_id", "generation", "shard", name="shards_pkey"),
 )
 
 # One row per item that has ended: the primary key is what makes "one terminal state" true. In PostgreSQL there is a column

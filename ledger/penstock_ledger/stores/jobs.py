@@ -127,7 +127,7 @@ class JobStore(FeedStore):
         }  # fmt: skip
         created = connection.execute(dialect.insert(jobs).values(values).on_conflict_do_nothing()).rowcount == 1
         if created:
-            add_feed(connection, job.job_id, 1, job.feed_kind)
+            add_feed(connection, job.job_id, 1, job.feed_kind, parts=job.shards)
             _insert_refused(connection, refused)
         return created, connection.execute(select(jobs).where(jobs.c.job_key == job.job_key)).one()
 

@@ -160,6 +160,12 @@ _TABLE: Final = (
         form=FlagForm.SWITCH,
     ),
     Option(
+        "feeders",
+        "Into how many parts the source is split at most, each read by a feeder of its own in any control process; left out, "
+        "by its size.",
+        form=FlagForm.WHOLE,
+    ),
+    Option(
         "response_schema",
         "A JSON schema that the text of every answer must satisfy: a file, or a Pydantic model by its import path, "
         "package.module:Model.",

@@ -43,6 +43,7 @@ ACCEPTED: Final[dict[str, Any]] = {}  # the context of validation for a spec tha
 MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
 MAX_SCHEMA_REPAIRS = 10  # a model that is wrong so often about one document needs another prompt
 MAX_JOB_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
+MAX_FEEDERS = 64  # one Redis takes what fewer of them publish; each is a row and a lease in the database
 MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
@@ -113,6 +114,7 @@ class JobSpec(BaseModel):
     prefix_order: Annotated[bool, Field(strict=True)] | None = _of("prefix_order")
     dedup: Dedup = _of("dedup")
     cache_s: Annotated[PositiveFloat, Field(ge=CACHE_MIN_S, le=CACHE_MAX_S)] | None = _of("cache_s")
+    feeders: Annotated[int, Field(strict=True, ge=1, le=MAX_FEEDERS)] | None = _of("feeders")
 
     @model_validator(mode="wrap")
     @classmethod

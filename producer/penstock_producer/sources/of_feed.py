@@ -13,6 +13,7 @@ from penstock_producer.sources.outcomes.source import KIND as OUTCOMES
 from penstock_producer.sources.outcomes.source import OutcomesSource
 from penstock_producer.sources.replay import ReplaySource
 from penstock_producer.sources.spool import SpoolSource
+from penstock_producer.sources.until import Until
 
 __all__ = ["open_feed_source", "source_of"]
 
@@ -35,7 +36,15 @@ def open_feed_source(
 def source_of(
     database: Database, job: Job, feed: Feed, settings: ProducerSettings | None = None, spec: JobSpec | None = None
 ) -> Source:
-    """The source that ``feed`` reads. Nothing is read yet. ``spec``: the job's, where the caller has parsed it."""
+    """The source that ``feed`` reads, or the part of it that a shard is. Nothing is read yet.
+
+    ``spec``: the job's, where the caller has parsed it.
+    """
+    whole = _whole(database, job, feed, settings, spec)
+    return whole if feed.ends_at is None else Until(whole, feed.ends_at)
+
+
+def _whole(database: Database, job: Job, feed: Feed, settings: ProducerSettings | None, spec: JobSpec | None) -> Source:
     if feed.kind is FeedKind.REPLAY:
         return ReplaySource(feed, OutcomeStore(database))
     if feed.kind is FeedKind.SPOOL:

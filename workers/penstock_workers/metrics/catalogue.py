@@ -214,7 +214,7 @@ FED = _control("penstock_fed_total", "Documents published from their source.", "
 RECONCILES = _control("penstock_reconciles_total", "Reconciliation rounds of feeds.", "lane")
 REPUBLISHED = _control("penstock_republished_total", "Documents whose messages were lost, published again.", "lane")
 PROMOTED = _control("penstock_promoted_total", "Retries whose time had come.", "lane")
-LEADS = _control("penstock_feeds_led", "Feeds that this process leads.")
+LEADS = _control("penstock_feeds_led", "Feeds that this process leads, and shards of feeds.")
 REBUILDS = _control("penstock_redis_rebuilds_total", "Times that Redis had lost its data and was rebuilt from SQL.")
 TICKS = _control("penstock_control_ticks_total", "Rounds over all live jobs, by how they ended.", "result")
 TICK_SECONDS = _control("penstock_control_tick_seconds", "How long the last round took.", unit="seconds")
