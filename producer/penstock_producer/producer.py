@@ -6,7 +6,7 @@ import base64
 import hashlib
 import secrets
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +40,7 @@ from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.blobs.unpacked import MEMBERS
+from penstock_producer.sources.databases.source import key_pages
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
 from penstock_producer.sources.outcomes.source import OutcomesSource, pin_of
 from penstock_producer.sources.outcomes.where import Where
@@ -59,7 +60,7 @@ _MAX_JOB_KEY_CHARS = 200
 _NOT_CONTENT = frozenset({
     "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY,
 })  # fmt: skip
-_LATER_FIELDS = ("embedding_dtype", "encoding", "format")
+_LATER_FIELDS = ("embedding_dtype", "encoding", "format", "query", "table")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class Producer:
         progress: Callable[[int], None] | None = None,
         started_by: Mapping[str, Any] | None = None,
     ) -> Job:
-        """Accept every document of ``source`` (a JSONL path or `s3://` URI) as one job.
+        """Accept every document of ``source`` (a path, an `s3://` URI, a database's URL) as one job.
 
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
         another spec or content, SpecError, SourceError (as when reading takes longer than ``timeout_s``) and
@@ -152,11 +153,17 @@ class Producer:
             )
         opened = open_source(source, spec, self._settings, remote=self._borders is not None, timeout_s=timeout_s)
         known = self._known(job_key)
-        if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
+        if (
+            known is not None
+            and known.source.get("kind") != SPOOL
+            and unchanged(known.source, source, self._settings, ended=known.state.final)
+        ):
             return self._create(spec, known.source, known.total, job_key, (), started_by=started_by)
         found = survey(opened, spec, progress)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
-        return self._create(spec, found.pin, found.total, job_key, refusals, started_by=started_by)
+        return self._create(
+            spec, found.pin, found.total, job_key, refusals, started_by=started_by, keys=key_pages(opened)
+        )
 
     def submit_from(
         self,
@@ -360,6 +367,7 @@ class Producer:
         refusals: Sequence[tuple[str, Any]],
         feed_kind: FeedKind = FeedKind.SOURCE,
         started_by: Mapping[str, Any] | None = None,
+        keys: Iterable[bytes] = (),
     ) -> Job:
         if job_key is not None:
             _check_key(job_key)
@@ -379,7 +387,7 @@ class Producer:
             feed_kind=feed_kind,
         )
         letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
-        job, _ = self._jobs.create(new, letters)
+        job, _ = self._jobs.create(new, letters, keys)
         return job
 
 

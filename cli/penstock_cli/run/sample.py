@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_SAMPLE = 10_000  # more is a job of its own
 _FOLDER = "samples"
 _SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
-    ("prompt", "template", "system", "params", "param_fields", "format", "encoding")
+    ("prompt", "template", "system", "params", "param_fields", "format", "encoding", "table", "query")
 )
 _MAY_DIFFER = ("budget_usd", "deadline_s", "format", "encoding")  # they decide nothing about the answer to a request
 _NOT_CONTENT = ("mtime_ns", "uri", "members", "files")

@@ -168,10 +168,13 @@ class Feeder:
         return Publish(key, document.position, raw)
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:
-        """Refused rows of a file were settled at submit; those of a replay are settled here, or the job never ends."""
-        if self.feed.kind is FeedKind.SOURCE or not rows:
-            return
-        self.stores.outcomes.settle([], [refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None])
+        """Rows that the survey refused were settled at submit; those of a replay, and rows of a table that have changed since,
+        are settled here, or the job never ends."""
+        if self.feed.kind is FeedKind.SOURCE:
+            rows = [row for row in rows if row.is_new and row.line not in self._refused_lines]
+        if rows:
+            letters = [refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None]
+            self.stores.outcomes.settle([], letters)
 
     def _move_cursor(self, exhausted: bool) -> None:
         self.stores.jobs.advance_feed(self.feed, self._owner, cursor=self._cursor, exhausted=exhausted)

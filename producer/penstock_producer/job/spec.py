@@ -37,6 +37,7 @@ ACCEPTED: Final[dict[str, Any]] = {}  # the context of validation for a spec tha
 
 MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
 MAX_JOB_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
+MAX_QUERY_CHARS = 100_000  # of SQL
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
 HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]  # "package.module:function"
@@ -70,6 +71,8 @@ class JobSpec(BaseModel):
     system: str | None = _of("system", min_length=1, max_length=MAX_PROMPT_CHARS)
     id_field: str = _of("id_field", min_length=1, max_length=512)
     format: Format | None = _of("format")
+    table: str | None = _of("table", min_length=1, max_length=256)
+    query: str | None = _of("query", min_length=1, max_length=MAX_QUERY_CHARS)
     encoding: str | None = _of("encoding", max_length=64)
     params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)  # checked by params.py
     param_fields: dict[str, Annotated[str, Field(min_length=1, max_length=512)]] = Field(
@@ -103,6 +106,9 @@ class JobSpec(BaseModel):
         if spec.param_fields and spec.prompt is None:
             fix = "give a prompt as well; a batch line has parameters of its own"
             raise SpecError([Problem("invalid_value", "/param_fields", "columns belong to plain records", fix)])
+        if spec.table is not None and spec.query is not None:
+            fix = "keep one of them; a query may name the table"
+            raise SpecError([Problem("invalid_value", "/query", "a source is read by a table or by a query", fix)])
         if info.context is not ACCEPTED:
             problems = [
                 *param_problems(spec.params, spec.endpoint),

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.errors import SourceError, SourceUnavailable
+from penstock_producer.source_names import is_database
 from penstock_producer.sources.blobs.convert import cannot_open, refuse_ending, refuse_kind
 from penstock_producer.sources.blobs.s3 import S3Prefix
+from penstock_producer.sources.databases.address import address_of
 from penstock_producer.sources.readers.file_format import has_known_ending
 
 MAX_FILES: Final = 1_000  # each has its pin in the job's row
@@ -50,7 +52,10 @@ def expand(where: str, s3_endpoint_url: str | None = None) -> list[Found] | None
 
 
 def refuse_unreadable(path: str) -> None:
-    """Raises SourceError for a local path that is plainly no source. Reads nothing of it."""
+    """Raises SourceError for a local path, or a database's name, that is plainly no source. Reads nothing of it."""
+    if is_database(path):
+        address_of(path)
+        return
     if expand(path) is not None:
         return
     refuse_ending(path)

@@ -104,6 +104,7 @@ class Attempt(Item, kw_only=True, eq=False):
     started: bool = False  # Celery knows that it runs
     crashes: int = 0  # earlier starts that were never concluded
     confined: bool = False  # a suspect: its hooks, its checks and the call itself run apart, see quarantine.py
+    lost: str = ""  # why its document cannot be read any more, where it cannot
     line: int = 0  # of suspects: in how narrow a group; 0 is the widest
     sent_at: float = 0.0  # loop time at which the lane was asked; 0 before that
     last_answer: bytes | None = None

@@ -12,6 +12,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from penstock_producer.errors import RowChanged
 from penstock_producer.feed.wire import decode_item
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.admission import Admission, Turn
@@ -73,6 +74,8 @@ class ItemRunner:
         return Settled(item, outcome)
 
     async def _steps(self, attempt: Attempt) -> Outcome:
+        if attempt.lost:
+            raise TurnedAway(decide(attempt, Failure("source_lost", attempt.lost, None), self.policy))
         with await self.waits.slots.place(attempt.job.flow) as place:
             try:
                 happened = await self._try(attempt)
@@ -116,8 +119,12 @@ class ItemRunner:
     async def _open(self, item: Item) -> Attempt:
         """The item's job and its request body."""
         job = self.reads.known_job(item.key.job_id) or await self.reads.job(item.key.job_id)
-        given = item.message.body or await self.reads.body(item)
-        return Attempt.at(item, job, given)
+        try:
+            return Attempt.at(item, job, item.message.body or await self.reads.body(item))
+        except RowChanged as error:
+            attempt = Attempt.at(item, job, b"")
+            attempt.lost = str(error)
+            return attempt
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
         """All that can be done before it is the item's turn: the job's own hook, templates, tokens."""
