@@ -209,9 +209,7 @@ class TooManyBadRows(SourceError):
             f"{found} of {uri} are unusable and max_bad_rows allows {limit}; correct them, or raise max_bad_rows to make "
             f"them dead letters:{lines}",
             public=f"{found} of {uri} are unusable and max_bad_rows allows {limit}: "
-            + "; ".join(
-                f"{row.place}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows
-            ),
+            + "; ".join(f"{row.place}: {row.code}{f' ({row.field})' if row.field else ''}" for row in self.rows),
         )
 
 

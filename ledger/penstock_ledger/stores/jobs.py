@@ -39,12 +39,11 @@ _NAMED: Final = select(jobs).where(or_(jobs.c.job_id == bindparam("name"), jobs.
 class JobStore(FeedStore):
     """The jobs table and, inherited, the feeds."""
 
-    def create(
-        self, job: NewJob, refused: Iterable[DeadLetter] = (), keys: Iterable[bytes] = ()
-    ) -> tuple[Job, bool]:
+    def create(self, job: NewJob, refused: Iterable[DeadLetter] = (), keys: Iterable[bytes] = ()) -> tuple[Job, bool]:
         """Accept a job, its first feed, and its refused rows in one transaction.
 
-        ``keys`` are the pages of the rows' keys, where the source is a table; it must bear to be read twice. Returns the job and whether it is new: the same key again returns the job that has it.
+        ``keys`` are the pages of the rows' keys, where the source is a table; they may be read twice.
+        Returns the job and whether it is new: the same key again returns the job that has it.
         Raises JobConflict when the key is taken by a job with another digest.
         """
         letters = list(refused)  # the transaction may be repeated

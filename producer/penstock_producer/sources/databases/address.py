@@ -81,7 +81,7 @@ def _addressed(name: str | None, given: str) -> Address:
         ) from None
     secrets = [url.password, *(url.query.get(option) for option in _SECRETS)]
     remember(*(secret for secret in secrets if isinstance(secret, str)))
-    shown = name or url.difference_update_query(_SECRETS).set(password=None).render_as_string()
+    shown = name or url.difference_update_query(_SECRETS)._replace(password=None).render_as_string()
     if name is None and any(secrets):
         raise SourceError(
             "password_in_url",

@@ -86,7 +86,9 @@ def _check_file(path: str) -> None:
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
         start = file.read(16)
         if start and start != b"SQLite format 3\0":
-            raise SourceError("invalid_database", f"{path} is not a database of SQLite; name it without sqlite:/// as a file")
+            raise SourceError(
+                "invalid_database", f"{path} is not a database of SQLite; name it without sqlite:/// as a file"
+            )
 
 
 def _connected(path: str, timeout_s: float) -> sqlite3.Connection:

@@ -51,13 +51,16 @@ class Wording:
             return SourceError("query_writes", f"{self.name} is opened for reading only: {said}; give a plain SELECT")
         if state.startswith(_UNDEFINED) and self.accepted:
             return SourceUnavailable(
-                f"{self.name} is not what it was at submit: {said}; restore it, then resume the job", code="source_changed"
+                f"{self.name} is not what it was at submit: {said}; restore it, then resume the job",
+                code="source_changed",
             )
         if state.startswith((*_FORBIDDEN, *_REFUSED)):
             return self._refused("invalid_query", f"{self.name} cannot be read: {said}; correct it, or its rights")
         if state.startswith(_DATA):
             return self._refused("query_failed", f"{self.name} cannot be read: {said}; correct the query or the row")
-        return SourceUnavailable(f"{self.name} cannot be read now: {said}; check the database, its address and its rights")
+        return SourceUnavailable(
+            f"{self.name} cannot be read now: {said}; check the database, its address and its rights"
+        )
 
     def _refused(self, code: str, message: str) -> SourceError:
         """A person can put it right; until then a job that was accepted waits."""
@@ -71,6 +74,8 @@ def explained(wording: Wording) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         raise wording.of(error) from error
+    except sqlite3.Warning as error:  # several statements, which Python 3.11 does not call an error
+        raise SourceError("invalid_query", f"{wording.name} cannot be read: {error}") from error
     except UnicodeDecodeError as error:  # PostgreSQL in SQL_ASCII
         raise SourceError(
             "invalid_encoding", f"{wording.name} holds text that is not UTF-8: {error.reason}; convert it in a query"

@@ -48,13 +48,13 @@ class KeyOrder:
             if key == self._last:
                 raise SourceError(
                     "duplicate_key",
-                    f"{self._uri} has two rows whose {self._id_field!r} is {seen(key)}; name a column whose values are unique "
+                    f"{self._uri} has two rows whose {self._id_field!r} is {seen(key)}; name a column whose values are unique "  # noqa: S608  # words
                     "(--id-field), or make one of several by a query: --query \"SELECT a || '-' || b AS id, … FROM …\"",
                 )
             if self._last is not None and type(key) is not type(self._last):
                 raise SourceError(
                     "invalid_key",
-                    f"{self._uri}: the column {self._id_field!r} holds numbers and texts, as {seen(self._last)} and {seen(key)}; "
+                    f"{self._uri}: the column {self._id_field!r} holds numbers and texts, as {seen(self._last)} and {seen(key)}; "  # noqa: S608  # words
                     'make one kind of them: --query "SELECT CAST(id AS text) AS id, … FROM …"',
                 )
             self._last = key

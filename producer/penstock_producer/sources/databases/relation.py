@@ -27,7 +27,7 @@ _KEY_TYPES: Final = frozenset({
     "", "int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uuid", "date", "timestamp", "timestamptz",
 })  # fmt: skip
 _END: Final = re.compile(r"[\s;]+\Z")
-_TYPES: Final = text("SELECT oid, typname FROM pg_type WHERE oid = ANY(:oids)")
+_TYPES: Final = text("SELECT oid, typname FROM pg_type WHERE oid = ANY(CAST(:oids AS oid[]))")
 
 
 class Row(NamedTuple):
@@ -55,13 +55,15 @@ def named(address: Address, spec: JobSpec) -> Named:
     """Raises SourceError where the spec does not say what to read."""
     if spec.format is not None or spec.encoding is not None:
         raise SourceError(
-            "unsupported_format", f"{address.name} is a database, whose rows have no format; leave --format and --encoding out"
+            "unsupported_format",
+            f"{address.name} is a database, whose rows have no format; leave --format and --encoding out",
         )
     if spec.table is not None:
         return Named(f"table {spec.table} of {address.name}", spec.table, "")
     if spec.query is None:
         raise SourceError(
-            "no_table", f"{address.name} is a database; say what to read of it: --table NAME, or --query 'SELECT id, text FROM …'"
+            "no_table",
+            f"{address.name} is a database; say what to read of it: --table NAME, or --query 'SELECT id, text FROM …'",  # noqa: S608  # words
         )
     query = _END.sub("", spec.query)
     if not query or "\0" in query:
@@ -85,7 +87,7 @@ class Relation:
         size = self.key.size(quoted) or "8"
         value = f"CASE WHEN {size} <= {KEY_BYTES} THEN {short} END"
         present = f"CASE WHEN {quoted} IS NULL THEN NULL ELSE {size} END"
-        return text(_escaped(f"SELECT {value}, {present} FROM {self._what.sql()} ORDER BY {quoted}"))
+        return text(_escaped(f"SELECT {value}, {present} FROM {self._what.sql()} ORDER BY {quoted}"))  # noqa: S608  # quoted names
 
     def rows_statement(self, columns: Sequence[Column]) -> TextClause:
         """The rows with some keys: key, size, and the values of rows that are not longer than ``most``."""
@@ -93,10 +95,10 @@ class Relation:
         sizes = [size for column in columns if (size := column.size(names[column.name]))]
         values = [f"{column.value(names[column.name])} AS c{at}" for at, column in enumerate(columns)]
         size = " + ".join(["CAST(0 AS bigint)", *sizes])  # some columns of a gigabyte are more than an int4 holds
-        inner = f"SELECT {self._key_sql()} AS k, {size} AS s, {', '.join(values)} FROM {self._what.sql()} WHERE "
+        inner = f"SELECT {self._key_sql()} AS k, {size} AS s, {', '.join(values)} FROM {self._what.sql()} WHERE "  # noqa: S608  # quoted names
         capped = ", ".join(f"CASE WHEN s <= :most THEN c{at} END" for at in range(len(columns)))
         return text(
-            f"SELECT k, s, {capped} FROM ({_escaped(inner)}{_escaped(_quoted(self.key.name))} {self._is_asked_for()}) AS sized"
+            f"SELECT k, s, {capped} FROM ({_escaped(inner)}{_escaped(_quoted(self.key.name))} {self._is_asked_for()}) AS sized"  # noqa: S608  # quoted names
         )
 
     def parameters(self, keys: Sequence[Key], most: int) -> Mapping[str, Any]:
@@ -129,7 +131,8 @@ class Relation:
 
 
 def _columns(what: Named, connection: Connection, is_sqlite: bool) -> dict[str, Column]:
-    found = connection.execute(text(_escaped(f"SELECT * FROM {what.sql()} LIMIT 0")))
+    # With a parameter, so that psycopg does not take several statements at once: a query must not end our transaction.
+    found = connection.execute(text(_escaped(f"SELECT * FROM {what.sql()} LIMIT ") + ":none"), {"none": 0})  # noqa: S608  # quoted names
     described: Sequence[Any] = found.cursor.description if found.cursor is not None else ()
     found.close()
     names = [str(one[0]) for one in described]

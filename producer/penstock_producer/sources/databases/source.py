@@ -23,7 +23,7 @@ from penstock_producer.refusals import SOURCE_LOST
 from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.databases.address import KIND, address_of
-from penstock_producer.sources.databases.by_key import ROWS, Ask, RowsByKey
+from penstock_producer.sources.databases.by_key import ROWS, RowsByKey
 from penstock_producer.sources.databases.columns import Column, plain
 from penstock_producer.sources.databases.connection import ReadOnly
 from penstock_producer.sources.databases.faults import Wording
@@ -99,8 +99,7 @@ class TableSource:
         if key is None:
             raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
         reader = self._looked_up()
-        row = reader.one(self._asked, key)
-        found = self._read(reader.columns, key, row, 0)
+        found = self._read(reader, key, reader.one(self._asked, key), 0)
         if isinstance(found, BadRow):
             raise RowChanged(f"{found}")
         return found
@@ -132,11 +131,10 @@ class TableSource:
                 keys = [key_of(value) for value, _ in part]
                 order.check(keys)
                 gathered.add(keys)
-                for (value, size), key, row in zip(part, keys, reader.some(ask, keys), strict=True):
+                for given, key, row in zip(part, keys, reader.some(ask, keys), strict=True):
                     line += 1
                     if line > skip:
-                        read = self._without_key(value, size, line) if key is None else self._read(reader.columns, key, row, line)
-                        yield read
+                        yield self._read(reader, key, row, line) if key is not None else self._without_key(*given, line)
             gathered.finish()
             self._gathered = gathered
 
@@ -144,9 +142,10 @@ class TableSource:
         reader = self._looked_up()
         for before, keys in stored.pages(line):
             for start in range(0, len(keys), ROWS):
-                some = keys[start : start + ROWS]
-                for number, (key, row) in enumerate(zip(some, reader.some(self._asked, some), strict=True), before + start + 1):
-                    yield self._without_key(None, None, number) if key is None else self._read(reader.columns, key, row, number)
+                line, some = before + start, keys[start : start + ROWS]
+                for key, row in zip(some, reader.some(self._asked, some), strict=True):
+                    line += 1
+                    yield self._read(reader, key, row, line) if key is not None else self._without_key(None, None, line)
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -154,20 +153,22 @@ class TableSource:
         with self._database.transaction() as connection:
             return connection.execute(statement, values).all()
 
-    def _read(self, columns: Sequence[Column], key: Key, row: Row | None, line: int) -> Document | BadRow:
+    def _read(self, reader: RowsByKey, key: Key, row: Row | None, line: int) -> Document | BadRow:
         cursor: Cursor = {"line": line}
         try:
             if row is None:
                 raise RowFault(
-                    SOURCE_LOST, "The row that was here at submit is gone.", fix="put it back and submit it again, if it is wanted",
+                    SOURCE_LOST, "The row that was here at submit is gone.", fix="put it back, and submit it again",
                     field=self.id_field, doc_id=str(key),
                 )  # fmt: skip
             if row.values is None:
                 raise RowFault(
-                    "line_too_long", f"The row has {row.size} bytes, and the setting max_line_bytes allows {self._max_line_bytes}.",
+                    "line_too_long", f"The row has {row.size} bytes, and max_line_bytes allows {self._max_line_bytes}.",
                     fix="leave the long column out of the prompt, or raise max_line_bytes", doc_id=str(key),
                 )  # fmt: skip
-            record = {column.name: plain(value, column) for column, value in zip(columns, row.values, strict=True)}
+            record = {
+                column.name: plain(value, column) for column, value in zip(reader.columns, row.values, strict=True)
+            }
             doc_id, body = self._form.read(record)
         except RowFault as fault:
             fault.doc_id = fault.doc_id or str(key)
