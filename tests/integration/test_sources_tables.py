@@ -216,7 +216,7 @@ def test_refused_rows_are_named_by_their_keys(home: Home) -> None:
 
 @pytest.mark.parametrize("table", [True, False])
 def test_two_rows_with_one_key_refuse_the_source(home: Home, table: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where they are on two pages: which of them a document is could not be told."""
+    """Also where they are on two pages: nothing says which of them is the document."""
     monkeypatch.setattr(by_key, "ROWS", 2)
     home.fill([("a", "1"), ("b", "2"), ("b", "3")], "id text, text text")
     asking = spec(table="docs") if table else spec(query="SELECT * FROM docs")
@@ -510,7 +510,7 @@ def test_keys_of_other_types_are_refused(postgres: Home) -> None:
 
 
 def test_two_columns_of_one_name_are_refused(postgres: Home) -> None:
-    """It could not be told which of them a prompt means. (SQLite gives the second another name.)"""
+    """Nothing says which of them a prompt means. (SQLite gives the second another name.)"""
     with pytest.raises(SourceError, match=r"duplicate_column: the query on .* two columns 'id'"):
         postgres.rows(spec(query="SELECT 1 AS id, 2 AS id"))
 

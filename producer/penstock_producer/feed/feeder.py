@@ -168,12 +168,10 @@ class Feeder:
         return Publish(key, document.position, raw)
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:
-        """Rows that the survey refused were settled at submit; those of a replay, and rows of a table that have changed since,
-        are settled here, or the job never ends."""
-        if self.feed.kind is FeedKind.SOURCE:
-            rows = [row for row in rows if row.is_new and row.line not in self._refused_lines]
-        if rows:
-            letters = [refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None]
+        """Those of a file were settled at submit; those of a replay, and rows that changed since, or the job never ends."""
+        new = [row for row in rows if row.is_new or self.feed.kind is not FeedKind.SOURCE]
+        letters = [refused(row, self.key(row.doc_id)) for row in new if row.doc_id is not None]
+        if letters:
             self.stores.outcomes.settle([], letters)
 
     def _move_cursor(self, exhausted: bool) -> None:

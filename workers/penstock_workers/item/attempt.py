@@ -56,6 +56,7 @@ class Item(Struct, eq=False):
     marks: Marks | None = None  # None without tracing
     calls: int = 0  # requests sent in this attempt
     spent: Spent = NOTHING_SPENT  # by this attempt
+    lost: str = ""  # why its body cannot be read any more, where it cannot: a row of a table that is gone
 
     @classmethod
     def of(cls, delivery: Delivery, message: ItemMessage, marks: Marks | None = None) -> Item:
@@ -104,7 +105,6 @@ class Attempt(Item, kw_only=True, eq=False):
     started: bool = False  # Celery knows that it runs
     crashes: int = 0  # earlier starts that were never concluded
     confined: bool = False  # a suspect: its hooks, its checks and the call itself run apart, see quarantine.py
-    lost: str = ""  # why its document cannot be read any more, where it cannot
     line: int = 0  # of suspects: in how narrow a group; 0 is the widest
     sent_at: float = 0.0  # loop time at which the lane was asked; 0 before that
     last_answer: bytes | None = None
@@ -113,7 +113,7 @@ class Attempt(Item, kw_only=True, eq=False):
 
     @classmethod
     def at(cls, item: Item, job: JobView, given: bytes) -> Attempt:
-        return Attempt(item.delivery, item.message, item.key, item.marks, job=job, given=given, body=given)
+        return Attempt(item.delivery, item.message, item.key, item.marks, lost=item.lost, job=job, given=given, body=given)
 
 
 class Settled(NamedTuple):

@@ -105,7 +105,7 @@ class Relation:
         return {"keys": orjson.dumps(keys).decode() if self._sqlite else list(keys), "most": most}
 
     def has_index(self, connection: Connection) -> bool:
-        """Whether rows are found quickly by their key; True where that cannot be told, as of views and queries."""
+        """Whether rows are found quickly by their key; True where nothing says so, as of views and queries."""
         if self._what.table is None:
             return True
         *schema, table = _parts(self._what.table)
@@ -176,5 +176,5 @@ def _quoted(name: str) -> str:
 
 
 def _escaped(sql: str) -> str:
-    """So that SQLAlchemy takes no colon in it for a parameter of ours."""
+    """So that SQLAlchemy takes no colon in it for a parameter."""
     return sql.replace(":", "\\:")

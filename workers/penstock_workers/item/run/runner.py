@@ -12,7 +12,6 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from penstock_producer.errors import RowChanged
 from penstock_producer.feed.wire import decode_item
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.admission import Admission, Turn
@@ -119,12 +118,8 @@ class ItemRunner:
     async def _open(self, item: Item) -> Attempt:
         """The item's job and its request body."""
         job = self.reads.known_job(item.key.job_id) or await self.reads.job(item.key.job_id)
-        try:
-            return Attempt.at(item, job, item.message.body or await self.reads.body(item))
-        except RowChanged as error:
-            attempt = Attempt.at(item, job, b"")
-            attempt.lost = str(error)
-            return attempt
+        given = item.message.body or await self.reads.body(item)
+        return Attempt.at(item, job, given)
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
         """All that can be done before it is the item's turn: the job's own hook, templates, tokens."""
