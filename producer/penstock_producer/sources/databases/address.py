@@ -26,7 +26,6 @@ KIND: Final = "table"  # of a pin
 
 _SQLITE: Final = ("sqlite", "sqlite+pysqlite")
 _POSTGRESQL: Final = ("postgresql", "postgres", "postgresql+psycopg")
-_VARIABLE: Final = "env:"
 _VARIABLE: Final = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
 _SECRETS: Final = ("password", "sslpassword")  # of a URL's query
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sqlite3
 import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from penstock_ledger import Waits
 from penstock_ledger.sql.postgres import open_engine
@@ -27,6 +29,7 @@ POOL_SIZE: Final = 2  # of one source in one process: what is read by reference,
 LOCK_S: Final = 10.0  # a table that is being changed
 BUSY_S: Final = 30.0  # a file that another program writes
 OPS_BETWEEN_LOOKS: Final = 20_000  # steps of SQLite's machine between two looks at the clock: some milliseconds
+_DEADLINE: Final = "deadline"  # of the statement under way, in what SQLAlchemy keeps with a connection
 _SNAPSHOT: Final = (
     "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL TimeZone = 'UTC'; SET LOCAL DateStyle = 'ISO'"
 )
@@ -68,11 +71,18 @@ class ReadOnly:
         path = str(self._address.url.database)
         engine = create_engine(
             "sqlite://",
-            creator=lambda: _connected(path, self.wording.timeout_s),
+            creator=lambda: _connected(path),
             poolclass=NullPool,
             hide_parameters=True,  # errors reach logs, and parameters are keys of documents
         )
+
+        def bound(opened: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
+            deadline = record.info[_DEADLINE] = _Deadline(self.wording.timeout_s)
+            opened.set_progress_handler(deadline.is_over, OPS_BETWEEN_LOOKS)
+
+        event.listen(engine, "connect", bound)
         event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        event.listen(engine, "before_cursor_execute", lambda connection, *_: connection.info[_DEADLINE].begin())
         return engine
 
 
@@ -91,34 +101,28 @@ def _check_file(path: str) -> None:
             )
 
 
-def _connected(path: str, timeout_s: float) -> sqlite3.Connection:
+def _connected(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"file:{quote(path)}?mode=ro", uri=True, timeout=BUSY_S, check_same_thread=False, isolation_level=None,
-        factory=_Bounded,
-    )  # fmt: skip
+        f"file:{quote(path)}?mode=ro", uri=True, timeout=BUSY_S, check_same_thread=False, isolation_level=None
+    )
     connection.text_factory = _text
     for pragma in ("query_only = ON", "trusted_schema = OFF", "cell_size_check = ON"):
         connection.execute(f"PRAGMA {pragma}")
-    if timeout_s:
-        connection.bound(timeout_s)
     return connection
 
 
-class _Bounded(sqlite3.Connection):
-    """Stops a statement that takes too long; the time of each begins with its cursor."""
+class _Deadline:
+    """Of the statement that a connection executes."""
 
-    _timeout_s: float = 0.0
-    _until: float = 0.0
-
-    def bound(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self.set_progress_handler(self._is_late, OPS_BETWEEN_LOOKS)
+        self._until = math.inf
 
-    def cursor(self, *arguments: Any) -> sqlite3.Cursor:
-        self._until = time.monotonic() + self._timeout_s
-        return super().cursor(*arguments)
+    def begin(self) -> None:
+        if self._timeout_s:
+            self._until = time.monotonic() + self._timeout_s
 
-    def _is_late(self) -> bool:
+    def is_over(self) -> bool:
         return time.monotonic() > self._until
 
 

@@ -134,7 +134,11 @@ class TableSource:
                 for given, key, row in zip(part, keys, reader.some(ask, keys), strict=True):
                     line += 1
                     if line > skip:
-                        yield self._read(reader, key, row, line) if key is not None else self._without_key(*given, line)
+                        yield (
+                            self._read(reader, key, row, line)
+                            if key is not None
+                            else self._without_key(given[0], given[1], line)
+                        )
             gathered.finish()
             self._gathered = gathered
 
