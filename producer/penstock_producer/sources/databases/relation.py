@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import orjson
 from sqlalchemy import Connection, TextClause, inspect, text
@@ -133,7 +133,7 @@ class Relation:
 def _columns(what: Named, connection: Connection, is_sqlite: bool) -> dict[str, Column]:
     # With a parameter, so that psycopg does not take several statements at once: a query must not end our transaction.
     found = connection.execute(text(_escaped(f"SELECT * FROM {what.sql()} LIMIT ") + ":none"), {"none": 0})  # noqa: S608  # quoted names
-    described: Sequence[Any] = found.cursor.description
+    described: Sequence[Any] = cast(Any, found.cursor).description
     found.close()
     names = [str(one[0]) for one in described]
     twice = [name for name in names if names.count(name) > 1]
