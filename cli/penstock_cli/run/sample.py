@@ -31,10 +31,32 @@ if TYPE_CHECKING:
 MAX_SAMPLE = 10_000  # more is a job of its own
 _FOLDER = "samples"
 _SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
-    ("prompt", "template", "system", "params", "param_fields", "format", "encoding", "table", "query")
+    (
+        "prompt",
+        "template",
+        "system",
+        "messages_field",
+        "examples",
+        "truncate",
+        "compress_prompt",
+        "image_fields",
+        "audio_fields",
+        "params",
+        "param_fields",
+        "format",
+        "encoding",
+        "table",
+        "query",
+    )
 )
-_MAY_DIFFER = ("budget_usd", "deadline_s", "format", "encoding")  # they decide nothing about the answer to a request
-_NOT_CONTENT = ("mtime_ns", "uri", "members", "files")
+_MAY_DIFFER = (
+    "budget_usd",
+    "deadline_s",
+    "over_budget",
+    "format",
+    "encoding",
+)  # they decide nothing about the answer to a request
+_NOT_CONTENT = ("mtime_ns", "uri", "members", "files", "media_newest_ns", "prepared")
 
 
 def sampled(

@@ -19,7 +19,7 @@ from penstock_producer.feed.prefix_order import in_prefix_order
 from penstock_producer.feed.routes import Routes
 from penstock_producer.feed.tracing import SendSpans
 from penstock_producer.feed.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now
-from penstock_producer.refusals import refused
+from penstock_producer.refusals import expect_refused, refused
 from penstock_producer.rows import BadRow, Cursor, Document, Source
 
 __all__ = ["Feeder"]
@@ -169,9 +169,10 @@ class Feeder:
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:
         """Those of a file were settled at submit; those of a replay, and rows that changed since, or the job never ends."""
-        new = [row for row in rows if row.is_new or self.feed.kind is not FeedKind.SOURCE]
-        letters = [refused(row, self.key(row.doc_id)) for row in new if row.doc_id is not None]
-        if letters:
+        if self.feed.kind is FeedKind.SOURCE:
+            expect_refused([row for row in rows if not row.is_new], self._refused_lines)
+            rows = [row for row in rows if row.is_new]
+        if letters := [refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None]:
             self.stores.outcomes.settle([], letters)
 
     def _move_cursor(self, exhausted: bool) -> None:

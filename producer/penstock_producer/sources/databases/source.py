@@ -32,6 +32,8 @@ from penstock_producer.sources.databases.relation import Relation, Row, named
 from penstock_producer.sources.forms.columns import check_columns
 from penstock_producer.sources.forms.row_forms import check_doc_id, form_of
 from penstock_producer.sources.forms.strict_json import RowFault
+from penstock_producer.sources.media.parts import media_of
+from penstock_producer.tally import Tally
 
 __all__ = ["TableSource", "accepted", "key_pages"]
 
@@ -59,7 +61,7 @@ class TableSource:
         self.id_field = spec.id_field
         limits = pin or {"max_line_bytes": settings.max_line_bytes, "max_body_bytes": settings.max_body_bytes}
         self._max_line_bytes, self._max_body_bytes = int(limits["max_line_bytes"]), int(limits["max_body_bytes"])
-        self._form = form_of(spec, self._max_body_bytes)
+        self._form = form_of(spec, self._max_body_bytes, media_of(spec, None, self._max_body_bytes))
         self._pin = dict(pin) if pin is not None else None
         self._keys = keys
         self._gathered: Gathered | None = None
@@ -103,6 +105,10 @@ class TableSource:
         if isinstance(found, BadRow):
             raise RowChanged(f"{found}")
         return found
+
+    @property
+    def tally(self) -> Tally:
+        return self._form.tally
 
     def place(self, line: int) -> tuple[str, int]:
         return self.uri, line
