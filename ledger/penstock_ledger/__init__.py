@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.provenance import Provenance as Provenance
     from penstock_ledger.stores.purge import purge_job as purge_job
     from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
+    from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
     from penstock_ledger.stores.spool import Spool as Spool
     from penstock_ledger.stores.spool import SpoolRow as SpoolRow
     from penstock_ledger.vectors import Vectors as Vectors
@@ -140,6 +141,7 @@ else:
             "penstock_ledger.in_redis.redis_ledger": "RedisLedger",
             "penstock_ledger.schedule": "CatchUp Decision Firing FiringOutcome NewSchedule Schedule",
             "penstock_ledger.stores.schedules": "ScheduleStore",
+            "penstock_ledger.stores.source_keys": "SourceKeys",
             "penstock_ledger.stores.spool": "Spool SpoolRow",
             "penstock_ledger.stored_values": "storable",
             "penstock_ledger.store_errors": "in_words Trouble trouble_of",

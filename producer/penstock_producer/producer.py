@@ -6,7 +6,7 @@ import base64
 import hashlib
 import secrets
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +44,7 @@ from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.blobs.unpacked import MEMBERS
+from penstock_producer.sources.databases.source import key_pages
 from penstock_producer.sources.media.places import NEWEST
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
 from penstock_producer.sources.outcomes.source import OutcomesSource, pin_of
@@ -70,7 +71,7 @@ _NOT_CONTENT = frozenset({
 })  # fmt: skip
 _LATER_FIELDS = (
     "audio_fields", "compress_prompt", "embedding_dtype", "encoding", "examples", "fallback", "fallback_on", "format",
-    "image_fields", "messages_field", "param_fields", "schema_repairs", "template", "truncate",
+    "image_fields", "messages_field", "param_fields", "query", "schema_repairs", "table", "template", "truncate",
 )  # fmt: skip
 # Of a spec: how the source is read, and whether there is a job; nothing of what comes of it.
 _NO_CONTENT = ("feeders", "over_budget")
@@ -152,7 +153,7 @@ class Producer:
         progress: Callable[[int], None] | None = None,
         started_by: Mapping[str, Any] | None = None,
     ) -> Job:
-        """Accept every document of ``source`` (a JSONL path or `s3://` URI) as one job.
+        """Accept every document of ``source`` (a path, an `s3://` URI, a database's URL) as one job.
 
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when the key belongs to
         another spec or content, SpecError, SourceError (as when reading takes longer than ``timeout_s``) and
@@ -166,10 +167,14 @@ class Producer:
             )
         opened = open_source(source, spec, self._settings, remote=self._borders is not None, timeout_s=timeout_s)
         known = self._known(job_key)
-        if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
+        if (
+            known is not None
+            and known.source.get("kind") != SPOOL
+            and unchanged(known.source, source, self._settings, ended=known.state.final)
+        ):
             return self._create(spec, known.source, known.total, job_key, (), started_by=started_by)
         found = survey(opened, spec, progress)
-        return self._create_surveyed(spec, found, job_key, started_by=started_by)
+        return self._create_surveyed(spec, found, job_key, key_pages(opened), started_by=started_by)
 
     def submit_from(
         self,
@@ -376,13 +381,16 @@ class Producer:
         spec: JobSpec,
         found: Survey,
         job_key: str | None,
+        keys: Iterable[bytes] = (),
         started_by: Mapping[str, Any] | None = None,
     ) -> Job:
         self._check_estimate(spec, found.estimate)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._database.is_sqlite)
         shards = found.marks.split(found.total, plan.feeders)
-        return self._create(spec, found.pin, found.total, job_key, refusals, started_by=started_by, shards=shards)
+        return self._create(
+            spec, found.pin, found.total, job_key, refusals, started_by=started_by, shards=shards, keys=keys
+        )
 
     def _create(
         self,
@@ -394,6 +402,7 @@ class Producer:
         feed_kind: FeedKind = FeedKind.SOURCE,
         started_by: Mapping[str, Any] | None = None,
         shards: tuple[Shard, ...] = (),
+        keys: Iterable[bytes] = (),
     ) -> Job:
         if job_key is not None:
             _check_key(job_key)
@@ -414,7 +423,7 @@ class Producer:
             shards=shards,
         )
         letters = [refused(row, ItemKey(job_id, 1, doc_id)) for doc_id, row in refusals]
-        job, _ = self._jobs.create(new, letters)
+        job, _ = self._jobs.create(new, letters, keys)
         return job
 
 

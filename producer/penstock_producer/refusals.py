@@ -10,6 +10,7 @@ from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailab
 from penstock_producer.rows import BadRow, Document
 
 CANCELLED = "cancelled"
+SOURCE_LOST = "source_lost"
 DUPLICATE = "duplicate_custom_id"  # the one refusal that cannot be seen from the row alone
 
 
@@ -41,6 +42,11 @@ def refused(row: BadRow, key: ItemKey) -> DeadLetter:
 
 def written_off(document: Document, key: ItemKey) -> DeadLetter:
     return _letter(key, CANCELLED, "the job was cancelled before this document was tried", document.body, None)
+
+
+def lost(key: ItemKey, why: str) -> DeadLetter:
+    """Of a row of a table that was fed and is gone, or is no document any more."""
+    return _letter(key, SOURCE_LOST, why, b"", None)
 
 
 def _letter(key: ItemKey, reason: str, error: str, request: bytes, line: int | None) -> DeadLetter:

@@ -44,14 +44,22 @@ class BadRow:
     request: bytes = b""  # the request body, where the row got that far
     line_in_file: int = 0  # where ``line`` counts through several files
     unit: str = LINE  # what ``line`` counts
+    named: str = ""  # the row in words, where people do not find it by a line: its key in a table
+    is_new: bool = False  # the survey did not refuse it: the row has changed since
 
     @property
     def shown_line(self) -> int:
         """The line of ``uri``."""
         return self.line_in_file or self.line
 
+    @property
+    def place(self) -> str:
+        """Where people find it in ``uri``."""
+        return self.named or f"{self.unit} {self.shown_line}"
+
     def __str__(self) -> str:
-        where = f"{self.uri} {self.unit} {self.shown_line}" if self.line and self.unit != FILE else self.uri
+        is_placed = self.named or (self.line and self.unit != FILE)
+        where = f"{self.uri} {self.place}" if is_placed else self.uri
         field = f" field {self.field}:" if self.field else ""
         saw = f" Seen: {self.seen}." if self.seen else ""
         return f"{where}: {self.code}:{field} {self.message}{saw} Fix: {self.fix}"

@@ -36,13 +36,14 @@ MAY_IMPORT = {
 # `__all__` names. (Names in an `__init__` are for everyone, modules here are for Penstock alone.)
 INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
-    "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "schedule", "vectors"},
+    "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "schedule", "sql.postgres", "vectors"},
     "penstock_producer": {
         "errors", "estimates", "feed.feeder", "feed.feeder_plan", "feed.leased_feed", "feed.queues", "feed.repair",
         "feed.routes", "feed.served", "feed.tracing", "feed.wire", "growing_file", "job.acceptance", "job.borders",
         "job.durations", "job.endpoints", "job.fallback", "job.hook_paths", "job.lanes", "job.model_schema", "job.options",
         "job.repeats", "job.run_options", "job.spec", "jobfile",
-        "outputs", "schedules.due", "schedules.marks", "schedules.timetable", "settings", "sources", "sources.of_feed",
+        "outputs", "schedules.due", "schedules.marks", "schedules.timetable", "settings", "source_names",
+        "sources", "sources.of_feed",
         "sources.blobs.s3", "sources.overrides", "storage",
         "survey", "tables.columns", "tables.csv_form", "tables.database", "tables.reading", "tables.write", "tally",
     },

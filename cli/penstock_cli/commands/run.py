@@ -63,7 +63,8 @@ def run(
     request = RunRequest(
         out=out,
         state=Path(state) if state is not None else default_state(out),
-        job_key=given.key(job) or default_job_key(given.source if given.file is None else given.file.path),
+        job_key=given.key(job)
+        or default_job_key(given.source if given.file is None else given.file.path, given.flags["table"]),
         given=given,
         provider=given.provider(provider),
         workers=given.of_run("workers", workers) or (DEFAULT_ENGINES if has_own_model(lane) else DEFAULT_WORKERS),

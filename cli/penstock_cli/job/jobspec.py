@@ -18,6 +18,7 @@ from penstock_producer.job.durations import seconds_of
 from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_producer.job.model_schema import ModelFault, is_model_path, schema_of_model
 from penstock_producer.job.options import OPTIONS, FlagForm, Option
+from penstock_producer.source_names import is_database
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -183,8 +184,13 @@ def _with_key(provider: ProviderSettings) -> ProviderSettings:
     return provider.model_copy(update={"api_key_env": variable})
 
 
-def default_job_key(source: str) -> str:
-    """The file's name without its ending, in safe characters: running the same file again resumes the same job."""
+def default_job_key(source: str, table: str | None = None) -> str:
+    """The file's name without its ending, in safe characters: running the same file again resumes the same job.
+
+    Of a database it is the table's name.
+    """
+    if is_database(source) and (table is not None or "@" in source.rpartition("/")[2]):
+        return _safe(table or "") or "job"
     name = PurePosixPath(source.split("?")[0]).name if "://" in source else Path(source).name
     stem = name.split(".")[0] if not name.startswith(".") else name.strip(".")
     if "*" in stem:  # a pattern, as data/*.csv: its folder says more

@@ -11,6 +11,7 @@ from penstock_cli.run import tables
 from penstock_cli.run.request import Plan, RunRequest
 from penstock_cli.show.text import count
 from penstock_cli.state import StateFolder
+from penstock_producer.source_names import is_database
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +47,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     from penstock_workers.settings import WorkerSettings
 
     spec = job_spec(request.given)
-    if not files.is_remote(request.source):
+    if not files.is_remote(request.source) or is_database(request.source):
         refuse_unreadable(request.source)  # before anything that takes time, or asks for a key
     check_lane(spec.lane)
     check_hooks((spec.preprocess, spec.postprocess))

@@ -45,6 +45,8 @@ _SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
         "param_fields",
         "format",
         "encoding",
+        "table",
+        "query",
     )
 )
 _MAY_DIFFER = (

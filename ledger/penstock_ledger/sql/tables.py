@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0005"  # the newest migration; revisions sort by their number
+HEAD: Final = "0006"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -157,6 +157,16 @@ spool = Table(
     Column("fed", Boolean, nullable=False),
     UniqueConstraint("job_id", "doc_id", name="spool_doc"),
     Index("spool_unfed", "job_id", "seq", sqlite_where=text("fed = 0"), postgresql_where=text("NOT fed")),
+)
+
+# Which rows of a table in a database a job has: their keys as they were at submit, in pages. See stores/source_keys.py.
+source_keys = Table(
+    "source_keys",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("page", Integer, nullable=False),
+    Column("packed", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("job_id", "page", name="source_keys_pkey"),
 )
 
 # Nothing writes or reads it any more. Processes of the release before, which go on through an upgrade, do both, so the table

@@ -168,13 +168,12 @@ class Feeder:
         return Publish(key, document.position, raw)
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:
-        """Refused rows of a file were settled at submit; those of a replay are settled here, or the job never ends."""
-        if rows and self.feed.kind is FeedKind.SOURCE:
-            expect_refused(rows, self._refused_lines)
-        elif rows:
-            self.stores.outcomes.settle(
-                [], [refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None]
-            )
+        """Those of a file were settled at submit; those of a replay, and rows that changed since, or the job never ends."""
+        if self.feed.kind is FeedKind.SOURCE:
+            expect_refused([row for row in rows if not row.is_new], self._refused_lines)
+            rows = [row for row in rows if row.is_new]
+        if letters := [refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None]:
+            self.stores.outcomes.settle([], letters)
 
     def _move_cursor(self, exhausted: bool) -> None:
         self.stores.jobs.advance_feed(self.feed, self._owner, cursor=self._cursor, exhausted=exhausted)

@@ -44,6 +44,7 @@ MAX_ATTEMPTS_CAP = 100  # more tries than this are a loop, not a retry policy
 MAX_SCHEMA_REPAIRS = 10  # a model that is wrong so often about one document needs another prompt
 MAX_JOB_WEIGHT = 100.0  # a job that should get more than a hundred times another's part is urgent, or the other one low
 MAX_FEEDERS = 64  # one Redis takes what fewer of them publish; each is a row and a lease in the database
+MAX_QUERY_CHARS = 100_000  # of SQL
 MAX_MEDIA_FIELDS = 20  # columns; a row may name as many files
 MAX_PROMPT_CHARS = 1_000_000  # a template longer than any context window is probably a file given by mistake
 
@@ -91,6 +92,8 @@ class JobSpec(BaseModel):
     )
     id_field: str = _of("id_field", min_length=1, max_length=512)
     format: Format | None = _of("format")
+    table: str | None = _of("table", min_length=1, max_length=256)
+    query: str | None = _of("query", min_length=1, max_length=MAX_QUERY_CHARS)
     encoding: str | None = _of("encoding", max_length=64)
     params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)  # checked by params.py
     param_fields: dict[str, Column] = Field(default_factory=dict, description=OPTIONS["param_fields"].help)
@@ -128,6 +131,9 @@ class JobSpec(BaseModel):
             raise SpecError(problems)
         if spec.fallback_on and not spec.fallback:
             raise SpecError([Problem("invalid_value", "/fallback_on", "it needs models", "name one: fallback")])
+        if spec.table is not None and spec.query is not None:
+            fix = "keep one of them; a query may name the table"
+            raise SpecError([Problem("invalid_value", "/query", "a source is read by a table or by a query", fix)])
         if info.context is not ACCEPTED:
             problems = [
                 *param_problems(spec.params, spec.endpoint),

@@ -17,6 +17,7 @@ from penstock_producer.job.model_schema import ModelFault, is_model_path, schema
 from penstock_producer.jobfile.names import DURATIONS, FILES, name_problems, secret_problems
 from penstock_producer.jobfile.parse import parse_json, parse_yaml
 from penstock_producer.jobfile.tree import MAX_VALUES, FileFault, Node
+from penstock_producer.source_names import in_folder, is_database
 
 if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
@@ -261,6 +262,8 @@ class _Reader:
 
     def _path(self, value: str) -> str:
         """As it counts from the folder of the file."""
+        if is_database(value):
+            return in_folder(value, self._folder)
         return value if "://" in value else os.path.join(self._folder, os.path.expanduser(value))
 
     def _add(self, problem: Problem) -> None:

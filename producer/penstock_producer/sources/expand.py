@@ -6,8 +6,10 @@ import os
 from typing import Final
 
 from penstock_producer.errors import SourceError
+from penstock_producer.source_names import is_database
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.blobs.convert import cannot_open, refuse_ending, refuse_kind
+from penstock_producer.sources.databases.address import address_of
 from penstock_producer.sources.listings import saved_dataset
 from penstock_producer.sources.listings.chosen import Chosen, choose
 from penstock_producer.sources.listings.listing import Entry, shown
@@ -34,7 +36,10 @@ def row_files(chosen: Chosen) -> list[Blob]:
 
 
 def refuse_unreadable(path: str) -> None:
-    """Raises SourceError for a local path that is plainly no source. Reads nothing of it."""
+    """Raises SourceError for a local path, or a database's name, that is plainly no source. Reads nothing of it."""
+    if is_database(path):
+        address_of(path)
+        return
     chosen = choose(path)
     if chosen is not None:
         chosen.are_texts(None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from penstock_ledger import Database, JobStore, OutcomeStore, Spool
+from penstock_ledger import Database, JobStore, OutcomeStore, SourceKeys, Spool
 from penstock_ledger.model import Feed, FeedKind, Job
 from penstock_producer.errors import SourceError
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import Source
 from penstock_producer.settings import ProducerSettings
+from penstock_producer.sources.databases.address import KIND as TABLE
+from penstock_producer.sources.databases.source import accepted
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.outcomes.source import KIND as OUTCOMES
 from penstock_producer.sources.outcomes.source import OutcomesSource
@@ -52,4 +54,7 @@ def _whole(database: Database, job: Job, feed: Feed, settings: ProducerSettings 
     if job.source.get("kind") == OUTCOMES:
         parsed = spec or JobSpec.accepted(job.spec)
         return OutcomesSource(job.source, parsed, JobStore(database), OutcomeStore(database))
+    if job.source.get("kind") == TABLE:
+        chosen = settings or ProducerSettings.model_construct()
+        return accepted(job, spec or JobSpec.accepted(job.spec), SourceKeys(database), chosen)
     return open_source(job.source, spec or JobSpec.accepted(job.spec), settings)

@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any, TypedDict
 from urllib.parse import unquote, urlsplit
 
-from penstock_producer.errors import SourceChanged, SourceError, seen
+from penstock_producer.errors import SourceChanged, SourceError, SourceForbidden, seen
 from penstock_producer.job.formats import COLUMNAR, CSV, JSONL, TEXT, TSV
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
+from penstock_producer.source_names import is_database
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import several
 from penstock_producer.sources.blobs import local, s3, store
 from penstock_producer.sources.blobs.blob import Blob, TimedBlob
 from penstock_producer.sources.blobs.convert import refuse_ending
 from penstock_producer.sources.blobs.unpacked import Unpacked
+from penstock_producer.sources.databases.address import KIND as TABLE
+from penstock_producer.sources.databases.address import whole
 from penstock_producer.sources.expand import row_files
 from penstock_producer.sources.listings.chosen import choose
 from penstock_producer.sources.media.places import NEWEST, MediaPlaces, places_of
@@ -44,6 +47,7 @@ def open_source(
     timeout_s: float | None = None,
 ) -> FileSource:
     """The source at a path, an `s3://` URI, a folder or prefix ending in `/`, a pattern, or the pin that the ledger stored.
+    The URL of a database is read by the spec's table or query.
 
     Of its content at most the first bytes are read, where its name does not say what it is. With ``timeout_s`` reading it
     raises SourceError once that many seconds are over. ``remote`` confines a path or URI to the setting `source_roots`; of
@@ -53,6 +57,14 @@ def open_source(
     chosen = settings or _DEFAULTS
     if isinstance(where, Mapping):
         return _of_pin(where, spec, chosen)
+    if is_database(str(where)):
+        return _of_database(str(where), spec, chosen, remote, timeout_s)
+    if spec.table is not None or spec.query is not None:
+        raise SourceError(
+            "unsupported_source",
+            f"{seen(str(where))} is no database, and --table and --query read one; name it by a URL: sqlite:///file.db, "
+            "postgresql://host/database, or env:NAME where a variable holds the URL",
+        )
     files = None if remote else choose(str(where), chosen.s3_endpoint_url)
     if files is None:
         if spec.format == TEXT:
@@ -68,9 +80,16 @@ def open_source(
     return several.SeveralFiles(str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in row_files(files)])
 
 
-def unchanged(pin: Mapping[str, Any], where: str | Path, settings: ProducerSettings | None = None) -> bool:
-    """Whether ``where`` is plainly still what was pinned: same place, size and time (or ETag). Reads no content."""
+def unchanged(
+    pin: Mapping[str, Any], where: str | Path, settings: ProducerSettings | None = None, *, ended: bool = False
+) -> bool:
+    """Whether ``where`` is plainly still what was pinned: same place, size and time (or ETag). Reads no content.
+
+    A table changes while its job runs, which goes on with its own rows. Once it has ``ended`` the rows are looked at again.
+    """
     chosen = settings or _DEFAULTS
+    if pin["kind"] == TABLE or is_database(str(where)):
+        return not ended and is_database(str(where)) and whole(str(where)) == pin.get("uri")
     files = choose(str(where), chosen.s3_endpoint_url)
     if pin["kind"] == text_files.KIND:
         return files is not None and text_files.unchanged(pin, files)
@@ -85,6 +104,16 @@ def unchanged(pin: Mapping[str, Any], where: str | Path, settings: ProducerSetti
     if files is not None or _blob_of_uri(str(where), chosen, None).uri != pin.get("uri"):
         return False
     return _blob_of_pin(pin, chosen).unchanged()
+
+
+def _of_database(
+    where: str, spec: JobSpec, settings: ProducerSettings, remote: bool, timeout_s: float | None
+) -> FileSource:
+    if remote:  # whatever `source_roots` says: a stranger must not choose where this process connects to
+        raise SourceForbidden("a database", settings.source_roots)
+    from penstock_producer.sources.databases.source import TableSource  # with SQLAlchemy
+
+    return TableSource(where, spec, settings, timeout_s=timeout_s)
 
 
 def _of_blob(

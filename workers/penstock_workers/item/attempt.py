@@ -48,6 +48,7 @@ class Item(Struct, eq=False):
     marks: Marks | None = None  # None without tracing
     calls: int = 0  # requests sent in this attempt
     spent: Spent = NOTHING_SPENT  # by this attempt
+    lost: str = ""  # why its body cannot be read any more, where it cannot: a row of a table that is gone
 
     @classmethod
     def of(cls, delivery: Delivery, message: ItemMessage, marks: Marks | None = None) -> Item:
@@ -115,7 +116,9 @@ class Attempt(Item, kw_only=True, eq=False):
 
     @classmethod
     def at(cls, item: Item, job: JobView, given: bytes) -> Attempt:
-        return Attempt(item.delivery, item.message, item.key, item.marks, job=job, given=given, body=given)
+        return Attempt(
+            item.delivery, item.message, item.key, item.marks, lost=item.lost, job=job, given=given, body=given
+        )
 
 
 class Settled(NamedTuple):

@@ -78,6 +78,8 @@ class ItemRunner:
         return Settled(item, outcome)
 
     async def _steps(self, attempt: Attempt) -> Outcome:
+        if attempt.lost:
+            raise TurnedAway(decide(attempt, Failure("source_lost", attempt.lost, None), self.policy))
         with await self.waits.slots.place(attempt.job.flow) as place:
             happened = await self._try_where(attempt, place)
             while isinstance(happened, Failure) and has_follow_up(attempt, happened, self.policy):
