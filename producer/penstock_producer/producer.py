@@ -33,6 +33,7 @@ from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecErr
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
 from penstock_producer.job.acceptance import check_acceptable
 from penstock_producer.job.borders import Borders
+from penstock_producer.job.options import SINK_FIELDS
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
 from penstock_producer.refusals import refused
@@ -59,7 +60,7 @@ _MAX_JOB_KEY_CHARS = 200
 _NOT_CONTENT = frozenset({
     "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY,
 })  # fmt: skip
-_LATER_FIELDS = ("embedding_dtype", "encoding", "format")
+_LATER_FIELDS = ("embedding_dtype", "encoding", "format", "param_fields", "template", *sorted(SINK_FIELDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +339,11 @@ class Producer:
         if refused_endpoint is not None:
             raise SpecError([Problem("invalid_value", "/endpoint", refused_endpoint, "")])
         check_acceptable(spec, self._settings.prices(spec.provider))
+        if spec.output_format in ("csv", "parquet") and self._settings.results_url is None:
+            fix = "set results_url (PENSTOCK_RESULTS_URL) here and for the control processes, or leave it out: "
+            fix += "`penstock results` writes tables at any time"
+            why = f"{spec.output_format} is written where results_url says, and that is not set here"
+            raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
         if self._borders is not None:
             self._borders.check(spec)
         return spec
@@ -414,8 +420,8 @@ def _check_key(job_key: object) -> None:
 
 def _given(spec: JobSpec) -> dict[str, Any]:
     """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
-    stored = spec.to_json()
+    stored, usual = spec.to_json(), JobSpec().to_json()
     for name in _LATER_FIELDS:
-        if stored[name] is None:
+        if stored[name] == usual[name]:
             del stored[name]
     return stored

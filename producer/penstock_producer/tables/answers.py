@@ -12,7 +12,7 @@ import orjson
 
 from penstock_ledger.vectors import MAGIC, DamagedVectors, Vectors, unpack
 
-__all__ = ["parsed", "text_of", "vectors_of"]
+__all__ = ["FLOAT32_BYTES", "parsed", "text_of", "vectors_of"]
 
 FLOAT32_BYTES: Final = 4
 _LETTERS: Final = {"float16": "e", "int8": "b", "binary": "b", "ubinary": "B"}

@@ -33,8 +33,10 @@ from penstock_workers.control.job.complete import Completion
 from penstock_workers.control.job.ending import JobEnding
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.limits import JobLimits
-from penstock_workers.control.job.outputs import OutputWriter
+from penstock_workers.control.job.outputs import OutputFiles
 from penstock_workers.control.job.resume import Resumes
+from penstock_workers.control.job.sinks import JobSinks, SinkGivenUp
+from penstock_workers.control.job.table_rows import TableRows
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing import Tracing
 
@@ -71,9 +73,9 @@ class JobSteps:
         self._balance = balance
         self._specs = Specs()
         self._windows = FeedWindows(hot, settings.window, self._specs)
-        self._outputs = OutputWriter(settings, outcomes, outputs_written)
+        self._sinks = JobSinks((TableRows(database), OutputFiles(settings, database)), outputs_written)
         self._limits = JobLimits(outcomes, hot, states)
-        self._completion = Completion(jobs, hot, states, balance, self._outputs)
+        self._completion = Completion(jobs, hot, states, balance, self._sinks)
         self._cancelling = Cancelling(jobs, outcomes, hot, states, balance, settings.visibility_timeout_s)
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
@@ -85,6 +87,7 @@ class JobSteps:
         names = {job.job_id for job, _ in live}
         for part in (
             self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.leadership, self.ending,
+            self._sinks,
         ):  # fmt: skip
             part.keep_only(names)
         self.leadership.renew(live)
@@ -115,8 +118,9 @@ class JobSteps:
         self._unpark(job, seen)
         for feed, led_feed in led:
             self._advance(job, led_feed, seen.outstanding[feed.generation - 1])
-        if any(feed.generation == job.generation for feed, _ in led):  # one process counts, and writes outputs
-            self._end_if_done(live, seen, [led_feed.feeder.feed for _, led_feed in led])
+        if any(feed.generation == job.generation for feed, _ in led):  # one process counts, and writes results
+            if self._grow(job):
+                self._end_if_done(live, seen, [led_feed.feeder.feed for _, led_feed in led])
 
     @property
     def windows(self) -> dict[str, int]:
@@ -124,7 +128,6 @@ class JobSteps:
 
     def release_all(self) -> None:
         """Hand the leases over at once instead of letting them run out."""
-        self._outputs.close()
         self._resumes.close()
         self.leadership.release_all()
 
@@ -135,7 +138,17 @@ class JobSteps:
             return
         self.ending.note(live.job.job_id, sum(seen.outstanding))
         if not any(seen.outstanding):
-            self._completion.complete(live.job)
+            self._completion.complete(live.job, self._specs.of(live.job))
+
+    def _grow(self, job: Job) -> bool:
+        """Let what is written while the job runs go on; False when that cannot be written, and the job is paused for it."""
+        try:
+            self._sinks.look(job, self._specs.of(job))
+        except SinkGivenUp as error:
+            log.error("job %s: %s", job.job_id, error)
+            self._states.move(job, JobState.PAUSED, str(error))
+            return False
+        return True
 
     def _open_led(self, job: Job, feed: Feed) -> LedFeed:
         spans = None if self._tracing is None else self._tracing.of_feed(job, feed)
