@@ -20,6 +20,7 @@ VARIABLE: Final = "env:"
 SCHEMES: Final = ("sqlite", "sqlite+pysqlite", "postgresql", "postgres", "postgresql+psycopg")
 MAX_CHARS: Final = 2_000
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_SECRET: Final = "the URL holds a password (it is not shown), and a job is stored and shown"
 _OTHER_WAYS: Final = (
     "leave it out of the URL: write env:NAME, where the variable NAME of the process that writes holds the whole URL, or keep "
     "it there in PGPASSWORD or ~/.pgpass"
@@ -40,12 +41,9 @@ def sink_problems(
         if into_id != "id":
             yield Problem("invalid_value", "/into_id", "there is no table that has it", "give into and into_table, too")
         return
-    why = into_problem(into)
-    if why is not None:
-        yield Problem("secret_in_spec" if why[0] == _SECRET else "invalid_value", "/into", *why)
-
-
-_SECRET: Final = "the URL holds a password (it is not shown), and a job is stored and shown"
+    problem = into_problem(into)
+    if problem is not None:
+        yield Problem("secret_in_spec" if problem[0] == _SECRET else "invalid_value", "/into", *problem)
 
 
 def into_problem(into: str) -> tuple[str, str] | None:

@@ -28,6 +28,7 @@ from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.balance import Balance
+from penstock_workers.control.job.bucket_parts import BucketParts
 from penstock_workers.control.job.cancel import Cancelling
 from penstock_workers.control.job.complete import Completion
 from penstock_workers.control.job.ending import JobEnding
@@ -73,7 +74,9 @@ class JobSteps:
         self._balance = balance
         self._specs = Specs()
         self._windows = FeedWindows(hot, settings.window, self._specs)
-        self._sinks = JobSinks((TableRows(database), OutputFiles(settings, database)), outputs_written)
+        self._sinks = JobSinks(
+            (TableRows(database), BucketParts(settings, database), OutputFiles(settings, database)), outputs_written
+        )
         self._limits = JobLimits(outcomes, hot, states)
         self._completion = Completion(jobs, hot, states, balance, self._sinks)
         self._cancelling = Cancelling(jobs, outcomes, hot, states, balance, settings.visibility_timeout_s)

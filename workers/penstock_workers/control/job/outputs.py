@@ -7,7 +7,8 @@ import logging
 from penstock_ledger import Database, OutcomeStore
 from penstock_ledger.model import Job
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.outputs import write_outputs
+from penstock_producer.outputs import ERRORS_NAME, write_errors, write_outputs
+from penstock_producer.storage import bucket_at
 from penstock_producer.tables.reading import Reading
 from penstock_producer.tables.write import check_format, write_table
 from penstock_workers.settings import WorkerSettings
@@ -40,16 +41,30 @@ class OutputFiles:
             return
         destination = f"{self._settings.results_url.rstrip('/')}/{job.job_id}"
         endpoint = self._settings.s3_endpoint_url
+        self._end_uploads(destination, form)
         if form is not None:
             write_table(
                 Reading(self._database, job, whole=whole), destination, f"output.{form}", check_format(form),
                 escape_formulas=bool(spec.escape_formulas), s3_endpoint_url=endpoint,
             )  # fmt: skip
+        if self._settings.writes_parts:  # bucket_parts.py makes the other one
+            letters = write_errors(self._outcomes, job.job_id, destination, s3_endpoint_url=endpoint)
+            log.info("job %s: %d dead letters written", job.job_id, letters)
+            return
         written = write_outputs(self._outcomes, job.job_id, destination, s3_endpoint_url=endpoint)
         log.info("job %s: %d results, %d dead letters written", job.job_id, written.results, written.dead_letters)
 
     def forget(self, job_id: str) -> None:
         """Nothing is kept."""
+
+    def _end_uploads(self, destination: str, form: str | None) -> None:
+        """What a process that died has left unfinished of these files."""
+        if "://" not in destination:
+            return
+        bucket = bucket_at(destination, s3_endpoint_url=self._settings.s3_endpoint_url)
+        table = () if form is None else (f"output.{form}",)
+        for begin in (ERRORS_NAME, *(table if self._settings.writes_parts else ("output.",))):
+            bucket.abort_uploads(begin)
 
 
 def _table_of(spec: JobSpec) -> str | None:
