@@ -16,7 +16,7 @@ from servers import RedisServer, S3Server
 from penstock_ledger import JobStore, Meta, OutcomeStore, RedisLedger, SettleBatch, SettledDone, buckets_for, open_database
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings, SpecError
-from penstock_producer.bucket import part_index
+from penstock_producer.parts import index as part_index
 from penstock_producer.job.borders import Borders, DoorSettings
 from penstock_workers.control.job import sinks
 from penstock_workers.control.loop import Control

@@ -13,9 +13,9 @@ from typing import Final
 
 from penstock_ledger import Database, PlaceLost
 from penstock_ledger.model import Job
-from penstock_producer.bucket import part_index
+from penstock_producer.parts import index as part_index
 from penstock_producer.bucket.client import Bucket
-from penstock_producer.bucket.part_index import INDEX_NAME, Index, Part
+from penstock_producer.parts.index import INDEX_NAME, Index, Part
 from penstock_producer.bucket.writer import ObjectWriter
 from penstock_producer.errors import SinkError, SinkTaken
 from penstock_producer.outputs import OUTPUT_NAME
