@@ -104,7 +104,11 @@ def _into(ledger: Books, job: Job, asked: Asked) -> str:
     if asked.output is not None or asked.after is not None or asked.partial:
         raise UsageProblem("--into keeps its own place in the table: leave out -o, --after and --partial")
     filled = fill_table(ledger, job, asked.into, asked.table, asked.id_column)
-    missing = f"; {count(filled.missing)} documents have no row there, and the table takes no others" if filled.missing else ""
+    missing = (
+        f"; {count(filled.missing)} documents have no row there, and the table takes no others"
+        if filled.missing
+        else ""
+    )
     return f"{count(filled.rows)} new rows in table {asked.table}{missing}"
 
 

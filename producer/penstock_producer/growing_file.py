@@ -63,9 +63,7 @@ def _opened(path: Path, job: Job, form: str) -> Iterator[tuple[IO[bytes], Path, 
         raise SinkError(message) from error
 
 
-def _append(
-    file: IO[bytes], note: Path, job: Job, form: str, lines: Iterable[bytes], reading: Lines | Reading
-) -> None:
+def _append(file: IO[bytes], note: Path, job: Job, form: str, lines: Iterable[bytes], reading: Lines | Reading) -> None:
     portion = 0
     for line in lines:
         portion += file.write(line)

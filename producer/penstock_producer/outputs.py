@@ -18,7 +18,16 @@ import orjson
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer.storage import Writer, open_sink
 
-__all__ = ["ERRORS_NAME", "OUTPUT_NAME", "WrittenFiles", "error_line", "output_line", "probe_sink", "write_errors", "write_outputs"]
+__all__ = [
+    "ERRORS_NAME",
+    "OUTPUT_NAME",
+    "WrittenFiles",
+    "error_line",
+    "output_line",
+    "probe_sink",
+    "write_errors",
+    "write_outputs",
+]
 
 OUTPUT_NAME = "output.jsonl"
 ERRORS_NAME = "errors.jsonl"

@@ -40,9 +40,9 @@ INTERNAL_SURFACE = {
     "penstock_producer": {
         "bucket.client", "errors", "feed.feeder", "feed.leased_feed", "feed.queues", "feed.repair", "feed.routes", "feed.served",
         "feed.tracing", "feed.wire", "growing_file", "job.acceptance", "job.borders", "job.durations", "job.endpoints",
-        "job.hook_paths", "job.lanes", "job.options", "job.run_options", "job.spec", "jobfile",
-        "job.sinks", "outputs", "parts.growing", "schedules.due", "schedules.marks", "schedules.timetable", "settings", "sources", "sources.of_feed",
-        "sources.blobs.s3", "sources.overrides", "storage",
+        "job.hook_paths", "job.lanes", "job.options", "job.run_options", "job.sinks", "job.spec", "jobfile",
+        "outputs", "parts.growing", "schedules.due", "schedules.marks", "schedules.timetable", "settings", "sources",
+        "sources.of_feed", "sources.blobs.s3", "sources.overrides", "storage",
         "survey", "tables.columns", "tables.csv_form", "tables.database", "tables.reading", "tables.write",
     },
     "penstock_workers": {

@@ -13,11 +13,20 @@ import orjson
 import pytest
 from servers import RedisServer, S3Server
 
-from penstock_ledger import JobStore, Meta, OutcomeStore, RedisLedger, SettleBatch, SettledDone, buckets_for, open_database
+from penstock_ledger import (
+    JobStore,
+    Meta,
+    OutcomeStore,
+    RedisLedger,
+    SettleBatch,
+    SettledDone,
+    buckets_for,
+    open_database,
+)
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings, SpecError
-from penstock_producer.parts import index as part_index
 from penstock_producer.job.borders import Borders, DoorSettings
+from penstock_producer.parts import index as part_index
 from penstock_workers.control.job import sinks
 from penstock_workers.control.loop import Control
 from penstock_workers.settings import WorkerSettings
@@ -91,7 +100,9 @@ def test_a_table_fills_while_its_job_runs(house: House) -> None:
     job = house.submit(3, into=f"sqlite:///{target}", into_table="labels")
     house.control.tick()
     house.finish(job, "d0")
-    house.until(lambda: target.exists() and rows(target, "SELECT count(*) FROM sqlite_master WHERE name = 'labels'") == [(1,)])
+    house.until(
+        lambda: target.exists() and rows(target, "SELECT count(*) FROM sqlite_master WHERE name = 'labels'") == [(1,)]
+    )
     house.until(lambda: rows(target, "SELECT id, text FROM labels") == [("d0", "short")])
     assert house.found(job).state is JobState.RUNNING
     house.finish(job, "d1", "d2")
@@ -158,7 +169,10 @@ def test_a_remote_door_writes_into_no_table_that_its_operator_does_not_name(hous
     """`into` is written with the rights of the control process, so `doors.into` has to name it."""
     spec = {**SPEC, "into": "env:SHOP_URL", "into_table": "labels"}
     source = house.folder / "none.jsonl"
-    for allowed, told in (((), r"/into: 'env:SHOP_URL' is refused at this door"), (("env:SHOP_URL",), "source_forbidden")):
+    for allowed, told in (
+        ((), r"/into: 'env:SHOP_URL' is refused at this door"),
+        (("env:SHOP_URL",), "source_forbidden"),
+    ):
         remote = Producer(
             ProducerSettings(database_url=house.settings.database_url), borders=Borders(DoorSettings(into=allowed))
         )
@@ -178,7 +192,11 @@ def test_results_are_in_the_bucket_while_the_job_runs(
     client, bucket = s3_server.client(), f"fleet-{uuid4().hex[:12]}"
     client.create_bucket(Bucket=bucket)
     house = House(
-        redis_server, tmp_path, results_url=f"s3://{bucket}/out", results_parts="until_end", s3_endpoint_url=s3_server.url
+        redis_server,
+        tmp_path,
+        results_url=f"s3://{bucket}/out",
+        results_parts="until_end",
+        s3_endpoint_url=s3_server.url,
     )
 
     def keys() -> list[str]:

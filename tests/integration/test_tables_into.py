@@ -295,7 +295,11 @@ def test_no_password_is_told(ledger: Database) -> None:
         sink.prepare()
     assert "127.0.0.1:1" in str(caught.value)
     assert "hidden" not in str(caught.value)
-    for wrong in ("mysql://me:hidden-3@h/x", "postgresql://me:hidden-4@h:port/x", "me:hidden-5@h://x?password=hidden-6"):
+    for wrong in (
+        "mysql://me:hidden-3@h/x",
+        "postgresql://me:hidden-4@h:port/x",
+        "me:hidden-5@h://x?password=hidden-6",
+    ):
         with pytest.raises(SinkError) as caught:
             TableSink(wrong, "t", table)
         assert "hidden" not in str(caught.value), wrong

@@ -95,6 +95,8 @@ def test_a_job_spec_file_with_a_password_is_told_what_to_write(tmp_path: Path) -
 
 def test_where_results_go_is_left_out_where_the_command_writes_them_itself() -> None:
     """A job of `penstock run` is the same job with other sinks, so that a repeated command may name new ones."""
-    spec = JobSpec(model="m", into="sqlite:///x", into_table="t", into_id="doc", output_format="csv", escape_formulas=True)
+    spec = JobSpec(
+        model="m", into="sqlite:///x", into_table="t", into_id="doc", output_format="csv", escape_formulas=True
+    )
     assert spec.without_sinks() == JobSpec(model="m")
     assert set(OPTIONS) >= SINK_FIELDS

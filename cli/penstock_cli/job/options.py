@@ -105,9 +105,13 @@ OutputFormat = Annotated[
 EscapeFormulas = Annotated[bool, typer.Option("--escape-formulas", help=OPTIONS["escape_formulas"].help)]
 Into = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="A database that results are written into, by id: sqlite:///file, postgresql://…, env:NAME."),
+    typer.Option(
+        metavar="URL", help="A database that results are written into, by id: sqlite:///file, postgresql://…, env:NAME."
+    ),
 ]
-TableOrInto = Annotated[str | None, typer.Option("--table", "--into-table", metavar="T", help=OPTIONS["into_table"].help)]
+TableOrInto = Annotated[
+    str | None, typer.Option("--table", "--into-table", metavar="T", help=OPTIONS["into_table"].help)
+]
 IntoId = Annotated[str, typer.Option("--into-id", metavar="COLUMN", help=OPTIONS["into_id"].help)]
 
 # -- of `penstock run` alone -------------------------------------------------------------------------------------------

@@ -35,9 +35,7 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     files.refuse_other_jobs(request.out, request.job_key)
     to_write = tables.Tables.of(spec)
     tables.check(to_write, spec, request.source, request.out)
-    return Plan(
-        request, spec.without_sinks(), to_write, settings, StateFolder.create(request.state), console, progress
-    )
+    return Plan(request, spec.without_sinks(), to_write, settings, StateFolder.create(request.state), console, progress)
 
 
 def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock_producer.bucket.client import Bucket
+from penstock_producer.bucket.client import Bucket, NotThere
 from penstock_producer.errors import SinkError
 
 __all__ = ["PART_BYTES", "ObjectWriter"]
@@ -60,6 +60,9 @@ class ObjectWriter:
 
         Raises NotThere when it is not the object with that ETag any more.
         """
+        there = self._bucket.head(name)  # not every store holds a copy to its condition
+        if there is None or there.etag != etag:
+            raise NotThere(f"{self._bucket.uri(name)} is not there, or has other content")
         held = len(self._buffer)
         first = 0 if held == 0 or held >= COPIED_BYTES_MIN else COPIED_BYTES_MIN - held
         if size - first < COPIED_BYTES_MIN:

@@ -20,7 +20,7 @@ VARIABLE: Final = "env:"
 SCHEMES: Final = ("sqlite", "sqlite+pysqlite", "postgresql", "postgres", "postgresql+psycopg")
 MAX_CHARS: Final = 2_000
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_SECRET: Final = "the URL holds a password (it is not shown), and a job is stored and shown"
+_HAS_ONE: Final = "the URL holds a password (it is not shown), and a job is stored and shown"
 _OTHER_WAYS: Final = (
     "leave it out of the URL: write env:NAME, where the variable NAME of the process that writes holds the whole URL, or keep "
     "it there in PGPASSWORD or ~/.pgpass"
@@ -36,14 +36,16 @@ def sink_problems(
         yield Problem("invalid_value", "/escape_formulas", "formulas are escaped in CSV alone", fix)
     if (into is None) != (into_table is None):
         missing, given = ("into", "into_table") if into is None else ("into_table", "into")
-        yield Problem("missing_field", f"/{missing}", f"{given} is given without it", f"give both, or leave {given} out")
+        yield Problem(
+            "missing_field", f"/{missing}", f"{given} is given without it", f"give both, or leave {given} out"
+        )
     if into is None:
         if into_id != "id":
             yield Problem("invalid_value", "/into_id", "there is no table that has it", "give into and into_table, too")
         return
     problem = into_problem(into)
     if problem is not None:
-        yield Problem("secret_in_spec" if problem[0] == _SECRET else "invalid_value", "/into", *problem)
+        yield Problem("secret_in_spec" if problem[0] == _HAS_ONE else "invalid_value", "/into", *problem)
 
 
 def into_problem(into: str) -> tuple[str, str] | None:
@@ -63,7 +65,7 @@ def into_problem(into: str) -> tuple[str, str] | None:
     if parts.scheme not in SCHEMES:
         return "it is not the URL of a database that rows are written into (it is not shown)", usual
     if password is not None or any(is_secret_option(name) for name, _ in query) or looks_secret(into):
-        return _SECRET, _OTHER_WAYS
+        return _HAS_ONE, _OTHER_WAYS
     return None
 
 

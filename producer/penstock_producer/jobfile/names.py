@@ -94,5 +94,8 @@ def _secret(pointer: str, why: str) -> Problem:
         "or have the workers' settings name it"
     )
     if pointer == "/into":
-        fix = "take it out, a job spec is stored and shown: write into: env:NAME, the variable of the writing process that holds the URL"
+        fix = (
+            "take it out, a job spec is stored and shown: write into: env:NAME, the variable of the writing process that holds "
+            "the URL"
+        )
     return Problem("secret_in_spec", pointer, why, fix)

@@ -13,12 +13,12 @@ from typing import Final
 
 from penstock_ledger import Database, PlaceLost
 from penstock_ledger.model import Job
-from penstock_producer.parts import index as part_index
 from penstock_producer.bucket.client import Bucket
-from penstock_producer.parts.index import INDEX_NAME, Index, Part
 from penstock_producer.bucket.writer import ObjectWriter
 from penstock_producer.errors import SinkError, SinkTaken
 from penstock_producer.outputs import OUTPUT_NAME
+from penstock_producer.parts import index as part_index
+from penstock_producer.parts.index import INDEX_NAME, Index, Part
 from penstock_producer.tables.reading import Lines
 
 __all__ = ["PARTS", "GrowingOutput"]
@@ -56,7 +56,9 @@ class GrowingOutput:
             try:
                 index = self._add_part(index)
             except PlaceLost:
-                log.warning("job %s: the database was restored from a copy; its parts are written anew", self._job.job_id)
+                log.warning(
+                    "job %s: the database was restored from a copy; its parts are written anew", self._job.job_id
+                )
                 index = self._replaced(index, (), None)
             except SinkTaken:
                 self._index = None

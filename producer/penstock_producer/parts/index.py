@@ -61,7 +61,9 @@ class Index:
             kept: Any = orjson.loads(content)
             if kept["version"] != _VERSION or kept["job"] != job_id:
                 raise ValueError(f"it is of version {kept['version']}, job {kept['job']}")
-            parts = tuple(Part(one["name"], int(one["results"]), int(one["bytes"]), one["etag"]) for one in kept["parts"])
+            parts = tuple(
+                Part(one["name"], int(one["results"]), int(one["bytes"]), one["etag"]) for one in kept["parts"]
+            )
             return cls(job_id, parts, kept["cursor"], etag)
         except (ValueError, TypeError, LookupError) as error:
             raise SinkError(f"{bucket.uri(INDEX_NAME)} is no index of parts ({error}): remove it") from None

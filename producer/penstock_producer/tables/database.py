@@ -39,7 +39,7 @@ class TableSink:
     """One table of a database on SQLite or PostgreSQL."""
 
     def __init__(self, url: str, named: str, table: Table, *, id_column: str = ID) -> None:
-        """``table`` is what the job's outcomes look like. Raises SinkUnfit for a URL of something else. Nothing is connected yet."""
+        """``table`` is what the job's outcomes look like. Nothing is connected yet. Raises SinkUnfit for other URLs."""
         self._engine = opened(url)
         self._named = named
         self._table = table
@@ -64,9 +64,7 @@ class TableSink:
             with self._engine.begin() as connection:
                 self._make(connection)
                 found = inspect(connection)
-                self._fit = fit_of(
-                    connection, found, self._statements, self._named, self._id_column, self._table
-                )
+                self._fit = fit_of(connection, found, self._statements, self._named, self._id_column, self._table)
                 connection.exec_driver_sql(
                     f"CREATE TABLE IF NOT EXISTS {PROGRESS} (job_id VARCHAR(64) NOT NULL, target VARCHAR(300) NOT NULL,"
                     " place TEXT NOT NULL, PRIMARY KEY (job_id, target))"

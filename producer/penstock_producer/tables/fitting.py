@@ -61,7 +61,7 @@ def fit_of(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SAWarning)  # of types that SQLAlchemy does not know, such as pgvector's
         there = {column["name"]: column for column in found.get_columns(statements.name, statements.schema)}
-    types = {} if is_sqlite else dict(connection.execute(_TYPES_IN_POSTGRESQL, {"named": statements.place}).tuples())
+    types = {} if is_sqlite else {row[0]: row[1] for row in _types(connection, statements)}
     existing = _Table(named, id_column, there, is_sqlite)
     names = _names(existing, table)
     _refuse_types(existing, table, names)
@@ -134,9 +134,15 @@ def _refuse_size(
         )
 
 
+def _types(connection: Connection, statements: Statements) -> Sequence[Any]:
+    return connection.execute(_TYPES_IN_POSTGRESQL, {"named": statements.place}).all()
+
+
 def _keys(found: Inspector, statements: Statements) -> list[Sequence[str | None]]:
     where = (statements.name, statements.schema)
     keys: list[Sequence[str | None]] = [[*found.get_pk_constraint(*where)["constrained_columns"]]]
     keys += [[*one["column_names"]] for one in found.get_unique_constraints(*where)]
-    keys += [one["column_names"] for one in found.get_indexes(*where) if one["unique"]]
+    # Of SQLite also those that it has made for UNIQUE beside a column.
+    made = {"include_auto_indexes": True} if found.dialect.name == "sqlite" else {}
+    keys += [one["column_names"] for one in found.get_indexes(*where, **made) if one["unique"]]
     return keys

@@ -33,9 +33,7 @@ class _FromCursor:
         return None if self._place is None else cursor_text(self._job_id, self._place)
 
     def _read(self, *, letters: bool, as_stored: bool) -> Iterator[Result | DeadLetter]:
-        read = self._order.read(
-            self._job_id, self._place, letters=letters, as_stored=as_stored, whole=self._whole
-        )
+        read = self._order.read(self._job_id, self._place, letters=letters, as_stored=as_stored, whole=self._whole)
         for self._place, outcome in read:
             self.number += 1
             yield outcome

@@ -9,7 +9,7 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
 from penstock_ledger.redaction import HIDDEN, redact, remember_url
-from penstock_producer.errors import SinkUnfit, seen
+from penstock_producer.errors import SinkUnfit
 from penstock_producer.job.sinks import is_secret_option
 from penstock_producer.tables.csv_form import vector_text
 
@@ -74,9 +74,8 @@ def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # the second: of a port that is no number
-        raise SinkUnfit(
-            f"{redact(seen(url))} is not the URL of a database: use sqlite:///file or postgresql://…"
-        ) from None
+        fix = "use sqlite:///file or postgresql://…"
+        raise SinkUnfit(f"what was given (it is not shown) is not the URL of a database: {fix}") from None
     if parsed.drivername in ("sqlite", "sqlite+pysqlite") and parsed.database not in (None, "", ":memory:"):
         return parsed
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):

@@ -58,7 +58,8 @@ class Statements:
     def update(self, targets: Sequence[Target]) -> str:
         *others, named = targets
         changes = ", ".join(f"{quoted(target.name)} = {self._value(target)}" for target in others)
-        return self._for_driver(f"UPDATE {self.place} SET {changes} WHERE {self._id} = {self._value(named)}")
+        statement = f"UPDATE {self.place} SET {changes} WHERE {self._id} = {self._value(named)}"  # noqa: S608  # names are quoted
+        return self._for_driver(statement)
 
     def size(self, target: Target, dimensions: int) -> Sequence[str]:
         """Give a column that was made without a size the size of its vectors, so that it can have an index."""

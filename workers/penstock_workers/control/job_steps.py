@@ -121,9 +121,9 @@ class JobSteps:
         self._unpark(job, seen)
         for feed, led_feed in led:
             self._advance(job, led_feed, seen.outstanding[feed.generation - 1])
-        if any(feed.generation == job.generation for feed, _ in led):  # one process counts, and writes results
-            if self._grow(job):
-                self._end_if_done(live, seen, [led_feed.feeder.feed for _, led_feed in led])
+        counts_here = any(feed.generation == job.generation for feed, _ in led)  # one process does, and writes results
+        if counts_here and self._grow(job):
+            self._end_if_done(live, seen, [led_feed.feeder.feed for _, led_feed in led])
 
     @property
     def windows(self) -> dict[str, int]:

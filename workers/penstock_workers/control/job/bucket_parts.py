@@ -7,8 +7,8 @@ import logging
 from penstock_ledger import Database, OutcomeStore
 from penstock_ledger.model import Job
 from penstock_producer.bucket.client import Bucket
-from penstock_producer.parts.growing import GrowingOutput
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.parts.growing import GrowingOutput
 from penstock_producer.storage import bucket_at
 from penstock_workers.settings import WorkerSettings
 

@@ -18,9 +18,7 @@ log = logging.getLogger(__name__)
 class Completion:
     """Belongs to the control thread."""
 
-    def __init__(
-        self, jobs: JobStore, hot: RedisLedger, states: JobStates, balance: Balance, sinks: JobSinks
-    ) -> None:
+    def __init__(self, jobs: JobStore, hot: RedisLedger, states: JobStates, balance: Balance, sinks: JobSinks) -> None:
         self._jobs = jobs
         self._hot = hot
         self._states = states
