@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from penstock_ledger import PlaceLost
 from penstock_ledger.model import Job
-from penstock_producer.errors import ContentError, ProducerError, SinkTaken, SinkUnfit
+from penstock_producer.errors import ProducerError, SinkTaken, SinkUnfit
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.control.job.background import Background, Key
 
@@ -123,7 +123,7 @@ class JobSinks:
             return False
         except Exception as error:
             progress.failures += 1
-            for_good = isinstance(error, SinkUnfit | PlaceLost | ContentError) or progress.failures >= TRIES
+            for_good = isinstance(error, SinkUnfit | PlaceLost) or progress.failures >= TRIES
             if for_good:
                 del self._progress[key]  # once the job is resumed it begins anew
                 raise SinkGivenUp(f"results_not_written: {error}") from error
