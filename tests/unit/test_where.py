@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_producer import SpecError
-from penstock_producer.sources.outcomes.answers import answer_text, parsed, sent_text
 from penstock_producer.sources.outcomes.where import MAX_CONDITIONS, Where
 
 DEAD = {"id": "a", "status": "dead", "reason": "context_overflow", "attempts": 3, "error": "too long and odd"}
@@ -104,16 +103,3 @@ def test_no_text_and_no_answer_does_harm(text: str, answer: Any) -> None:
     except SpecError:
         return
     assert where.holds(DONE, answer) in (True, False)
-
-
-def test_texts_are_found_in_requests_and_answers() -> None:
-    """Of chat completions, completions and responses; of anything else there is none."""
-    assert answer_text({"choices": [{"message": {"content": "a"}}]}) == "a"
-    assert answer_text({"choices": [{"text": "b"}]}) == "b"
-    assert answer_text({"output": [{"content": [{"text": "c"}, {"text": "d"}]}]}) == "cd"
-    assert not any(map(answer_text, (None, [], {"choices": {}}, {"choices": [1]}, {"data": []})))
-    assert sent_text({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}) == "x"
-    assert sent_text({"input": "x"}) == sent_text({"prompt": "x"}) == "x"
-    assert not any(map(sent_text, (None, {"messages": [{"role": "user", "content": []}]}, {"input": ["a"]})))
-    assert parsed('{"a": 1}') == {"a": 1}
-    assert parsed("not JSON") is parsed(None) is None

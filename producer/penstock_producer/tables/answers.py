@@ -11,10 +11,12 @@ from typing import Any, Final
 import orjson
 
 from penstock_ledger.vectors import MAGIC, DamagedVectors, Vectors, unpack
+from penstock_producer.answers import answer_text
 
 __all__ = ["FLOAT32_BYTES", "parsed", "text_of", "vectors_of"]
 
 FLOAT32_BYTES: Final = 4
+_TEXT: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 _LETTERS: Final = {"float16": "e", "int8": "b", "binary": "b", "ubinary": "B"}
 
 
@@ -36,18 +38,9 @@ def text_of(endpoint: str, body: bytes) -> str | None:
     """The answer's text where it has one, and all of the body for endpoints whose answers are something else."""
     if body.startswith(MAGIC):
         return None
-    answer = parsed(body)
-    match endpoint:
-        case "/v1/chat/completions":
-            return _text(_first(answer, "choices"), "message", "content")
-        case "/v1/completions":
-            return _text(_first(answer, "choices"), "text")
-        case "/v1/responses":
-            return _of_response(answer)
-        case "/v1/embeddings":
-            return None
-        case _:
-            return body.decode("utf-8", "replace")
+    if endpoint in _TEXT:
+        return answer_text(parsed(body))
+    return None if endpoint == "/v1/embeddings" else body.decode("utf-8", "replace")
 
 
 def vectors_of(body: bytes) -> list[bytes]:
@@ -82,27 +75,3 @@ def _numbers(given: Any) -> bytes:
             raise ValueError("not whole numbers of float32")
         return raw
     return struct.pack(f"<{len(given)}f", *given)
-
-
-def _of_response(answer: Any) -> str | None:
-    """All text parts of all messages of a response, one after the other."""
-    output = answer.get("output") if isinstance(answer, dict) else None
-    parts = [
-        part["text"]
-        for item in (output if isinstance(output, list) else ())
-        if isinstance(item, dict) and isinstance(item.get("content"), list)
-        for part in item["content"]
-        if isinstance(part, dict) and isinstance(part.get("text"), str)
-    ]
-    return "".join(parts) if parts else None
-
-
-def _first(answer: Any, name: str) -> Any:
-    listed = answer.get(name) if isinstance(answer, dict) else None
-    return listed[0] if isinstance(listed, list) and listed else None
-
-
-def _text(value: Any, *path: str) -> str | None:
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value if isinstance(value, str) else None

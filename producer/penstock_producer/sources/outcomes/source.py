@@ -18,16 +18,17 @@ import orjson
 
 from penstock_ledger import JobNotFound, JobStore, OutcomeStore
 from penstock_ledger.model import DeadLetter, Job, Result
+from penstock_producer.answers import answer_text, sent_text
 from penstock_producer.errors import BadReference, SourceChanged, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import BadRow, Cursor, Document
 from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES
 from penstock_producer.sources.forms.row_forms import form_of
 from penstock_producer.sources.forms.strict_json import RowFault
-from penstock_producer.sources.outcomes.answers import answer_text, parsed, sent_text
 from penstock_producer.sources.outcomes.where import Where
 
 KIND: Final = "job"
+MAX_PARSED_CHARS: Final = 1_000_000  # an answer longer than this is text, whatever it looks like
 _POSITION: Final = re.compile(r"(\d{1,9}):(.+)", re.DOTALL)  # generation and document id
 
 
@@ -100,7 +101,7 @@ class OutcomesSource:
         """None for an outcome that the conditions leave out."""
         answer = _loads(outcome.body) if isinstance(outcome, Result) else None
         text = answer_text(answer)
-        fields = parsed(text)
+        fields = None if text is None or len(text) > MAX_PARSED_CHARS else _loads(text)
         record = _record(outcome, text)
         if not self._where.holds(record, fields):
             return None
@@ -155,7 +156,7 @@ def _record(outcome: Result | DeadLetter, text: str | None) -> dict[str, Any]:
     return {name: value for name, value in (common | own).items() if value is not None}
 
 
-def _loads(body: bytes) -> Any:
+def _loads(body: bytes | str) -> Any:
     try:
         return orjson.loads(body)
     except ValueError:

@@ -1,13 +1,11 @@
-"""The texts in requests and answers, for jobs over the outcomes of others."""
+"""The texts in requests and answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
-MAX_PARSED_CHARS = 1_000_000  # an answer longer than this is text, whatever it looks like
+__all__ = ["answer_text", "sent_text"]
 
 
 def answer_text(answer: Any) -> str | None:
@@ -35,16 +33,6 @@ def sent_text(request: Any) -> str | None:
         if message.get("role") == "user" and isinstance(message.get("content"), str):
             return str(message["content"])
     return next((request[name] for name in ("input", "prompt") if isinstance(request.get(name), str)), None)
-
-
-def parsed(text: str | None) -> Any:
-    """An answer that is JSON, as it is; None for any other."""
-    if text is None or len(text) > MAX_PARSED_CHARS:
-        return None
-    try:
-        return orjson.loads(text)
-    except ValueError:
-        return None
 
 
 def _first(value: Any) -> Mapping[str, Any]:
