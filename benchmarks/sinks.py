@@ -71,7 +71,7 @@ def _cpu_of(server: psutil.Process | None) -> float:
         return 0.0
     ended = server.cpu_times()
     children = [process.cpu_times() for process in server.children(recursive=True)]
-    return sum(one.user + one.system for one in [ended, *children]) + ended.children_user + ended.children_system
+    return float(sum(one.user + one.system for one in [ended, *children]) + ended.children_user + ended.children_system)
 
 
 # -- one run each, in a process of its own -------------------------------------------------------------------------------

@@ -251,7 +251,7 @@ def test_of_two_leaders_one_stops(house: House) -> None:
 
 
 def test_conditions_are_probed(house: House) -> None:
-    """A store that refuses is told from one that does not know the header, and the probe leaves nothing."""
+    """A store that refuses is another kind than one that does not know the header, and the probe leaves nothing."""
     deaf = Client(house.client, without=frozenset({"IfNoneMatch", "IfMatch"}))
     assert house.bucket().takes_conditions()
     assert not house.bucket(deaf).takes_conditions()

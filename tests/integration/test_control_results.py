@@ -128,7 +128,7 @@ def test_a_table_that_cannot_be_written_pauses_its_job(house: House) -> None:
 
 
 def test_a_password_is_named_not_given(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The URL may stand in a variable of the control process; the ledger has its name alone, and an unset one is told."""
+    """The URL may stand in a variable of the control process; the ledger has its name alone, and an unset one is named."""
     target = house.folder / "mine.db"
     job = house.submit(1, into="env:SHOP_URL", into_table="labels")
     house.until(house.is_in(job, JobState.PAUSED))
@@ -158,7 +158,7 @@ def test_a_job_ends_in_a_table_beside_its_lines(house: House, form: str) -> None
 
 
 def test_a_format_without_a_place_is_refused(house: House) -> None:
-    """Where no results_url is set there is no place for the table, and the submitter is told so."""
+    """Where no results_url is set there is no place for the table, and the submitter gets to know it."""
     bare = Producer(ProducerSettings(database_url=house.settings.database_url))
     with pytest.raises(SpecError, match=r"/output_format: csv is written where results_url says.*penstock results"):
         bare.submit(house.folder / "none.jsonl", {**SPEC, "output_format": "csv"})

@@ -17,7 +17,7 @@ SPEC = JobSpec()
 
 
 class Played:
-    """A sink whose passes end as they are told."""
+    """A sink whose passes end as a test wants them to."""
 
     def __init__(self, *, grows: bool = True, fails: Iterator[Exception] | None = None) -> None:
         self.name = "played"
@@ -118,7 +118,7 @@ def test_a_database_that_hangs_holds_up_no_more_than_its_own_job() -> None:
 
 
 def test_a_failure_is_tried_again_later_and_given_up_in_the_end() -> None:
-    """Each wait is longer than the last, up to a bound; then the reason is told, and a resumed job begins anew."""
+    """Each wait is longer than the last, up to a bound; then the reason is given, and a resumed job begins anew."""
     sink = Played(fails=iter([SinkError("the server is down")] * TRIES))
     loop = Loop(sink)
     for number in range(TRIES):

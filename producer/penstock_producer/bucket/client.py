@@ -81,18 +81,14 @@ class Bucket:
 
     def names(self, below: str) -> Iterator[str]:
         """Of all objects that begin so, page by page."""
-        start, token = self._key(below), {}
+        where: dict[str, str] = {"Bucket": self._bucket, "Prefix": self._key(below)}
         while True:
-            page = self._tried(
-                below,
-                lambda token=token: self._client.list_objects_v2(Bucket=self._bucket, Prefix=start, **token),
-                "read",
-            )
+            page = self._listed("list_objects_v2", where)
             for entry in page.get("Contents") or ():
                 yield str(entry["Key"]).removeprefix(self._prefix).lstrip("/")
             if not page.get("IsTruncated"):
                 return
-            token = {"ContinuationToken": page["NextContinuationToken"]}
+            where["ContinuationToken"] = str(page["NextContinuationToken"])
 
     def abort_uploads(self, begin: str) -> int:
         """End the uploads of objects whose names begin so, which a process has left unfinished; returns how many.
@@ -101,16 +97,16 @@ class Bucket:
         """
         ended = 0
         with contextlib.suppress(SinkError):
-            listed = self._tried(
-                "",
-                lambda: self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._key(begin)),
-                "read",
-            )
+            listed = self._listed("list_multipart_uploads", {"Bucket": self._bucket, "Prefix": self._key(begin)})
             for upload in listed.get("Uploads") or ():
-                at = {"Bucket": self._bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-                self._tried("", lambda at=at: self._client.abort_multipart_upload(**at), "write")
+                name = str(upload["Key"]).removeprefix(self._prefix).lstrip("/")
+                self.ask(name, "abort_multipart_upload", UploadId=upload["UploadId"])
                 ended += 1
         return ended
+
+    def _listed(self, request: str, where: dict[str, str]) -> Any:
+        asked = getattr(self._client, request)
+        return self._tried("", lambda: asked(**where), "read")
 
     def takes_conditions(self) -> bool:
         """Whether the store refuses to replace an object that must not be there; some do not know the header."""

@@ -1,7 +1,7 @@
 """A job's results in a bucket while it runs, as part objects in the order of commits; at its end one object made of them.
 
 The store makes it by copying large parts itself, so that the bytes of a long job do not come through this process again. Lines
-in the order of commits are the same whoever writes them, and however they were cut into parts.
+in the order of commits are the same, whichever process writes them and however they were cut.
 """
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ class GrowingOutput:
 
         Raises SinkError, SinkTaken where another process is at it.
         """
-        index: Index | None = self._current()
+        index = self._current()
         if self._is_replayed is None and index.is_due(results):
             self._is_replayed = not index.parts and self._bucket.head(OUTPUT_NAME) is not None
-        while index is not None and index.is_due(results) and not self._is_replayed:
+        while index.is_due(results) and not self._is_replayed:
             try:
-                index = self._add_part(index)
+                more = self._add_part(index)
+                if more is None:
+                    return
+                index = more
             except PlaceLost:
                 log.warning(
                     "job %s: the database was restored from a copy; its parts are written anew", self._job.job_id

@@ -143,6 +143,6 @@ def _keys(found: Inspector, statements: Statements) -> list[Sequence[str | None]
     keys: list[Sequence[str | None]] = [[*found.get_pk_constraint(*where)["constrained_columns"]]]
     keys += [[*one["column_names"]] for one in found.get_unique_constraints(*where)]
     # Of SQLite also those that it has made for UNIQUE beside a column.
-    made = {"include_auto_indexes": True} if found.dialect.name == "sqlite" else {}
+    made: dict[str, Any] = {"include_auto_indexes": True} if found.dialect.name == "sqlite" else {}
     keys += [one["column_names"] for one in found.get_indexes(*where, **made) if one["unique"]]
     return keys
