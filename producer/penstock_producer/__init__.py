@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import JobNotReplayable as JobNotReplayable
     from penstock_ledger.errors import LedgerError as LedgerError
     from penstock_ledger.errors import NothingToReplay as NothingToReplay
-    from penstock_ledger.errors import PenstockError as PenstockError
     from penstock_ledger.errors import OutcomesHeldBack as OutcomesHeldBack
+    from penstock_ledger.errors import PenstockError as PenstockError
     from penstock_ledger.errors import PlaceLost as PlaceLost
     from penstock_ledger.errors import ScheduleExists as ScheduleExists
     from penstock_ledger.errors import ScheduleNotFound as ScheduleNotFound

@@ -122,18 +122,34 @@ def test_a_failure_is_tried_again_later_and_given_up_in_the_end() -> None:
     sink = Played(fails=iter([SinkError("the server is down")] * TRIES))
     loop = Loop(sink)
     for number in range(TRIES):
-        loop.sinks.look(job(), SPEC)
+        assert not loop.sinks.written(job(), SPEC)
         assert len(sink.passes) == number + 1
         loop.pass_ends()
         if number < TRIES - 1:
-            loop.sinks.look(job(), SPEC)
+            assert not loop.sinks.written(job(), SPEC)
             assert len(sink.passes) == number + 1, "not before its time"
             loop.now += RETRY_CAP_S
     with pytest.raises(SinkGivenUp, match="results_not_written: the server is down"):
-        loop.sinks.look(job(), SPEC)
-    loop.sinks.look(job(), SPEC)
+        loop.sinks.written(job(), SPEC)
+    assert not loop.sinks.written(job(), SPEC)
     loop.pass_ends()
-    assert len(sink.passes) == TRIES + 1
+    assert loop.sinks.written(job(), SPEC)
+
+
+def test_a_job_that_runs_does_not_wait_for_a_server_that_is_down() -> None:
+    """While it runs no number of failures stops it, and its end has as many tries as any."""
+    sink = Played(fails=iter([SinkError("the server is down")] * (3 * TRIES - 1)))
+    loop = Loop(sink)
+    for _ in range(2 * TRIES):
+        loop.sinks.look(job(), SPEC)
+        loop.pass_ends()
+        loop.sinks.look(job(), SPEC)
+        loop.now += RETRY_CAP_S
+    for number in range(TRIES):
+        assert not loop.sinks.written(job(), SPEC)
+        loop.pass_ends()
+        assert loop.sinks.written(job(), SPEC) == (number == TRIES - 1)
+        loop.now += RETRY_CAP_S
 
 
 @pytest.mark.parametrize("error", [SinkUnfit("table t has no column 'id'")])

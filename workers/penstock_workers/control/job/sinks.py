@@ -1,7 +1,7 @@
 """Where a job's results go in a fleet: what grows while it runs, and what is written before it is called complete.
 
-A pass that fails is tried again, later and later; a job whose results cannot be written is paused with the reason, and goes on
-where it was when it is resumed.
+A pass that fails is tried again, later and later, and the job runs on meanwhile. It is paused with the reason where trying again
+cannot help, and at its end where that did not help; once it is resumed it goes on where it was.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 PASS_EVERY_S: Final = 5.0  # of what grows; each pass that finds news is a few transactions
 PASSES_AT_ONCE: Final = 4  # one database that hangs holds up one of them
 FILES_AT_ONCE: Final = 1  # each has some buffers in memory
-TRIES: Final = 8  # in a row: six minutes with the pauses between them
+TRIES: Final = 8  # in a row, at the end of a job: six minutes with the pauses between them
 RETRY_BASE_S: Final = 5.0
 RETRY_CAP_S: Final = 120.0
 
@@ -110,6 +110,8 @@ class JobSinks:
             return True
         due = progress.not_before if whole else max(progress.not_before, progress.next_at)
         if self._clock() >= due and work.start(key, lambda: sink.write(job, spec, whole=whole)):
+            if whole and not progress.begun_whole:
+                progress.failures = 0
             progress.begun_whole = whole
         return False
 
@@ -123,8 +125,7 @@ class JobSinks:
             return False
         except Exception as error:
             progress.failures += 1
-            for_good = isinstance(error, SinkUnfit | PlaceLost) or progress.failures >= TRIES
-            if for_good:
+            if isinstance(error, SinkUnfit | PlaceLost) or (progress.begun_whole and progress.failures >= TRIES):
                 del self._progress[key]  # once the job is resumed it begins anew
                 raise SinkGivenUp(f"results_not_written: {error}") from error
             wait_s = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** (progress.failures - 1))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 
-from penstock_ledger import Database
+from penstock_ledger import Database, PlaceLost
 from penstock_ledger.model import Job
-from penstock_producer.errors import SinkTaken
+from penstock_producer.errors import SinkTaken, SinkUnfit
 from penstock_producer.job.sinks import into_url
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.tables.database import TableSink
@@ -30,7 +30,7 @@ class TableRows:
         return spec.into is not None
 
     def write(self, job: Job, spec: JobSpec, *, whole: bool) -> None:
-        """Raises SinkError, PlaceLost and OutcomesHeldBack."""
+        """Raises SinkError and OutcomesHeldBack."""
         if job.job_id in self._places and not whole and self._has_nothing_new(job):
             return
         assert spec.into is not None, "a job without a table has no passes"
@@ -46,6 +46,11 @@ class TableRows:
         except SinkTaken:
             self._places.pop(job.job_id, None)  # the other process has moved it
             raise
+        except PlaceLost:
+            raise SinkUnfit(
+                f"table {spec.into_table} has a place that job {job.job_id} does not have in this ledger, which was copied or "
+                f"restored: to write all of it again, delete the job's row in the table penstock_progress beside it"
+            ) from None
         finally:
             sink.close()
         if filled.missing:
