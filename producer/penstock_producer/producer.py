@@ -170,7 +170,7 @@ class Producer:
     ) -> Job:
         """Accept the outcomes of a job that has ended, those for which each condition of ``where`` holds, as one job.
 
-        See sources/outcomes.py and sources/where.py. Raises as ``submit``, JobNotFound, and SourceUnavailable while the job
+        See sources/outcomes/. Raises as ``submit``, JobNotFound, and SourceUnavailable while the job
         has not ended.
         """
         if self._borders is not None:
