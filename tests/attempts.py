@@ -12,9 +12,9 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.run.causes import Causes
-from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.run.runs import Runs
 from penstock_workers.item.slots import ItemWaits
@@ -59,7 +59,7 @@ def _make(part: Any, waits: ItemWaits, pause_after_run: int, parts: Mapping[str,
         reads=Reads(parts.get("jobs", part), parts.get("bodies", part), waits.others),
         admission=parts.get("admission", part),
         quarantine=part,
-        code=part,
+        code=parts.get("code", part),
         starts=parts.get("starts", part),
         causes=Causes(),
         waits=waits,

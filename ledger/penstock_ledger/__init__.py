@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import SchemaTooNew as SchemaTooNew
     from penstock_ledger.errors import SpoolConflict as SpoolConflict
     from penstock_ledger.errors import TooManySchedules as TooManySchedules
+    from penstock_ledger.in_redis.batches import AskedAgain as AskedAgain
     from penstock_ledger.in_redis.batches import Begin as Begin
     from penstock_ledger.in_redis.batches import BeginReply as BeginReply
     from penstock_ledger.in_redis.batches import Begun as Begun
@@ -96,6 +97,8 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
     from penstock_ledger.stores.meta import Meta as Meta
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
+    from penstock_ledger.stores.provenance import MadeWith as MadeWith
+    from penstock_ledger.stores.provenance import Provenance as Provenance
     from penstock_ledger.stores.purge import purge_job as purge_job
     from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
     from penstock_ledger.stores.spool import Spool as Spool
@@ -106,7 +109,7 @@ else:
         __name__,
         {
             "penstock_ledger.in_redis.batches": (
-                "Begin BeginReply Begun Depth Drained Drains JobSeen Memory Publish PublishReport SettleBatch "
+                "AskedAgain Begin BeginReply Begun Depth Drained Drains JobSeen Memory Publish PublishReport SettleBatch "
                 "SettledCrash SettledDead SettledDone SettledRetry SettleReport WorkerSeen"
             ),
             "penstock_ledger.in_redis.causes": "Cause CauseBook",
@@ -121,6 +124,7 @@ else:
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.stores.meta": "Meta",
+            "penstock_ledger.stores.provenance": "MadeWith Provenance",
             "penstock_ledger.model": "Counts DeadLetter Feed FeedKind ItemKey Job JobState NewJob Result",
             "penstock_ledger.stores.outcomes": "OutcomeStore",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",

@@ -14,6 +14,7 @@ from penstock_ledger.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     __all__: list[str]
+    from penstock_ledger import MadeWith as MadeWith
     from penstock_ledger.errors import DatabaseUnavailable as DatabaseUnavailable
     from penstock_ledger.errors import DatabaseUnusable as DatabaseUnusable
     from penstock_ledger.errors import JobClosed as JobClosed
@@ -73,6 +74,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "penstock_ledger": "MadeWith",
             "penstock_ledger.errors": (
                 "DatabaseUnavailable DatabaseUnusable JobClosed JobConflict JobError JobNotFound "
                 "JobNotReplayable LedgerError NothingToReplay OutcomesHeldBack PenstockError PlaceLost ScheduleExists "

@@ -77,7 +77,7 @@ def seen(value: Any) -> str:
 
 
 # Fields of a spec that hold content, as parts of a pointer; none is the whole spec.
-_CONFIDENTIAL: tuple[list[str], ...] = ([], ["prompt"], ["system"], ["params"], ["response_schema"])
+_CONFIDENTIAL: tuple[list[str], ...] = ([], ["prompt"], ["system"], ["params"], ["response_schema"], ["examples"])
 
 
 class ProducerError(PenstockError):

@@ -20,7 +20,9 @@ from penstock_ledger import (
     Database,
     JobNotFound,
     JobStore,
+    MadeWith,
     OutcomeStore,
+    Provenance,
     ScheduleStore,
     Spool,
     open_database,
@@ -30,8 +32,9 @@ from penstock_ledger.vectors import Vectors
 from penstock_producer.cursors import Committed, place_in
 from penstock_producer.documents import DocumentChecker
 from penstock_producer.errors import JobCancelled, Problem, SourceError, SpecError, seen
+from penstock_producer.estimates import Estimate
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
-from penstock_producer.job.acceptance import check_acceptable
+from penstock_producer.job.acceptance import check_acceptable, check_estimate
 from penstock_producer.job.borders import Borders
 from penstock_producer.job.options import SINK_FIELDS
 from penstock_producer.job.spec import JobSpec
@@ -41,6 +44,7 @@ from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import STARTED_BY
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.blobs.unpacked import MEMBERS
+from penstock_producer.sources.media.places import NEWEST
 from penstock_producer.sources.open import DOOR, REMOTE, open_source, unchanged
 from penstock_producer.sources.outcomes.source import OutcomesSource, pin_of
 from penstock_producer.sources.outcomes.where import Where
@@ -49,6 +53,7 @@ from penstock_producer.sources.several import FILES
 from penstock_producer.sources.spool import KIND as SPOOL
 from penstock_producer.sources.spool import PIN as SPOOL_PIN
 from penstock_producer.survey import survey
+from penstock_producer.tally import PREPARED
 
 if TYPE_CHECKING:
     import pyarrow
@@ -58,9 +63,12 @@ _JOB_ID_CHARS = 20
 _MAX_JOB_KEY_CHARS = 200
 # Of a pin: where, how and from what span it was read, not what it holds. A moved or touched file is the same source.
 _NOT_CONTENT = frozenset({
-    "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY,
+    "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, SUBMITTED_BY, DOOR, FILES, STARTED_BY, NEWEST, PREPARED,
 })  # fmt: skip
-_LATER_FIELDS = ("embedding_dtype", "encoding", "format", "param_fields", "template", *sorted(SINK_FIELDS))
+_LATER_FIELDS = (
+    "audio_fields", "compress_prompt", "embedding_dtype", "encoding", "examples", "fallback", "fallback_on", "format",
+    "image_fields", "messages_field", "param_fields", "schema_repairs", "template", "truncate", *sorted(SINK_FIELDS),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +164,7 @@ class Producer:
         if known is not None and known.source.get("kind") != SPOOL and unchanged(known.source, source, self._settings):
             return self._create(spec, known.source, known.total, job_key, (), started_by=started_by)
         found = survey(opened, spec, progress)
+        self._check_estimate(spec, found.estimate)
         refusals = [(refusal.doc_id, refusal.row) for refusal in found.refused]
         return self._create(spec, found.pin, found.total, job_key, refusals, started_by=started_by)
 
@@ -176,7 +185,7 @@ class Producer:
         if self._borders is not None:
             raise SourceError("unsupported_source", "remote doors read no outcomes of other jobs; submit a file")
         spec, found = self._accepted(spec), self._found(job)
-        if spec.prompt is None and spec.endpoint != found.spec["endpoint"]:
+        if not spec.takes_records and spec.endpoint != found.spec["endpoint"]:
             fix = f"give the endpoint {found.spec['endpoint']}, or a prompt"
             message = f"{seen(spec.endpoint)} is not where the requests of job {found.job_key} were sent"
             raise SpecError([Problem("invalid_value", "/endpoint", message, fix)])
@@ -191,8 +200,9 @@ class Producer:
                 "empty_source",
                 f"no outcome of job {found.job_key} satisfies {seen(what)}; penstock report counts what it has",
             ) from error
+        self._check_estimate(spec, surveyed.estimate)
         refusals = [(refusal.doc_id, refusal.row) for refusal in surveyed.refused]
-        return self._create(spec, pin, surveyed.total, job_key, refusals)
+        return self._create(spec, surveyed.pin, surveyed.total, job_key, refusals)
 
     def open_job(self, spec: JobSpec | Mapping[str, Any], *, job_key: str | None = None) -> OpenJob:
         """A job that documents are pushed into until it is closed. The same ``job_key`` opens the same job again.
@@ -276,6 +286,10 @@ class Producer:
         reading = Reading(self._database, self._jobs.get(job))
         return reader_of(reading, reading.table.columns)
 
+    def made_with(self, job: str) -> list[MadeWith]:
+        """Releases, engines, providers and prices that results of this job came from, by generation; a result has its model."""
+        return Provenance(self._database).of(self._jobs.get(job).job_id)
+
     def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
         """The embeddings of an embed job so far as they are stored, without JSON between; in the order of ``results``.
 
@@ -347,6 +361,10 @@ class Producer:
         if self._borders is not None:
             self._borders.check(spec)
         return spec
+
+    def _check_estimate(self, spec: JobSpec, estimate: Estimate) -> None:
+        """Before anything is spent. Raises SpecError."""
+        check_estimate(spec, estimate.usd(self._settings.prices(spec.provider)))
 
     def _known(self, job_key: str | None) -> Job | None:
         if job_key is None:
@@ -420,8 +438,9 @@ def _check_key(job_key: object) -> None:
 
 def _given(spec: JobSpec) -> dict[str, Any]:
     """A field that an earlier release had not counts only where it is given: else its jobs would be others after an upgrade."""
-    stored, usual = spec.to_json(), JobSpec().to_json()
+    stored = spec.to_json()
+    del stored["over_budget"]  # it decides whether there is a job, and nothing about it
     for name in _LATER_FIELDS:
-        if stored[name] == usual[name]:
+        if stored[name] == JobSpec.model_fields[name].get_default(call_default_factory=True):
             del stored[name]
     return stored

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+from typing import Final
+
 from penstock_ledger.model import DeadLetter, ItemKey
+from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailable
 from penstock_producer.rows import BadRow, Document
 
 CANCELLED = "cancelled"
 DUPLICATE = "duplicate_custom_id"  # the one refusal that cannot be seen from the row alone
+
+
+OUTSIDE: Final = "media_"  # codes of rows that are refused for what lies outside of their file begin so
+_COMES_BACK: Final = frozenset({"media_unavailable", "media_forbidden"})
+
+
+def no_longer(code: str, words: str) -> SourceError | None:
+    """What it means that a row which was a document at submit is refused now; None where only the row itself decides."""
+    if not code.startswith(OUTSIDE):
+        return None
+    return SourceUnavailable(words) if code in _COMES_BACK else SourceChanged(words)
+
+
+def expect_refused(rows: Iterable[BadRow], lines: Container[int]) -> None:
+    """``lines`` are those that the survey refused. A row that it took, and whose image has gone since, is no dead letter.
+
+    Raises SourceUnavailable or SourceChanged for it: the job waits or fails, and says why.
+    """
+    for row in rows:
+        gone = no_longer(row.code, str(row)) if row.line else None  # without lines it is not known what was refused
+        if gone is not None and row.line not in lines:
+            raise gone
 
 
 def refused(row: BadRow, key: ItemKey) -> DeadLetter:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from penstock_producer.tally import Tally
+
 Cursor = dict[str, Any]
 
 MISSING_FIELD = "missing_field"  # the code of a row that lacks a column of the prompt
@@ -78,6 +80,11 @@ class FileSource(Source, Protocol):
 
     uri: str
     id_field: str
+
+    @property
+    def tally(self) -> Tally:
+        """What the job's options changed in the rows that were read so far."""
+        ...
 
     def place(self, line: int) -> tuple[str, int]:
         """The file that a row lies in, and its line there."""

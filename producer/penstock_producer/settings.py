@@ -56,6 +56,7 @@ class ProducerSettings(BaseSettings):
     max_line_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_LINE_BYTES
     max_body_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = DEFAULT_MAX_BODY_BYTES  # one request, rendered
     # Folders and s3://bucket/prefix that jobs from remote doors (Celery tasks) may read; () = none. See docs/doors.md.
+    # Rows of other jobs may name images and sounds there, besides those beside their source.
     source_roots: tuple[str, ...] = ()
     providers: Mapping[str, ProviderFacts] = Field(default_factory=dict)
 

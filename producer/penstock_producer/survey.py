@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock_producer.errors import SourceError, TooManyBadRows
+from penstock_producer.estimates import Estimate, Measure
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document
 from penstock_producer.seen_ids import Duplicate, SeenIds
+from penstock_producer.tally import PREPARED, Tally
 
 __all__ = ["Survey", "survey"]
 
 # Refused rows become dead letters in the transaction that creates the job, so they are held in memory until then.
 MAX_BAD_ROWS_HELD = 100_000
 FIRST_ROWS = 100  # when all of these lack the same column, the prompt is wrong, not the rows
+NOTHING = Estimate(0, 0, True)
 _ROWS_PER_PROGRESS = 5_000  # calls it some ten times a second
 
 
@@ -35,6 +38,7 @@ class Survey:
     total: int  # documents and bad rows together
     refused: Sequence[RefusedRow]  # in the order of lines
     pin: dict[str, Any]
+    estimate: Estimate = NOTHING  # of its documents, from the first of them
 
 
 class Surveyed(Protocol):
@@ -42,6 +46,9 @@ class Surveyed(Protocol):
 
     uri: str
     id_field: str  # the field that names a document
+
+    @property
+    def tally(self) -> Tally: ...
 
     def pin(self) -> dict[str, Any]: ...
 
@@ -59,6 +66,7 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
     most = min(spec.max_bad_rows, MAX_BAD_ROWS_HELD) if isinstance(spec.max_bad_rows, int) else MAX_BAD_ROWS_HELD
     bad: list[BadRow] = []
     total = 0
+    measure = Measure()
     with SeenIds() as ids:
         add = ids.add
         for row in source.documents({}):
@@ -69,6 +77,8 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
                 _keep(bad, row, most, source.uri)
             else:
                 add(row.doc_id, row.line)
+                if not measure.enough:
+                    measure.add(row.body)
             if total == FIRST_ROWS and len(bad) == FIRST_ROWS > spec.bad_rows_allowed(FIRST_ROWS):
                 _refuse_column(bad)
         if total == 0:
@@ -79,7 +89,9 @@ def survey(source: Surveyed, spec: JobSpec, progress: Callable[[int], None] | No
         if len(bad) > allowed:
             raise TooManyBadRows(source.uri, allowed, _in_order(bad), counted=len(bad), whole=True)
         bad.sort(key=lambda row: row.line)
-        return Survey(total, _named(bad, ids), source.pin())
+        tally = source.tally
+        prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
+        return Survey(total, _named(bad, ids), source.pin() | prepared, measure.of(total - len(bad)))
 
 
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:

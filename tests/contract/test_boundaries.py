@@ -38,12 +38,13 @@ INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
     "penstock_ledger": {"errors", "keys", "lazy_names", "log_lines", "model", "redaction", "schedule", "vectors"},
     "penstock_producer": {
-        "bucket.client", "errors", "feed.feeder", "feed.leased_feed", "feed.queues", "feed.repair", "feed.routes", "feed.served",
-        "feed.tracing", "feed.wire", "growing_file", "job.acceptance", "job.borders", "job.durations", "job.endpoints",
-        "job.hook_paths", "job.lanes", "job.options", "job.run_options", "job.sinks", "job.spec", "jobfile",
+        "bucket.client", "errors", "estimates", "feed.feeder", "feed.leased_feed", "feed.queues", "feed.repair", "feed.routes",
+        "feed.served", "feed.tracing", "feed.wire", "growing_file", "job.acceptance", "job.borders", "job.durations",
+        "job.endpoints", "job.fallback", "job.hook_paths", "job.lanes", "job.model_schema", "job.options", "job.run_options",
+        "job.sinks", "job.spec", "jobfile",
         "outputs", "parts.growing", "schedules.due", "schedules.marks", "schedules.timetable", "settings", "sources",
         "sources.of_feed", "sources.blobs.s3", "sources.overrides", "storage",
-        "survey", "tables.columns", "tables.csv_form", "tables.database", "tables.reading", "tables.write",
+        "survey", "tables.columns", "tables.csv_form", "tables.database", "tables.reading", "tables.write", "tally",
     },
     "penstock_workers": {
         "__main__", "amqp_address", "broker.amqp.connect", "broker.amqp.publisher", "broker.lease_scripts",

@@ -134,3 +134,38 @@ def test_a_prefix_of_several_formats_is_one_source(
     assert not unchanged(found.pin, "s3://docs/night/", settings)
     with pytest.raises(SourceChanged):
         list(open_source(found.pin, SPEC, settings).documents({}))
+
+
+def test_images_lie_beside_the_object_or_in_allowed_buckets(client: Any, settings: ProducerSettings) -> None:
+    """Objects below the source's prefix go into requests; others, missing ones and files of this machine do not."""
+    png = b"\x89PNG\r\n\x1a\n" + bytes(20)
+    spec = JobSpec(model="m", prompt="{id}", image_fields=["image"])
+    for key in ("jobs/im g/a.png", "elsewhere/b.png"):
+        client.put_object(Bucket="docs", Key=key, Body=png)
+    names = [
+        "im g/a.png",
+        "s3://docs/jobs/im%20g/a.png",
+        "s3://docs/elsewhere/b.png",
+        "none.png",
+        "/etc/passwd",
+        "../elsewhere/b.png",
+    ]
+    lines = [json.dumps({"id": f"d{number}", "image": name}) for number, name in enumerate(names)]
+    client.put_object(Bucket="docs", Key="jobs/in.jsonl", Body="\n".join(lines).encode())
+
+    def codes(found: ProducerSettings) -> list[str]:
+        rows = open_source("s3://docs/jobs/in.jsonl", spec, found).documents({})
+        return ["" if isinstance(row, Document) else row.code for row in rows]
+
+    gone, shut = "media_unavailable", "media_forbidden"
+    assert codes(settings) == ["", "", shut, gone, shut, shut]
+    wider = settings.model_copy(update={"source_roots": ("s3://docs",)})
+    assert codes(wider) == ["", "", "", gone, shut, shut]
+    lenient = spec.model_copy(update={"max_bad_rows": 9})
+    found = survey(open_source("s3://docs/jobs/in.jsonl", lenient, settings), lenient)
+    again = open_source(found.pin, spec, settings)
+    (first, *_) = [row for row in again.documents({}) if isinstance(row, Document)]
+    assert again.fetch(first.position).body == first.body
+    client.delete_object(Bucket="docs", Key="jobs/im g/a.png")
+    with pytest.raises(SourceUnavailable, match="no such file"):
+        again.fetch(first.position)

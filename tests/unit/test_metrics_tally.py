@@ -12,10 +12,11 @@ from attempts import make_attempt
 from prometheus_client import generate_latest
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
-from penstock_workers.item.attempt import NOTHING_SPENT, Settled, Spent
+from penstock_workers.item.attempt import Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.item.settling.tally import OutcomeTally
+from penstock_workers.item.spent import NOTHING_SPENT, Spent
 from penstock_workers.lanes.embed.encoding.figures import BatchFigures
 from penstock_workers.lanes.gpu.engine.figures import EngineFigures
 from penstock_workers.lanes.lane_figures import BOUND_BY, bound_figures, engine_figures

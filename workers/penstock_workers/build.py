@@ -11,7 +11,8 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from penstock_ledger import Drained, JobStore, OutcomeStore, RedisLedger
+from penstock_ledger import Drained, JobStore, OutcomeStore, Provenance, RedisLedger
+from penstock_ledger.redaction import redact
 from penstock_producer.feed.served import Served
 from penstock_workers.children.child_pool import ChildPool
 from penstock_workers.children.starter import child_starter
@@ -23,17 +24,18 @@ from penstock_workers.item.deliveries import Bridge, Delivery, ItemEngine
 from penstock_workers.item.lane import Lane
 from penstock_workers.item.run.bodies import Bodies
 from penstock_workers.item.run.causes import Causes
-from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.gpu_cost import PricedAdmission, SharedTime
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.jobs import JobBook, read_job
 from penstock_workers.item.run.models import ModelGate
 from penstock_workers.item.run.reads import Reads
+from penstock_workers.item.run.retry_policy import RetryPolicy
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.run.runs import Runs
 from penstock_workers.item.run.starts import Starts
 from penstock_workers.item.settling.backlog import Backlog
+from penstock_workers.item.settling.made_with import MadeWithNotes, engine_in_words
 from penstock_workers.item.settling.records import Records
 from penstock_workers.item.settling.settle import Durable, Settler
 from penstock_workers.item.settling.tally import OutcomeTally
@@ -138,7 +140,7 @@ class WorkerEngine:
         code = JobCode(hooks, schemas, suspects)
         settler = Settler(
             bridge,
-            Records(jobs, outcomes, stores.hot),
+            Records(jobs, outcomes, stores.hot, self._made_with(stores)),
             self._failpoints,
             self._tally,
             group_max=settings.commit_max,
@@ -234,6 +236,11 @@ class WorkerEngine:
         if self._row.serves is None or not self._settings.cost.usd_per_hour:
             return admission
         return PricedAdmission(admission, self._settings.cost, self._computing)
+
+    def _made_with(self, stores: Stores) -> MadeWithNotes:
+        server = None if self._row.engine_url is None else self._row.engine_url(self._settings)
+        engine = engine_in_words(self._row.engine, None if server is None else redact(server))
+        return MadeWithNotes(Provenance(stores.database), engine, self._settings.cost.usd_per_hour)
 
     def _suitable_slots(self) -> int:
         found = None if self._row.slots is None else self._row.slots(self._settings, self._lane)

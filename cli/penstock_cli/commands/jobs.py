@@ -101,7 +101,8 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
 
     redis = ledger.redis_if_running()
     engines = engines_of(redis.workers(), str(job.spec["lane"])) if redis is not None else None
-    report = build(job, ledger.outcomes.counts(job.job_id), stats=ledger.stats(job), seconds=ledger.seconds(job))
+    counts, made_with = ledger.outcomes.counts(job.job_id), ledger.made_with(job)
+    report = build(job, counts, stats=ledger.stats(job), seconds=ledger.seconds(job), made_with=made_with)
     extra: dict[str, Any] = {
         "job_id": job.job_id,
         "reason": job.reason,

@@ -30,6 +30,7 @@ def report(job: options.JobName, as_json: options.JsonOption = False, state: opt
             ledger.outcomes.counts(found.job_id),
             stats=ledger.stats(found),
             seconds=ledger.seconds(found),
+            made_with=ledger.made_with(found),
         )
         if as_json:
             typer.echo(orjson.dumps(figures.to_json()).decode())

@@ -53,7 +53,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:
     check_hooks((spec.preprocess, spec.postprocess))
     settings = WorkerSettings.load(lane=spec.lane, concurrency=request.concurrency)
     settings = (
-        with_provider(settings, spec.provider, request.provider)
+        with_provider(settings, spec.provider, request.provider, spec.fallback or ())
         if asks_a_provider(spec)
         else with_own_model(settings, spec)
     )

@@ -32,14 +32,28 @@ if TYPE_CHECKING:
 MAX_SAMPLE = 10_000  # more is a job of its own
 _FOLDER = "samples"
 _SAID_BY_LINES: Final[dict[str, Any]] = dict.fromkeys(
-    ("prompt", "template", "system", "params", "param_fields", "format", "encoding")
+    (
+        "prompt",
+        "template",
+        "system",
+        "messages_field",
+        "examples",
+        "truncate",
+        "compress_prompt",
+        "image_fields",
+        "audio_fields",
+        "params",
+        "param_fields",
+        "format",
+        "encoding",
+    )
 )
 _FOR_ALL: Final[dict[str, Any]] = dict.fromkeys(
     ("into", "into_table", "into_id")
 )  # a trial is not for the table of others
 # They decide nothing about the answer to a request.
-_MAY_DIFFER: Final = frozenset({"budget_usd", "deadline_s", "format", "encoding", *SINK_FIELDS})
-_NOT_CONTENT = ("mtime_ns", "uri", "members", "files")
+_MAY_DIFFER: Final = frozenset({"budget_usd", "deadline_s", "over_budget", "format", "encoding", *SINK_FIELDS})
+_NOT_CONTENT = ("mtime_ns", "uri", "members", "files", "media_newest_ns", "prepared")
 
 
 def sampled(

@@ -59,6 +59,8 @@ class Watch:
             retries=stats.get("retries", 0),
             retried_by_reason=retried_by_reason(stats),
             rate_limited=stats.get("rate_limited", 0),
+            repairs=stats.get("repairs", 0),
+            fallbacks=stats.get("fallbacks", 0),
             prompt_tokens=counts.prompt_tokens + moved.get("prompt_tokens", 0),
             completion_tokens=counts.completion_tokens + moved.get("completion_tokens", 0),
             cost_usd=(counts.cost_microusd + moved.get("cost_microusd", 0)) / MICRO,

@@ -99,6 +99,14 @@ class SettledCrash(NamedTuple):
     reason: str
 
 
+class AskedAgain(NamedTuple):
+    """Requests of one attempt beyond its first."""
+
+    job_id: str
+    repairs: int  # with what the job's schema had against the answer
+    fallbacks: int  # of the next model
+
+
 @dataclass(frozen=True, slots=True)
 class SettleBatch:
     """What became of many items: one atomic step for those that are finished, and one for the others."""
@@ -108,6 +116,7 @@ class SettleBatch:
     retries: Sequence[SettledRetry] = ()
     released: Sequence[ItemKey] = ()  # begun, and given back before a request was sent
     crashed: Sequence[SettledCrash] = ()
+    asked_again: Sequence[AskedAgain] = ()
 
 
 class SettleReport(NamedTuple):

@@ -19,7 +19,7 @@ from penstock_producer.feed.prefix_order import in_prefix_order
 from penstock_producer.feed.routes import Routes
 from penstock_producer.feed.tracing import SendSpans
 from penstock_producer.feed.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now
-from penstock_producer.refusals import refused
+from penstock_producer.refusals import expect_refused, refused
 from penstock_producer.rows import BadRow, Cursor, Document, Source
 
 __all__ = ["Feeder"]
@@ -169,9 +169,12 @@ class Feeder:
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:
         """Refused rows of a file were settled at submit; those of a replay are settled here, or the job never ends."""
-        if self.feed.kind is FeedKind.SOURCE or not rows:
-            return
-        self.stores.outcomes.settle([], [refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None])
+        if rows and self.feed.kind is FeedKind.SOURCE:
+            expect_refused(rows, self._refused_lines)
+        elif rows:
+            self.stores.outcomes.settle(
+                [], [refused(row, self.key(row.doc_id)) for row in rows if row.doc_id is not None]
+            )
 
     def _move_cursor(self, exhausted: bool) -> None:
         self.stores.jobs.advance_feed(self.feed, self._owner, cursor=self._cursor, exhausted=exhausted)

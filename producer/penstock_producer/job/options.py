@@ -25,6 +25,8 @@ class FlagForm(StrEnum):
     ROWS = "number or share"  # 100, or 1%
     PAIRS = "name=value"  # repeated
     FILE = "file"  # of JSON
+    LINES = "file of lines"  # of JSON, one value each
+    LIST = "text, repeated"
     SWITCH = "switch"  # --x or --no-x
 
 
@@ -68,6 +70,37 @@ _TABLE: Final = (
         "fields",
     ),
     Option("system", "A system message before the prompt.", from_file=True),
+    Option(
+        "messages_field",
+        "A column that holds the chat messages, each with role and content, as a list or as JSON text; in the place of a "
+        "prompt.",
+    ),
+    Option(
+        "examples",
+        "Examples that go before each document, from a file of JSON Lines: input and output, or messages; docs/prompts.md.",
+        form=FlagForm.LINES, metavar="FILE",
+    ),
+    Option(
+        "truncate",
+        "Cut the text of a column before it goes into the prompt, e.g. text=8000 (characters: their beginning), text=8000:tail "
+        "(their end) or text=8000:ends (both); rows that were cut are counted.",
+        form=FlagForm.PAIRS,
+    ),
+    Option(
+        "compress_prompt",
+        "Send runs of blanks as one blank and runs of blank lines as one, but not in code fences and quoted lines.",
+        False, FlagForm.SWITCH,
+    ),
+    Option(
+        "image_fields",
+        "A column that names images, which go behind the prompt: https:// addresses are passed on, files beside the source and "
+        "s3:// objects are put into the request; docs/prompts.md.",
+        form=FlagForm.LIST, flag="image-field", metavar="COLUMN",
+    ),
+    Option(
+        "audio_fields", "A column that names sounds: files beside the source and s3:// objects, put into the request.",
+        form=FlagForm.LIST, flag="audio-field", metavar="COLUMN",
+    ),
     Option("id_field", "The field of a plain record that names the document.", "id"),
     Option(
         "format",
@@ -92,6 +125,10 @@ _TABLE: Final = (
     Option(
         "budget_usd", "Pause the job when it has cost this much; needs the provider's prices (usd_per_mtok_in and _out).",
         form=FlagForm.NUMBER,
+    ),
+    Option(
+        "over_budget", "What to do where the job may cost more than its budget, as its first documents say: warn, or refuse it.",
+        "warn",
     ),
     Option("max_bad_rows", "Unusable rows to accept as dead letters: a number or a share.", "1%", FlagForm.ROWS),
     Option(
@@ -122,8 +159,28 @@ _TABLE: Final = (
         form=FlagForm.SWITCH,
     ),
     Option(
-        "response_schema", "A JSON schema that the text of every answer must satisfy; other answers are retried.",
-        form=FlagForm.FILE, metavar="FILE",
+        "response_schema",
+        "A JSON schema that the text of every answer must satisfy: a file, or a Pydantic model by its import path, "
+        "package.module:Model.",
+        form=FlagForm.FILE, metavar="FILE|MODULE:MODEL",
+    ),
+    Option(
+        "schema_repairs",
+        "How often a document is asked again, with its answer and what is wrong with it, when the answer does not satisfy "
+        "response_schema; 0 repeats the request once as it was.",
+        2, FlagForm.WHOLE,
+    ),
+    Option(
+        "fallback",
+        "A model that is asked before a document is a dead letter, in their order; PROVIDER/MODEL for one of another configured "
+        "provider.",
+        form=FlagForm.LIST, metavar="MODEL",
+    ),
+    Option(
+        "fallback_on",
+        "A reason of a dead letter that goes to fallback instead; left out: answer_cut, content_filter, context_overflow, "
+        "invalid_result and schema_mismatch.",
+        form=FlagForm.LIST, metavar="REASON",
     ),
     Option("output_format", "The results as a table as well, with a row for every document: csv or parquet; jsonl adds none."),
     Option(

@@ -31,7 +31,7 @@ TOP: Final[Mapping[str, str]] = {
 }
 _JOB_NAMES = (*TOP, *OPTIONS, *DURATIONS, *FILES)
 _ONE_LETTER = 0.9  # how alike two names are that differ by about one: `max_token` is no secret, `api_key` is one
-_CONTENT = frozenset({"prompt", "system", "response_schema"})  # texts for models, which may speak of keys
+_CONTENT = frozenset({"prompt", "system", "response_schema", "examples"})  # texts for models, which may speak of keys
 
 
 def name_problems(root: Node) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import unquote, urlsplit
 
 from penstock_producer.errors import SourceError, seen
@@ -20,6 +20,7 @@ from penstock_producer.sources.blobs.blob import Blob, TimedBlob
 from penstock_producer.sources.blobs.convert import refuse_ending
 from penstock_producer.sources.blobs.unpacked import Unpacked
 from penstock_producer.sources.expand import expand
+from penstock_producer.sources.media.places import NEWEST, MediaPlaces, places_of
 from penstock_producer.sources.readers.columnar_source import ColumnarSource
 from penstock_producer.sources.readers.csv_source import CsvSource
 from penstock_producer.sources.readers.file_format import FileFormat, format_of, format_of_pin
@@ -53,7 +54,7 @@ def open_source(
     files = None if remote else expand(str(where), chosen.s3_endpoint_url)
     if files is None:
         blob = _blob_of_uri(str(where), chosen, SourceRoots(chosen.source_roots) if remote else None)
-        return _of_blob(blob, spec, chosen, timeout_s)
+        return _of_blob(blob, spec, chosen, timeout_s, remote=remote)
     blobs = (
         s3.S3Object(file.uri, file.pin, endpoint_url=chosen.s3_endpoint_url) if file.pin else local.LocalFile(file.uri)
         for file in files
@@ -77,38 +78,56 @@ def unchanged(pin: Mapping[str, Any], where: str | Path, settings: ProducerSetti
     return _blob_of_pin(pin, chosen).unchanged()
 
 
-def _of_blob(blob: Blob, spec: JobSpec, settings: ProducerSettings, timeout_s: float | None) -> FileSource:
+def _of_blob(
+    blob: Blob, spec: JobSpec, settings: ProducerSettings, timeout_s: float | None, *, remote: bool = False
+) -> FileSource:
     """What is submitted now."""
     found = format_of(blob, spec.format)
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed)
     timed: Blob = plain if timeout_s is None else TimedBlob(plain, timeout_s)
-    return _rows(timed, found, spec, (settings.max_line_bytes, settings.max_body_bytes), None)
+    places = MediaPlaces() if remote else places_of(blob.uri, settings, None)
+    return _rows(timed, found, spec, (settings.max_line_bytes, settings.max_body_bytes), None, places)
 
 
-def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings) -> FileSource:
+def _of_pin(pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *, remote: bool = False) -> FileSource:
+    remote = remote or pin.get(DOOR) == REMOTE
     if pin["kind"] == several.KIND:
-        return several.SeveralFiles(str(pin["uri"]), [_of_pin(one, spec, settings) for one in pin[several.FILES]])
+        files = [_of_pin(one, spec, settings, remote=remote) for one in pin[several.FILES]]
+        return several.SeveralFiles(str(pin["uri"]), files)
     found = format_of_pin(pin)
     blob: Blob = _blob_of_pin(pin, settings)
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed, pin)
     limits = int(pin["max_line_bytes"]), int(pin.get("max_body_bytes", DEFAULT_MAX_BODY_BYTES))
-    return _rows(plain, found, spec, limits, int(pin["size"]))
+    places = MediaPlaces() if remote else places_of(blob.uri, settings, int(pin.get(NEWEST, 0)))
+    return _rows(plain, found, spec, limits, int(pin["size"]), places)
 
 
-def _rows(blob: Blob, found: FileFormat, spec: JobSpec, limits: tuple[int, int], size: int | None) -> FileSource:
+def _rows(
+    blob: Blob,
+    found: FileFormat,
+    spec: JobSpec,
+    limits: tuple[int, int],
+    size: int | None,
+    places: MediaPlaces,
+) -> FileSource:
     """``size``: of the pinned file; None for one that is submitted now."""
-    (line, body), surveyed = limits, size is not None
+    common = _Common(max_line_bytes=limits[0], max_body_bytes=limits[1], surveyed=size is not None, places=places)
     if found.rows == JSONL:
-        return JsonlSource(blob, spec, max_line_bytes=line, max_body_bytes=body, surveyed=surveyed)
+        return JsonlSource(blob, spec, **common)
     if found.rows in (CSV, TSV):
-        return CsvSource(
-            blob, spec, tabs=found.rows == TSV, max_line_bytes=line, max_body_bytes=body, surveyed=surveyed
-        )
+        return CsvSource(blob, spec, tabs=found.rows == TSV, **common)
     if found.rows in COLUMNAR:
-        return ColumnarSource(
-            blob, spec, found.rows, size=size, max_line_bytes=line, max_body_bytes=body, surveyed=surveyed
-        )
+        return ColumnarSource(blob, spec, found.rows, size=size, **common)
     raise SourceError("unsupported_format", f"this release cannot read {found.rows}: {blob.uri}; upgrade it")
+
+
+class _Common(TypedDict):
+    """What readers of all formats take."""
+
+    max_line_bytes: int
+    max_body_bytes: int
+    surveyed: bool
+    places: MediaPlaces
 
 
 def _blob_of_pin(pin: Mapping[str, Any], settings: ProducerSettings) -> local.LocalFile | s3.S3Object:

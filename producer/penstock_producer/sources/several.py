@@ -6,6 +6,7 @@ A position is "file/position in it", a cursor the file's number, the lines befor
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +18,14 @@ import orjson
 from penstock_producer.errors import BadReference, seen
 from penstock_producer.rows import BadRow, Cursor, Document, FileSource
 from penstock_producer.sources.blobs.unpacked import MEMBERS
+from penstock_producer.sources.media.places import NEWEST
+from penstock_producer.tally import Tally
 
 KIND: Final = "files"
 FILES: Final = "files"  # of a pin: those of the files
 
 _POSITION = re.compile(r"(\d{1,9})/(.+)", re.ASCII | re.DOTALL)
-_NOT_CONTENT = frozenset({"uri", "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS})
+_NOT_CONTENT = frozenset({"uri", "mtime_ns", "max_line_bytes", "max_body_bytes", MEMBERS, NEWEST})
 
 
 class SeveralFiles:
@@ -63,6 +66,10 @@ class SeveralFiles:
         number = min(bisect.bisect_left(self._before, line), len(self._files)) - 1
         uri, inside = self._files[number].place(line - self._before[number])
         return uri, inside
+
+    @property
+    def tally(self) -> Tally:
+        return functools.reduce(Tally.plus, (file.tally for file in self._files))
 
     def ended(self) -> bool:
         return True

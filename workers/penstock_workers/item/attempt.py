@@ -17,23 +17,12 @@ from penstock_workers.item.answer_memory import Room
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Outcome
+from penstock_workers.item.spent import NOTHING_SPENT, Spent, spent_before
 from penstock_workers.settings import ProviderSettings
 
 # The moments of an item that traces are made of, in their order; a try apart repeats those from "seated" on.
 Mark = Literal["claimed", "read", "seated", "prepared", "admitted", "called", "answered", "decided"]
 Marks = dict[Mark, int]  # nanoseconds since 1970
-
-
-class Spent(NamedTuple):
-    """What answers cost, whether the job accepted them or not."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost_microusd: int = 0
-
-
-NOTHING_SPENT = Spent()
-MOST_SPENT = 10**15  # of one item: what a message says beyond that is not believed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +34,7 @@ class JobView:
     provider: ProviderSettings
     buckets: int  # of the completed set
     flow: Flow = DEFAULT_FLOW  # where its items stand in the lines of a worker
+    fallback: JobView | None = None  # the same job with the next model that an item is asked of, see follow_ups.py
 
 
 class Item(Struct, eq=False):
@@ -85,9 +75,7 @@ class Item(Struct, eq=False):
     def spent_in_all(self) -> Spent:
         """What answers to this item cost, in earlier attempts and in this one."""
         earlier = self.delivery.headers.get(SPENT_HEADER)
-        if not isinstance(earlier, list) or len(earlier) != len(self.spent) or not all(map(_is_sum, earlier)):
-            return self.spent  # headers come from outside
-        return Spent(*(now + before for now, before in zip(self.spent, earlier, strict=True)))
+        return self.spent if earlier is None else self.spent.plus(spent_before(earlier))
 
     def mark(self, name: Mark) -> None:
         if self.marks is not None:
@@ -100,6 +88,12 @@ class Attempt(Item, kw_only=True, eq=False):
     job: JobView
     given: bytes  # the request body as it came: what retries and replays start from
     body: bytes  # the same until the job's hook changes it
+    first_body: bytes | None = None  # what follow-ups begin with: ``body`` without a conversation about its answer
+    next_body: bytes | None = None  # what is sent in a follow-up
+    elsewhere: tuple[
+        tuple[str, int, Spent], ...
+    ] = ()  # providers that were left: calls and what they cost, of all here
+    models_left: int = 0  # given up so far: ``job`` is as the next one is asked
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     started: bool = False  # Celery knows that it runs
     crashes: int = 0  # earlier starts that were never concluded
@@ -109,6 +103,12 @@ class Attempt(Item, kw_only=True, eq=False):
     last_answer: bytes | None = None
     room: Room | None = None  # what a large answer takes of the memory for answers, until it is settled
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
+
+    @property
+    def repairs_left(self) -> int:
+        """How often a model may still be shown what is wrong with its answer: so many times for each model."""
+        used = self.spent_in_all
+        return self.job.spec.schema_repairs * (used.fallbacks + 1) - used.repairs
 
     @classmethod
     def at(cls, item: Item, job: JobView, given: bytes) -> Attempt:
@@ -128,7 +128,3 @@ class Settled(NamedTuple):
     @property
     def delivery(self) -> Delivery:
         return self.item if isinstance(self.item, Delivery) else self.item.delivery
-
-
-def _is_sum(value: object) -> bool:
-    return type(value) is int and 0 <= value <= MOST_SPENT

@@ -38,6 +38,12 @@ FAILED_TRIES = _worker(
     "lane",
     "reason",
 )
+ASKED_AGAIN = _worker(
+    "penstock_asked_again_total",
+    "Requests beyond the first of an attempt: `repair` shows a model what the job's schema has against its answer, "
+    "`fallback` goes to the next model.",
+    "lane", "cause",
+)  # fmt: skip
 RATE_LIMITED = _worker(
     "penstock_rate_limited_total", "Answers with status 429 (too many requests).", "lane", "provider"
 )

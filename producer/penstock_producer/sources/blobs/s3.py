@@ -8,13 +8,14 @@ are boto3's own; an endpoint comes from the setting `s3_endpoint_url` or boto3's
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, SourceUnavailable, seen
 
-__all__ = ["Listed", "S3Object", "S3Prefix"]
+__all__ = ["Listed", "S3Files", "S3Object", "S3Prefix"]
 
 KIND = "s3"
 # One GET. A feeder waits for room in the queue between reads, so no connection is held open for longer than this takes.
@@ -133,6 +134,36 @@ class S3Prefix:
         return S3Object(uri, pinned, client=self._client)
 
 
+class S3Files:
+    """Small objects that rows name, each read at once."""
+
+    def __init__(self, endpoint_url: str | None = None) -> None:
+        self._client = _client(endpoint_url)
+
+    def read(self, uri: str, most: int) -> tuple[bytes, int, int]:
+        """The bytes where there are at most ``most``, how many there are, and when they were changed (Unix time in ns).
+
+        Raises FileNotFoundError for what is not there or not allowed, and SourceUnavailable where S3 does not answer.
+        """
+        from botocore.exceptions import ClientError
+
+        parts = urlsplit(uri)
+
+        def get() -> tuple[bytes, int, int]:
+            try:
+                answer = self._client.get_object(Bucket=parts.netloc, Key=unquote(parts.path.lstrip("/")))
+            except ClientError as error:
+                if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (403, 404):
+                    raise FileNotFoundError(uri) from None
+                raise
+            size, changed_ns = int(answer["ContentLength"]), int(answer["LastModified"].timestamp()) * 10**9
+            with contextlib.closing(answer["Body"]) as body:
+                return b"" if size > most else bytes(body.read(most + 1)), size, changed_ns
+
+        found: tuple[bytes, int, int] = _ask(uri, get)
+        return found
+
+
 def _ask(uri: str, request: Callable[[], Any]) -> Any:
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
@@ -145,6 +176,8 @@ def _ask(uri: str, request: Callable[[], Any]) -> Any:
                 f"{uri} is not the object that was submitted; restore it, or submit it as a new job"
             ) from error
         raise SourceUnavailable(f"{uri}: S3 answered {status} ({error}); check the name and the rights") from error
+    except FileNotFoundError:
+        raise
     except (BotoCoreError, HTTPClientError, OSError) as error:
         raise SourceUnavailable(f"{uri}: {error}; check the endpoint, region and credentials") from error
 

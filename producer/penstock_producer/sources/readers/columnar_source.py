@@ -17,6 +17,7 @@ from penstock_producer.sizes import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_LINE_BYT
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.forms.columns import check_columns
 from penstock_producer.sources.forms.strict_json import RowFault, check_text
+from penstock_producer.sources.media.places import MediaPlaces
 from penstock_producer.sources.readers.columnar import Groups, damaged, open_groups
 from penstock_producer.sources.readers.pinned_rows import FORMAT, PinnedRows
 
@@ -40,8 +41,11 @@ class ColumnarSource(PinnedRows):
         max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
         max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
         surveyed: bool = False,
+        places: MediaPlaces | None = None,
     ) -> None:
-        super().__init__(blob, spec, max_line_bytes=max_line_bytes, max_body_bytes=max_body_bytes, surveyed=surveyed)
+        super().__init__(
+            blob, spec, max_line_bytes=max_line_bytes, max_body_bytes=max_body_bytes, surveyed=surveyed, places=places
+        )
         self._rows = rows
         self._size = size
         self._opened: Groups | None = None
@@ -80,7 +84,7 @@ class ColumnarSource(PinnedRows):
             raise BadReference(f"{self.uri} has no row {row} in its group {group}")
         document = self._read(next(_records(found)), position, 0, {})
         if isinstance(document, BadRow):
-            raise BadReference(f"{self.uri}: at {position} there is no document ({document.code})")
+            raise self._no_document(position, document.code, document.message)
         return document
 
     def _read(self, record: dict[str, Any] | RowFault, position: str, number: int, cursor: Cursor) -> Document | BadRow:

@@ -27,6 +27,9 @@ class EngineAdmission:
     async def turn(self, attempt: Attempt, prepared: Prepared) -> EngineTurn:
         return EngineTurn(self._queue, await self._queue.enter(prepared.tokens, attempt.job.flow))
 
+    def is_down(self, provider: str) -> bool:
+        return False  # an engine has no breaker
+
     def may_retry(self, attempt: Attempt) -> bool:
         return True
 
