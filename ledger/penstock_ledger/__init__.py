@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock_ledger.errors import JobNotReplayable as JobNotReplayable
     from penstock_ledger.errors import LedgerError as LedgerError
     from penstock_ledger.errors import NothingToReplay as NothingToReplay
+    from penstock_ledger.errors import OutcomesHeldBack as OutcomesHeldBack
     from penstock_ledger.errors import PenstockError as PenstockError
     from penstock_ledger.errors import PlaceLost as PlaceLost
     from penstock_ledger.errors import RedisForgot as RedisForgot
@@ -122,8 +123,8 @@ else:
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.errors": (
                 "DatabaseUnavailable DatabaseUnusable FeedLost JobClosed JobConflict JobError JobNotFound "
-                "JobNotReplayable LedgerError NothingToReplay PenstockError PlaceLost RedisForgot RedisUnfit "
-                "ScheduleExists ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
+                "JobNotReplayable LedgerError NothingToReplay OutcomesHeldBack PenstockError PlaceLost RedisForgot "
+                "RedisUnfit ScheduleExists ScheduleNotFound SchemaError SchemaMissing SchemaTooNew SpoolConflict TooManySchedules"
             ),
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
             "penstock_ledger.stores.jobs": "JobStore",

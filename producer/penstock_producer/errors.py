@@ -16,6 +16,8 @@ PenstockError, of the ledger
     │   │   └── TooManyBadRows      more rows are refused than the spec allows
     │   └── InvalidDocument     one document pushed by a service
     ├── SinkError               outputs cannot be written there
+    │   ├── SinkUnfit               and never will be as it is: something has to be changed first
+    │   └── SinkTaken               another process writes there at this moment
     ├── JobCancelled            a document was pushed into a job that was cancelled or has failed
     └── WireError               a queue message is unusable
         ├── BadMessage          not an item message, or a damaged one
@@ -45,6 +47,8 @@ __all__ = [
     "ScheduleError",
     "SettingsError",
     "SinkError",
+    "SinkTaken",
+    "SinkUnfit",
     "SourceChanged",
     "SourceError",
     "SourceForbidden",
@@ -239,6 +243,14 @@ class SinkError(ProducerError):
     """A destination for output files cannot be written. What was there before is untouched."""
 
     exit_status = EXIT_USAGE
+
+
+class SinkUnfit(SinkError):
+    """It cannot be written as it is: trying again helps once the table, the URL or the software was changed."""
+
+
+class SinkTaken(SinkError):
+    """Another process writes there at this moment; what it has written stays."""
 
 
 class InvalidDocument(ContentError):

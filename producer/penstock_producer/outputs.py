@@ -18,7 +18,16 @@ import orjson
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer.storage import Writer, open_sink
 
-__all__ = ["ERRORS_NAME", "OUTPUT_NAME", "WrittenFiles", "error_line", "output_line", "probe_sink", "write_outputs"]
+__all__ = [
+    "ERRORS_NAME",
+    "OUTPUT_NAME",
+    "WrittenFiles",
+    "error_line",
+    "output_line",
+    "probe_sink",
+    "write_errors",
+    "write_outputs",
+]
 
 OUTPUT_NAME = "output.jsonl"
 ERRORS_NAME = "errors.jsonl"
@@ -70,6 +79,21 @@ def write_outputs(
     except BaseException:
         for writer in writers:
             writer.discard()
+        raise
+
+
+def write_errors(
+    outcomes: Outcomes, job_id: str, destination: str | Path, *, s3_endpoint_url: str | None = None
+) -> int:
+    """Write `errors.jsonl` alone, as ``write_outputs`` does; returns how many lines it has. Raises SinkError."""
+    writer = open_sink(destination, s3_endpoint_url=s3_endpoint_url).create(ERRORS_NAME)
+    try:
+        letters = _write_all(writer, map(error_line, outcomes.dead_letters(job_id)))
+        writer.finish()
+        writer.publish()
+        return letters
+    except BaseException:
+        writer.discard()
         raise
 
 

@@ -37,6 +37,7 @@ from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import SUBMITTED_BY, callers_span
 from penstock_producer.job.acceptance import check_acceptable, check_estimate
 from penstock_producer.job.borders import Borders
+from penstock_producer.job.options import SINK_FIELDS
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import TAKES_NO_MORE, OpenJob
 from penstock_producer.refusals import refused
@@ -72,6 +73,7 @@ _NOT_CONTENT = frozenset({
 _LATER_FIELDS = (
     "audio_fields", "compress_prompt", "embedding_dtype", "encoding", "examples", "fallback", "fallback_on", "format",
     "image_fields", "messages_field", "param_fields", "query", "schema_repairs", "table", "template", "truncate",
+    *sorted(SINK_FIELDS),
 )  # fmt: skip
 # Of a spec: how the source is read, and whether there is a job; nothing of what comes of it.
 _NO_CONTENT = ("feeders", "over_budget")
@@ -359,6 +361,11 @@ class Producer:
         if refused_endpoint is not None:
             raise SpecError([Problem("invalid_value", "/endpoint", refused_endpoint, "")])
         check_acceptable(spec, self._settings.prices(spec.provider))
+        if spec.output_format in ("csv", "parquet") and self._settings.results_url is None:
+            fix = "set results_url (PENSTOCK_RESULTS_URL) here and for the control processes, or leave it out: "
+            fix += "`penstock results` writes tables at any time"
+            why = f"{spec.output_format} is written where results_url says, and that is not set here"
+            raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
         if self._borders is not None:
             self._borders.check(spec)
         return spec

@@ -60,6 +60,7 @@ def results(
     escape_formulas: options.EscapeFormulas = False,
     into: options.Into = None,
     table: options.TableOrInto = None,
+    into_id: options.IntoId = "id",
     state: options.StateOption = None,
 ) -> None:
     """Write the results so far: as OpenAI Batch output lines, as a table in a file, or into a database."""
@@ -67,7 +68,7 @@ def results(
     from penstock_cli.files import STDOUT
     from penstock_cli.result_forms import Asked, write
 
-    asked = Asked(output, output_format, partial, after, escape_formulas, into, table)
+    asked = Asked(output, output_format, partial, after, escape_formulas, into, table, into_id)
     with books(state) as ledger:
         said = write(ledger, ledger.jobs.get(job), asked)
     typer.echo(said, err=output == STDOUT)

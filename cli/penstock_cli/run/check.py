@@ -34,8 +34,9 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
         knock(settings.provider(spec.provider).base_url)
     files.probe(request.out, request.source)
     files.refuse_other_jobs(request.out, request.job_key)
-    tables.check(request.tables, spec, request.source, request.out)
-    return Plan(request, spec, settings, StateFolder.create(request.state), console, progress)
+    to_write = tables.Tables.of(spec)
+    tables.check(to_write, spec, request.source, request.out)
+    return Plan(request, spec.without_sinks(), to_write, settings, StateFolder.create(request.state), console, progress)
 
 
 def understood(request: RunRequest) -> tuple[JobSpec, WorkerSettings]:

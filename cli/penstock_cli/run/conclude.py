@@ -30,7 +30,7 @@ def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
     if not job.state.final:
         raise JobStopped(_why_stopped(plan, job, report))
     places = files.write_outputs(ledger, job, plan.request.out)
-    places |= tables.write(plan.request.tables, ledger, job, plan.request.out)
+    places |= tables.write(plan.tables, ledger, job, plan.request.out)
     screen.close()
     command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     asks = asks_a_provider(plan.spec)

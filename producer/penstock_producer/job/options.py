@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from penstock_producer.job.endpoints import CHAT
 from penstock_producer.job.lanes import DEFAULT_LANE, lanes_in_words
 
-__all__ = ["OPTIONS", "FlagForm", "Option"]
+__all__ = ["OPTIONS", "SINK_FIELDS", "FlagForm", "Option"]
 
 
 class FlagForm(StrEnum):
@@ -202,8 +202,23 @@ _TABLE: Final = (
         "Take answers to equal requests of the tenant's earlier jobs that are no older than this, e.g. 24h; 1m to 30d.",
         form=FlagForm.DURATION, flag="cache",
     ),
+    Option("output_format", "The results as a table as well, with a row for every document: csv or parquet; jsonl adds none."),
+    Option(
+        "escape_formulas", "CSV: an apostrophe in front of what a spreadsheet would run.", form=FlagForm.SWITCH,
+    ),
+    Option(
+        "into",
+        "A database that results are written into, by id: sqlite:///file or postgresql://… without a password, or env:NAME, "
+        "the variable that holds the URL where the writing process runs.",
+        metavar="URL",
+    ),
+    Option("into_table", "The table of --into; made where there is none.", metavar="T"),
+    Option("into_id", "The column of that table that names the document.", "id", metavar="COLUMN"),
     Option("provider", "Which of the configured providers answers, by its name in penstock.toml.", "default"),
 )  # fmt: skip
 
 OPTIONS: Final[Mapping[str, Option]] = {option.field: option for option in _TABLE}
 """By the spec's field, in the order of the flags."""
+
+SINK_FIELDS: Final = frozenset({"output_format", "escape_formulas", "into", "into_table", "into_id"})
+"""Where results go, which decides nothing about what they are."""

@@ -18,22 +18,25 @@ from pydantic import (
     model_validator,
 )
 
+from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import VectorType
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
 from penstock_producer.job.fallback import MAX_FALLBACKS, USUAL_REASONS, FallbackModel, FallbackReason
 from penstock_producer.job.formats import Format, check_encoding
 from penstock_producer.job.lanes import LANES, Lane, lanes_in_words
-from penstock_producer.job.options import OPTIONS
+from penstock_producer.job.options import OPTIONS, SINK_FIELDS
 from penstock_producer.job.params import KNOWN, as_sent, param_name_problems, param_problems
 from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse_problems
 from penstock_producer.job.response_schema import schema_problems
+from penstock_producer.job.sinks import sink_problems
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
 from penstock_producer.prompts.truncate import cut_of
 
 __all__ = ["JobSpec", "Overflow", "Priority"]
 
+OutputFormat = Literal["jsonl", "csv", "parquet"]
 Priority = Literal["urgent", "normal", "low"]
 Overflow = Literal["fail", "shrink", "trim"]
 OverBudget = Literal["warn", "refuse"]
@@ -118,6 +121,11 @@ class JobSpec(BaseModel):
     dedup: Dedup = _of("dedup")
     cache_s: Annotated[PositiveFloat, Field(ge=CACHE_MIN_S, le=CACHE_MAX_S)] | None = _of("cache_s")
     feeders: Annotated[int, Field(strict=True, ge=1, le=MAX_FEEDERS)] | None = _of("feeders")
+    output_format: OutputFormat | None = _of("output_format")
+    escape_formulas: Annotated[bool, Field(strict=True)] | None = _of("escape_formulas")
+    into: str | None = _of("into", min_length=1)  # its limits are looked at where its value is not shown
+    into_table: str | None = _of("into_table", min_length=1, max_length=128)
+    into_id: str = _of("into_id", min_length=1, max_length=128)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -139,6 +147,7 @@ class JobSpec(BaseModel):
                 *param_problems(spec.params, spec.endpoint),
                 *param_name_problems(spec.param_fields, spec.endpoint, "/param_fields"),
                 *spec._reuse_problems(),
+                *sink_problems(spec.output_format, spec.escape_formulas, spec.into, spec.into_table, spec.into_id),
             ]
             if problems:
                 raise SpecError(problems)
@@ -247,6 +256,10 @@ class JobSpec(BaseModel):
         """Reasons for which a document goes to the next model of ``fallback``."""
         return self.fallback_on or USUAL_REASONS
 
+    def without_sinks(self) -> Self:
+        """The same where the process that asks for it writes the results itself."""
+        return self.model_copy(update={name: OPTIONS[name].default for name in SINK_FIELDS})
+
     def to_json(self) -> dict[str, Any]:
         """The spec as the ledger stores it; ``JobSpec.accepted`` reads it back."""
         return self.model_dump(mode="json")
@@ -272,7 +285,7 @@ def _problems(error: ValidationError) -> Iterable[Problem]:
             yield Problem("unknown_field", pointer, f"there is no field {seen(name)}", _did_you_mean(name))
             continue
         kind = "invalid_type" if "type" in detail["type"] or "parsing" in detail["type"] else "invalid_value"
-        yield Problem(kind, pointer, f"{seen(detail['input'])} is refused", _fix(detail["msg"]))
+        yield Problem(kind, pointer, f"{redact(seen(detail['input']))} is refused", _fix(detail["msg"]))
 
 
 def _fix(message: str) -> str:

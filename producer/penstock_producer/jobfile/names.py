@@ -93,4 +93,9 @@ def _secret(pointer: str, why: str) -> Problem:
         "take it out, a job spec is stored and shown: name the variable that holds the key with run.api_key_env, "
         "or have the workers' settings name it"
     )
+    if pointer == "/into":
+        fix = (
+            "take it out, a job spec is stored and shown: write into: env:NAME, the variable of the writing process that holds "
+            "the URL"
+        )
     return Problem("secret_in_spec", pointer, why, fix)

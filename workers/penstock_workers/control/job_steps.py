@@ -32,13 +32,16 @@ from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.balance import Balance
+from penstock_workers.control.job.bucket_parts import BucketParts
 from penstock_workers.control.job.cancel import Cancelling
 from penstock_workers.control.job.complete import Completion
 from penstock_workers.control.job.ending import JobEnding
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.limits import JobLimits
-from penstock_workers.control.job.outputs import OutputWriter
+from penstock_workers.control.job.outputs import OutputFiles
 from penstock_workers.control.job.resume import Resumes
+from penstock_workers.control.job.sinks import JobSinks, SinkGivenUp
+from penstock_workers.control.job.table_rows import TableRows
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing import Tracing
 
@@ -74,10 +77,12 @@ class JobSteps:
         self._balance = balance
         self._specs = Specs()
         self._windows = FeedWindows(hot, settings.window, self._specs)
-        self._outputs = OutputWriter(settings, outcomes, outputs_written)
+        self._sinks = JobSinks(
+            (TableRows(database), BucketParts(settings, database), OutputFiles(settings, database)), outputs_written
+        )
         self._limits = JobLimits(outcomes, hot, states)
         self._feeding = Feeding(self._windows, self._limits, self._specs, counters)
-        self._completion = Completion(jobs, hot, states, balance, self._outputs)
+        self._completion = Completion(jobs, hot, states, balance, self._sinks)
         self._cancelling = Cancelling(jobs, outcomes, hot, states, balance, settings.visibility_timeout_s)
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
@@ -89,7 +94,7 @@ class JobSteps:
         """Before the steps of a round: forget jobs that are over, renew what is led, and note which jobs share the queues."""
         names = {job.job_id for job, _ in live}
         for part in (
-            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.ending,
+            self._balance, self._limits, self._cancelling, self._resumes, self._specs, self.ending, self._sinks,
         ):  # fmt: skip
             part.keep_only(names)
         processes = self._processes.number(live)
@@ -129,7 +134,8 @@ class JobSteps:
         for led_feed in led:
             self._advance(job, led_feed, seen.outstanding[led_feed.feeder.feed.generation - 1])
         feeds = [led_feed.feeder.feed for led_feed in led]
-        if any(feed.generation == job.generation for feed in feeds):  # one process counts, and writes outputs
+        counts_here = any(feed.generation == job.generation for feed in feeds)  # one process does, and writes results
+        if counts_here and self._grow(job):
             self._end_if_done(live, seen, feeds)
 
     @property
@@ -138,7 +144,6 @@ class JobSteps:
 
     def release_all(self) -> None:
         """Hand the leases over at once instead of letting them run out."""
-        self._outputs.close()
         self._resumes.close()
         self.leadership.release_all()
         self._processes.leave()
@@ -154,7 +159,17 @@ class JobSteps:
             return
         self.ending.note(live.job.job_id, sum(seen.outstanding))
         if not any(seen.outstanding):
-            self._completion.complete(live.job)
+            self._completion.complete(live.job, self._specs.of(live.job))
+
+    def _grow(self, job: Job) -> bool:
+        """Let what is written while the job runs go on; False when that cannot be written, and the job is paused for it."""
+        try:
+            self._sinks.look(job, self._specs.of(job))
+        except SinkGivenUp as error:
+            log.error("job %s: %s", job.job_id, error)
+            self._states.move(job, JobState.PAUSED, str(error))
+            return False
+        return True
 
     def _open_led(self, job: Job, feed: Feed) -> LedFeed:
         spans = None if self._tracing is None else self._tracing.of_feed(job, feed)
