@@ -12,8 +12,6 @@ from penstock_producer.rows import BadRow, Document
 CANCELLED = "cancelled"
 SOURCE_LOST = "source_lost"
 DUPLICATE = "duplicate_custom_id"  # the one refusal that cannot be seen from the row alone
-
-
 OUTSIDE: Final = "media_"  # codes of rows that are refused for what lies outside of their file begin so
 _COMES_BACK: Final = frozenset({"media_unavailable", "media_forbidden"})
 
@@ -25,15 +23,19 @@ def no_longer(code: str, words: str) -> SourceError | None:
     return SourceUnavailable(words) if code in _COMES_BACK else SourceChanged(words)
 
 
-def expect_refused(rows: Iterable[BadRow], lines: Container[int]) -> None:
-    """``lines`` are those that the survey refused. A row that it took, and whose image has gone since, is no dead letter.
+def changed_since(rows: Iterable[BadRow], lines: Container[int]) -> list[BadRow]:
+    """Rows of a table that the survey took and that can no longer be used. ``lines`` are those that it refused.
 
-    Raises SourceUnavailable or SourceChanged for it: the job waits or fails, and says why.
+    Raises SourceUnavailable or SourceChanged for a row that it took and whose image has gone: the job waits or fails.
     """
+    rows = list(rows)
     for row in rows:
+        if row.is_new:
+            continue
         gone = no_longer(row.code, str(row)) if row.line else None  # without lines it is not known what was refused
         if gone is not None and row.line not in lines:
             raise gone
+    return [row for row in rows if row.is_new]
 
 
 def refused(row: BadRow, key: ItemKey) -> DeadLetter:

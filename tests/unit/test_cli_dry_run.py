@@ -105,7 +105,7 @@ def test_a_budget_below_the_estimate_is_told(folder: Path) -> None:
 def test_estimates_assume_what_the_rate_limiter_assumes() -> None:
     """The producer imports no rate limiter, and their first guesses are the same."""
     from penstock_producer import estimates
-    from penstock_ratelimit import for_penstock
+    from penstock_ratelimit.estimates import estimator
 
-    assert estimates.CHARS_PER_TOKEN == for_penstock.CHARS_PER_TOKEN
-    assert estimates.DEFAULT_OUTPUT_TOKENS == for_penstock.DEFAULT_OUTPUT_TOKENS
+    assert estimates.CHARS_PER_TOKEN == estimator.CHARS_PER_TOKEN
+    assert estimates.DEFAULT_OUTPUT_TOKENS == estimator.DEFAULT_OUTPUT_TOKENS

@@ -28,9 +28,7 @@ class Retry:
 
     after_s: float
     error: str
-    counted: bool = (
-        True  # False when the item is not at fault (a rate limit, an overloaded server): it costs no attempt
-    )
+    counted: bool = True  # False where the item is not at fault (a rate limit, a busy server): it costs no attempt
     rate_limited: bool = False
 
 
